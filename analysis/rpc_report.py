@@ -3,7 +3,7 @@
     torchrun --standalone --nproc_per_node 2 train.py workload=rpc profiling.enabled=true
     python analysis/rpc_report.py artifacts
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/rpc/`.
+Runs from any directory, installed or not. What it does is in `aorta/rpc/rpc_report.py`.
 """
 
 from __future__ import annotations

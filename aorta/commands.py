@@ -92,7 +92,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "--output artifacts/study env.OMP_NUM_THREADS=1,2 parallel.bucket_cap_mb=1,25 training.max_steps=40",
     ),
     "sweep": Command(
-        "aorta.experiments.sweep_command:main",
+        "aorta.experiments.sweep_report:main",
         "a table and heat maps of a sweep that `aorta train -m` made",
         "artifacts/sweep",
     ),
@@ -112,7 +112,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "artifacts/cuda -o merged.json.gz",
     ),
     "rpc": Command(
-        "aorta.analysis.rpc.rpc_command:rpc_report",
+        "aorta.rpc.rpc_report:rpc_report",
         "the calls of an RPC run as a table and a trace",
         "artifacts",
     ),

@@ -1,4 +1,4 @@
-"""Colour and weight of text on a terminal; plain text everywhere else.
+"""What commands write: colour and weight on a terminal, plain text everywhere else; tables, paragraphs, CSV.
 
     style = style_of(sys.stdout)
     print(style.verdict("regression", "x regression"))
@@ -9,8 +9,11 @@ gets the same words.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -90,3 +93,37 @@ def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> St
 def mark_of(verdict: str | None) -> str:
     """The character that stands before a verdict; none where there is none."""
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> Iterator[str]:
+    """Rows of a table, each column as wide as its widest cell.
+
+    Args:
+        right: columns whose cells stand at their right ends.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield indent + "  ".join(cells).rstrip()
+
+
+def filled(lines: Iterable[str]) -> str:
+    """Lines no wider than a terminal; a table, whose rows are indented, stays as it is."""
+    return "\n".join(line if line.startswith("  ") else paragraph(line) for line in lines)
+
+
+def paragraph(line: str) -> str:
+    """One line no wider than a terminal, what follows its first break indented."""
+    return textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ")
+
+
+def csv_text(rows: Iterable[Sequence[str | float | None]]) -> str:
+    """Rows as CSV: floats with all their digits, an empty cell for None."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        writer.writerow("" if cell is None else repr(cell) if isinstance(cell, float) else cell for cell in row)
+    return out.getvalue()

@@ -28,9 +28,9 @@ import numpy as np
 
 from aorta.analysis.metrics import JOB_STEP
 from aorta.experiments import tune_command
+from aorta.experiments.launch_medians import read_medians
 from aorta.experiments.launch_plan import REFERENCE, Plan
 from aorta.experiments.plan_command import launch_all
-from aorta.experiments.run_medians import read_medians
 from aorta.experiments.tune_proposals import Proposal
 from benchmarks.plans import arguments, say
 from tests.runs import SMALL

@@ -6,7 +6,6 @@ The exit code is that of the run or the sweep, and 1 for a configuration that ca
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +24,21 @@ from aorta.config.older_files import expand
 from aorta.config.override_words import options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
 from aorta.config.yaml_files import load_yaml
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AortaError, ConfigError
+from aorta.errors import EXIT_OK, AortaError, ConfigError
 
 Run = Callable[[Resolved], int]
 Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
 
 
 @command()
-def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
+def main(run: Run, config_dir: Path, sweep: Sweep) -> int:
     """Compose, resolve and call `run`; returns the process's exit code.
 
     Args:
         run: runs a resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
         sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
-            starts the jobs of `--multirun`. None: they run in this process.
+            starts the jobs of `--multirun`.
     """
     try:
         if "--version" in sys.argv[1:]:  # Hydra would print its own
@@ -49,7 +48,7 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
         if environment_number("RANK", 0) == 0:
             sys.stderr.writelines(f"warning: {note}\n" for note in notes)
         words = translate(expanded, Path.cwd(), config_dir.parent)
-        launching = InThisProcess(run) if sweep is None else sweep(options_of_a_job(words))
+        launching = sweep(options_of_a_job(words))
         task = multirun.HydraTask(launching)
         sys.argv[1:] = map(_adopt, words)
         _compose(config_dir, task)
@@ -61,29 +60,6 @@ def main(run: Run, config_dir: Path, sweep: Sweep | None = None) -> int:
         return worst
     except multirun.SweepStopped as stopped:
         return stopped.exit_code
-
-
-class InThisProcess:
-    """Runs the jobs of a sweep in this process, one after another."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._worst = run, EXIT_OK
-
-    def launch(self, batch: multirun.SweepBatch) -> list[float]:
-        """Run a batch; the jobs have no results.
-
-        Raises:
-            SweepStopped: a job was stopped by a signal, and so is the sweep.
-        """
-        for job in batch.jobs:
-            self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
-            if self._worst >= SIGNAL_EXIT_BASE:
-                raise multirun.SweepStopped(self._worst)
-        return [math.nan] * len(batch.jobs)
-
-    def finish(self) -> int:
-        """Return the worst exit code."""
-        return self._worst
 
 
 def _adopt(word: str) -> str:

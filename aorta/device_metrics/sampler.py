@@ -15,9 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from aorta.device_metrics.rocm_smi import words_of
 from aorta.device_metrics.sample_values import SampleSource, Values
-from aorta.device_metrics.smi_programs import Program
+from aorta.device_metrics.smi_programs import Program, words_of
 from aorta.device_metrics.source_choice import Opened
 from aorta.errors import DeviceUnreadable
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step

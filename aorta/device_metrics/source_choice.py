@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aorta.config.schema import Devices
-from aorta.device_metrics.amd_smi import AmdSmiProgram
 from aorta.device_metrics.amdsmi import AmdSmi
 from aorta.device_metrics.device_identity import DeviceIdentity
 from aorta.device_metrics.host_metrics import Host
 from aorta.device_metrics.nvml import Nvml
-from aorta.device_metrics.rocm_smi import RocmSmi
 from aorta.device_metrics.sample_values import SampleSource
+from aorta.device_metrics.smi_programs import AmdSmiProgram, RocmSmi
 from aorta.errors import DeviceUnreadable
 
 _log = logging.getLogger(__name__)

@@ -2,8 +2,10 @@
 
 From the environment, the platform, the number of streams that the run will use and its ranks, it yields one sentence
 for each problem: what it is, what it does to the measurement, and what to do; at error level where it destroys what
-is measured. Must not change a setting (it would come too late, W18), or refuse to run: the effect of the setting may be
-what is to be measured.
+is measured. Which device tracer the process runs under is read from the environment too: a second one is refused.
+
+Must not change a setting (it would come too late, W18), load a tracer's library, or refuse to run for a setting: its
+effect may be what is to be measured.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
+from aorta.errors import ConfigError
 from aorta.records.schema import PYTHON_COST, Platform
 
 DEFAULT_HW_QUEUES = 4
@@ -44,7 +47,7 @@ _WITH_NCCL = {
 }
 
 
-class Knob(NamedTuple):
+class EnvironmentWarning(NamedTuple):
     """One problematic setting, and the `logging` level at which to report it."""
 
     text: str
@@ -74,7 +77,7 @@ def streams_used(
 
 def knobs_found(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], *, timing_events: bool
-) -> list[Knob]:
+) -> list[EnvironmentWarning]:
     """The environment settings that change the measurement on this platform.
 
     Args:
@@ -89,30 +92,32 @@ def knobs_found(
 
 def _found(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], timing_events: bool
-) -> Iterator[Knob]:
+) -> Iterator[EnvironmentWarning]:
     def on(name: str) -> bool:
         return environment.get(name, "").strip().lower() not in _OFF
 
     for name in _SERIALISING[platform]:
         if on(name):
-            yield Knob(f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it")
+            yield EnvironmentWarning(
+                f"{name}={environment[name]}: kernels run one after another, so nothing can overlap; unset it"
+            )
     for name, reason in _WITH_NCCL.items():
         if on(name):
-            yield Knob(f"{name}={environment[name]}: {reason}")
+            yield EnvironmentWarning(f"{name}={environment[name]}: {reason}")
     if on("NCCL_LAUNCH_MODE"):
-        yield Knob(
+        yield EnvironmentWarning(
             f"NCCL_LAUNCH_MODE={environment['NCCL_LAUNCH_MODE']}: NCCL waits for other launches before its own, which "
             "moves collectives in time; unset it"
         )
     if platform == "cuda" and one_connection(environment):
-        yield Knob(
+        yield EnvironmentWarning(
             "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so FSDP's collectives wait for the "
             "kernels launched before them and cannot overlap; unset it"
         )
         if timing_events:
             # github.com/pytorch/pytorch/issues/143890, github.com/NVIDIA/TransformerEngine/issues/1353 and
             # github.com/volcengine/veScale/issues/46: either alone leaves some overlap, both together leave none.
-            yield Knob(
+            yield EnvironmentWarning(
                 "CUDA_DEVICE_MAX_CONNECTIONS=1 together with AORTA's timing events: with one hardware queue such "
                 "events stop kernels of two streams from running at once, so the run measured here is not the run "
                 "without AORTA, and its overlap is no finding; unset it, or take instrument.mode=off",
@@ -122,7 +127,7 @@ def _found(
         queues = _number(environment, "GPU_MAX_HW_QUEUES", DEFAULT_HW_QUEUES)
         priority, most = max(streams.items(), key=lambda used: used[1])
         if most > queues:
-            yield Knob(
+            yield EnvironmentWarning(
                 f"GPU_MAX_HW_QUEUES={queues}: this run uses up to {most} streams of priority {priority}; those beyond "
                 f"{queues} share a queue, where they wait for each other; set GPU_MAX_HW_QUEUES={most} before the "
                 f"start, or {_WITHOUT_OURS}"
@@ -131,7 +136,7 @@ def _found(
         queues = _number(environment, "CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_CONNECTIONS)
         if (everything := sum(streams.values())) > queues:
             more = f"set CUDA_DEVICE_MAX_CONNECTIONS={min(everything, MOST_CONNECTIONS)} before the start, or "
-            yield Knob(
+            yield EnvironmentWarning(
                 f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: this run uses up to {everything} streams; those beyond "
                 f"{queues} share a work queue, where one may wait for another; "
                 f"{more if queues < MOST_CONNECTIONS else ''}{_WITHOUT_OURS}"
@@ -148,7 +153,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
-def timed_from_python(interceptor: str | None, platform: Platform) -> Knob | None:
+def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
     """What it does to a run on a device that its collectives are timed from Python; None where they are not.
 
     Args:
@@ -157,14 +162,14 @@ def timed_from_python(interceptor: str | None, platform: Platform) -> Knob | Non
     timed_by, _, why = (interceptor or "").partition(":")
     if platform == "cpu" or timed_by != "python":
         return None
-    return Knob(
+    return EnvironmentWarning(
         f"collectives are timed from Python ({why.strip()}): {PYTHON_COST} of the host for each, so a device that is "
         "not kept busy by what was launched before has to wait, and less overlaps than without AORTA; take the "
         "compiled interceptor where overlap and step times matter"
     )
 
 
-def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | None:
+def one_rank(world_size: int, devices: int, started: Sequence[str]) -> EnvironmentWarning | None:
     """What a run of one rank lacks, and the command that has communication; None for more ranks.
 
     Args:
@@ -178,19 +183,21 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Knob | No
     launcher, program = ("torchrun --standalone", f" {program}") if own else ("aorta train", "")
     lacks = "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; "
     if devices < 2:
-        return Knob(f"{lacks}that takes a machine with two devices or more, or two CPU cores (training.device=cpu)")
-    return Knob(
+        return EnvironmentWarning(
+            f"{lacks}that takes a machine with two devices or more, or two CPU cores (training.device=cpu)"
+        )
+    return EnvironmentWarning(
         f"{lacks}start one process per device, with the same arguments: {launcher} --nproc_per_node {devices}"
         f"{program} ..."
     )
 
 
-def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Knob | None:
+def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> EnvironmentWarning | None:
     """Whether the ranks of this host compute on a CPU that has fewer cores than they are; None where it has enough."""
     if platform != "cpu" or local_world_size <= cores:
         return None
     there = f"{cores} core{'s' if cores > 1 else ''}"
-    return Knob(
+    return EnvironmentWarning(
         f"{local_world_size} ranks on {there}: ranks wait for a core as well as for each other, which lengthens "
         f"computation and communication alike; start one rank a core at most (--nproc_per_node {cores})"
     )
@@ -205,3 +212,50 @@ def cores() -> int:
         return len(own | os.sched_getaffinity(os.getppid()))
     except OSError:  # it has ended, or is not ours to ask
         return len(own)
+
+
+Tracer: TypeAlias = Literal["rocprofv3", "nsys"]
+
+_ROCPROF_TOOL = "rocprofiler-sdk-tool"
+_ROCPROF_VARIABLES = ("ROCP_TOOL_LIBRARIES", "LD_PRELOAD")
+_NSYS_VARIABLE = "NSYS_PROFILING_SESSION_ID"
+_INJECTED = (
+    "LD_PRELOAD",
+    "ROCP_TOOL_LIBRARIES",
+    "ROCPROFILER_LIBRARY_CTOR",
+    "CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH",
+)
+
+
+def tracer_present(environment: Mapping[str, str]) -> Tracer | None:
+    """The tracer that started this process; None without one.
+
+    rocprofv3 preloads its tool library and names it in ROCP_TOOL_LIBRARIES (rocprofv3.py of ROCm 7.0); nsys numbers its
+    session in NSYS_PROFILING_SESSION_ID (which NVTX.jl and GROMACS rely on too). Neither has been run here.
+    """
+    if any(_ROCPROF_TOOL in environment.get(name, "") for name in _ROCPROF_VARIABLES):
+        return "rocprofv3"
+    return "nsys" if environment.get(_NSYS_VARIABLE) else None
+
+
+def untraced(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a helper program that must not be traced."""
+    if tracer_present(environment) is None:
+        return dict(environment)
+    return {name: value for name, value in environment.items() if name not in _INJECTED}
+
+
+def refuse_two_tracers(profiling: bool, environment: Mapping[str, str]) -> None:
+    """Reject a second tracer: both need the device's only tracing session.
+
+    Raises:
+        ConfigError: torch.profiler is enabled in a process that rocprofv3 or nsys traces. Under rocprofv3 the second
+            one hangs or fails with CONFIGURATION_LOCKED; under nsys it gets no device activity.
+    """
+    tracer = tracer_present(environment)
+    if profiling and tracer is not None:
+        raise ConfigError(
+            f"profiling.enabled=true: this process is traced by {tracer}, and torch.profiler cannot trace the device "
+            "beside it. Set profiling.enabled=false, or take its traces in a run of their own"
+        )

@@ -20,9 +20,8 @@ import torch
 import aorta
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.cuda import nccl_version
+from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, SECRET, hide
 from aorta.distributed.output_folder import RunFolder
-from aorta.distributed.recorded_environment import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
-from aorta.distributed.redaction import SECRET, hide
 from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.installation import checkout, commit_of
 from aorta.records.schema import SCHEMA_VERSION

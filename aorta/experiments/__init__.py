@@ -4,7 +4,7 @@
     sweep   Hydra's multirun: one launch a job, then a table and heat maps          aorta train -m
     gather  the folders of nodes without a shared disk become one run folder        aorta gather
 
-Plans and sweeps share how a launch is started, marked and ended (`process`) and how its fate is kept (`journal`).
+Plans and sweeps share the engine that starts launches (`launch_engine`, on `process`), the journal, the heat map.
 
 Must not import torch (launches are other processes), or judge a difference: `aorta.analysis` does.
 """

@@ -69,7 +69,7 @@ def _launched(plan: Plan) -> int | None:
     try:
         return plan_command.launch_all(plan)
     except AnotherPlan:
-        from aorta.experiments.resume import unused
+        from aorta.experiments.launch_folder import unused
 
         kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
         try:

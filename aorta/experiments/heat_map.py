@@ -1,11 +1,11 @@
-"""The heat map of a sweep over two keys: colour and number in every cell; empty cells are hatched and say why.
+"""The heat map of a sweep or a study over two keys: colour and number in every cell; empty ones say why.
 
 Must not import pyplot, or give a value or a colour to a cell that has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.charts.style import new_figure, save
 from aorta.analysis.report.palette import INK, text_on
 from aorta.errors import InputError
-from aorta.experiments.sweep_table import JobRow
 
 # cividis: one order of lightness for all kinds of colour vision (Nunez, Anderton, Renslow, PLOS ONE 13(7), 2018).
 _COLORS: Final = "cividis"
@@ -28,17 +27,33 @@ _COLORS: Final = "cividis"
 MOST_VALUES: Final = 40
 """On one axis; more cannot be read in a picture, and belong to a continuous key."""
 NO_JOB: Final = "no job"
+NULL: Final = "null"
+
+
+@dataclass(frozen=True)
+class HeatPoint:
+    """A job of a sweep or a cell of a study, by the values of its keys as they were written.
+
+    Attributes:
+        why: what to write where there is no value.
+        below: a second line below the value.
+    """
+
+    keys: Mapping[str, str]
+    value: float | None
+    why: str = NULL
+    below: str | None = None
 
 
 @dataclass(frozen=True)
 class HeatCell:
-    """Jobs that share both values.
+    """Points that share both values.
 
     Attributes:
-        value: the median over the jobs that have one.
+        value: the median over the points that have one.
         jobs: how many those are.
         why: what to write where there is no value.
-        below: a second line below the value.
+        below: a second line below the value of a single point.
     """
 
     value: float | None
@@ -64,32 +79,32 @@ class HeatGrid:
         return [cell.value for line in self.cells for cell in line if cell.value is not None]
 
 
-def arrange(rows: Sequence[JobRow], metric: str, x_key: str, y_key: str) -> HeatGrid:
-    """Put the jobs into cells by the values of two keys.
+def arrange(points: Sequence[HeatPoint], metric: str, x_key: str, y_key: str) -> HeatGrid:
+    """Put points into cells by the values of two keys.
 
     Raises:
         InputError: a key that no job was given, twice the same, or one with too many values for a picture.
     """
-    known = list(dict.fromkeys(key for row in rows for key in row.job.keys))
+    known = list(dict.fromkeys(key for point in points for key in point.keys))
     for key in (x_key, y_key):
         if key not in known:
             raise InputError(f"--heat {key}: no job of this sweep was given that key; there are {', '.join(known)}")
     if x_key == y_key:
         raise InputError(f"--heat {x_key} {y_key}: give two different keys")
-    x, y = (_values(rows, key) for key in (x_key, y_key))
+    x, y = (_values(points, key) for key in (x_key, y_key))
     lines = []
     for at_y in y:
-        here = [[row for row in rows if _at(row, x_key) == at_x and _at(row, y_key) == at_y] for at_x in x]
-        lines.append(tuple(_cell(found, metric) for found in here))
+        here = [[point for point in points if (_at(point, x_key), _at(point, y_key)) == (at_x, at_y)] for at_x in x]
+        lines.append(tuple(_cell(found) for found in here))
     return HeatGrid(x_key, y_key, x, y, tuple(lines), metric)
 
 
-def _at(row: JobRow, key: str) -> str:
-    return row.job.keys.get(key, "(default)")
+def _at(point: HeatPoint, key: str) -> str:
+    return point.keys.get(key, "(default)")
 
 
-def _values(rows: Sequence[JobRow], key: str) -> tuple[str, ...]:
-    values = list(dict.fromkeys(_at(row, key) for row in rows))
+def _values(points: Sequence[HeatPoint], key: str) -> tuple[str, ...]:
+    values = list(dict.fromkeys(_at(point, key) for point in points))
     if len(values) > MOST_VALUES:
         raise InputError(f"--heat {key}: {len(values)} values; a heat map takes at most {MOST_VALUES} on one axis")
     try:
@@ -98,14 +113,13 @@ def _values(rows: Sequence[JobRow], key: str) -> tuple[str, ...]:
         return tuple(values)
 
 
-def _cell(rows: Sequence[JobRow], metric: str) -> HeatCell:
-    values = [value for row in rows if (value := row.value(metric)) is not None]
+def _cell(points: Sequence[HeatPoint]) -> HeatCell:
+    values = [point.value for point in points if point.value is not None]
     if values:
-        return HeatCell(median(values), len(values), None)
-    if not rows:
+        return HeatCell(median(values), len(values), None, points[0].below if len(points) == 1 else None)
+    if not points:
         return HeatCell(None, 0, NO_JOB)
-    states = {row.job.status for row in rows} - {"done"}
-    return HeatCell(None, 0, next(iter(sorted(states))) if states else "null")
+    return HeatCell(None, 0, min({point.why for point in points} - {NULL}, default=NULL))
 
 
 def draw(grid: HeatGrid, title: str, path: Path) -> str | None:

@@ -1,6 +1,6 @@
 """What a plan is: its sides, how often each is launched, in which order, and the command line of each launch.
 
-`plan_options` makes one from what a user gave; `plan_runner` carries it out.
+`plan_options` makes one from what a user gave; `launch_engine` carries it out.
 
 Must not touch the disk, or start anything.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aorta.distributed.redaction import hide, shown_values
+from aorta.distributed.environment_variables import hide, shown_values
 from aorta.installation import training_program
 
 REFERENCE: Final = "reference"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.distributed.redaction import hide, shown_variables
+from aorta.distributed.environment_variables import hide, shown_variables
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
 
@@ -161,11 +161,11 @@ def base_plan(
     """
     from aorta.experiments.plan_options import read_plan
 
-    given = [
-        f"--{name.replace('_', '-')}={value}" for name in _PASSED_ON if (value := getattr(options, name)) is not None
-    ]
-    given += [f"--env={name}={value}" for name, value in (environment or {}).items()]
-    plan = read_plan(parse([f"--output={options.output}", *given, "--", *words]), Path.cwd())
+    asked = parse([f"--output={options.output}", "--", *words])
+    for name in _PASSED_ON:
+        setattr(asked, name, getattr(options, name))
+    asked.environment = [f"{name}={value}" for name, value in (environment or {}).items()]
+    plan = read_plan(asked, Path.cwd())
     if plan.aa or len(plan.sides) > 1:
         raise InputError(f"--plan {options.plan}: the candidates are what {whose} makes; leave the sides out")
     return plan
@@ -205,16 +205,15 @@ def launch_all(plan: Plan) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
-    from aorta.experiments.plan_checks import check_words, facts, inherited
-    from aorta.experiments.plan_folder import PLAN_FILE, open_folder
-    from aorta.experiments.plan_journal import PlanJournal
-    from aorta.experiments.plan_runner import run_plan
+    from aorta.experiments.journal import plan_journal
+    from aorta.experiments.launch_engine import run_plan
+    from aorta.experiments.launch_folder import PLAN_FILE, check_words, facts, inherited, open_folder
 
     if not (plan.output / PLAN_FILE).exists():
         check_words(plan)
     open_folder(plan, facts(plan), inherited())
     try:
-        with closing(PlanJournal(plan.output)) as journal:
+        with closing(plan_journal(plan.output)) as journal:
             result = run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
@@ -238,7 +237,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
         return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
     if plan.aa:
-        from aorta.experiments.noise_floor import publish
+        from aorta.experiments.launch_medians import publish
 
         to_stdout(f"\n{publish(plan)}")
     command = report_command(plan)

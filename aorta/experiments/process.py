@@ -1,9 +1,9 @@
 """Runs one program as a launch: starts it in a process group of its own, waits, stops it, ends what it leaves behind.
 
 torchrun puts its ranks into sessions of their own, where no process group reaches them; it passes SIGTERM and SIGINT
-on. Where torchrun itself was killed, its ranks are found by a variable in their environment (`process_mark`).
+on. Where torchrun itself was killed, its ranks are found by a variable in their environment (`MARK`).
 
-Must not know what it starts (a launch of a plan or a job of a sweep), print, or end a process of another launch.
+Must not know what it starts (a launch of a plan or a job of a sweep), print, or end a process without that very mark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Final
 import psutil
 
 from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
-from aorta.experiments.process_mark import GRACE_S, MARK, end_marked
 
 LAUNCHER_VARIABLES: Final = (
     "RANK",
@@ -40,6 +39,12 @@ LAUNCHER_VARIABLES: Final = (
     "MASTER_PORT",
 )
 """Variables by which torchrun tells a process its place; a launch must not find those of another."""
+MARK: Final = "AORTA_LAUNCH"
+"""Environment variable with the id of the launch that a process belongs to, whatever sessions and parents it has."""
+GRACE_S: Final = 45.0
+"""From the request to stop to SIGKILL: torchrun kills its ranks 30 s after its own signal (docs/running.md)."""
+_SETTLE_S: Final = 2.0
+"""Helpers of multiprocessing end by themselves a moment after their parent."""
 _POLL_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -248,3 +253,32 @@ def _end_with_parent() -> Callable[[], None] | None:
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     return ask
+
+
+def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
+    """End every process that still carries the mark of a launch: SIGTERM, and SIGKILL `grace_s` later.
+
+    Returns:
+        How many processes had to be told.
+    """
+    left = _marked(id_)
+    if left:
+        _, left = psutil.wait_procs(left, _SETTLE_S)
+    for process in left:
+        with suppress(psutil.Error):
+            process.terminate()
+    _, stubborn = psutil.wait_procs(left, grace_s)
+    for process in stubborn:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(stubborn, _SETTLE_S)
+    return len(left)
+
+
+def _marked(id_: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # another user's, or gone by now
+            if process.environ().get(MARK) == id_ and process.pid != os.getpid():
+                found.append(process)
+    return found

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
-from aorta.distributed.known_variables import check_variable
-from aorta.distributed.redaction import shown_values, shown_variables
+from aorta.distributed.environment_variables import check_variable, shown_values, shown_variables
 from aorta.errors import InputError
 
 VARIABLE: Final = "env."
@@ -45,6 +44,10 @@ class StudyCell:
         """Its variables."""
         named = {key: value for key, value in self.values.items() if key.startswith(VARIABLE)}
         return {key.removeprefix(VARIABLE): value for key, value in named.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Its words and variables, as far as they may be shown."""
+        return {"overrides": list(self.overrides), "environment": shown_values(self.environment)}
 
     @property
     def shown(self) -> dict[str, str]:

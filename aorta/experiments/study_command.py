@@ -20,7 +20,7 @@ from typing import Final
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK
 from aorta.experiments import plan_command
-from aorta.experiments.launch_plan import REFERENCE, with_candidates
+from aorta.experiments.launch_plan import with_candidates
 
 LAUNCHES_DIR: Final = "launches"
 _DESCRIPTION: Final = """\
@@ -64,8 +64,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _study(options: argparse.Namespace) -> int:
     from aorta.analysis.compare.verdict import least_launches
+    from aorta.experiments.recommendation import check_launches, compared, recommended, rules
+    from aorta.experiments.search_report import Study
     from aorta.experiments.study_cells import preset, read_words
-    from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules
 
     asked = read_words([*preset(options.preset), *options.words])
     cells = asked.cells()
@@ -84,12 +85,10 @@ def _study(options: argparse.Namespace) -> int:
     stopped = plan_command.launch_all(plan)
     if stopped is not None:
         return stopped
-    folders = {side.name: plan.output / side.name for side in plan.sides}
-    comparisons = compared(folders.pop(REFERENCE), folders, judged_by)
-    chosen, reason = recommended(comparisons)
-    from aorta.experiments.study_report import Study
-
-    study = Study(asked, cells, judged_by, plan.launches, comparisons, chosen, reason)
+    study = Study(
+        asked=asked, cells=cells, judged_by=judged_by, launches=plan.launches, judgements=compared(plan, judged_by)
+    )
+    study.chosen, study.reason = recommended(study.judgements)
     written = study.write(base.output)
     to_stdout(json.dumps(study.as_json(), indent=2) if options.json else study.text(written, plan.output))
     return EXIT_OK

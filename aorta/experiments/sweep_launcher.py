@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,20 +20,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.command_line import rounded_time, to_stderr
 from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunConf
 from aorta.config.override_words import quoted
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
-from aorta.experiments.process import LaunchEnd, StopRequest, launch, launch_environment
-from aorta.experiments.run_medians import check_metric, read_medians
-from aorta.experiments.sweep_folder import launch_id, make_room, take_up
-from aorta.experiments.sweep_journal import (
-    JOURNAL_VERSION,
+from aorta.errors import EXIT_OK, ConfigError, InputError, RunIncomplete
+from aorta.experiments.journal import (
     SWEEP_FILE,
+    SWEEP_VERSION,
     JobEnded,
     JobHistory,
     JobPlanned,
-    SweepJournal,
+    Journal,
     SweepRequest,
     job_name,
+    sweep_journal,
 )
+from aorta.experiments.launch_engine import attempt, run_all
+from aorta.experiments.launch_folder import launch_id, make_room, take_up
+from aorta.experiments.launch_medians import check_metric, read_medians
+from aorta.experiments.process import StopRequest
 
 PLACING_KEYS: Final = ("label", "training.output_dir")
 """Keys by which the sweep puts each job into its folder."""
@@ -48,7 +51,7 @@ class TorchrunJobs:
 
     def __init__(self, program: Sequence[str], options: Sequence[str]) -> None:
         self._program, self._options = list(program), list(options)
-        self._journal: SweepJournal | None = None
+        self._journal: Journal | None = None
         self._folder = Path()
         self._before: dict[str, JobHistory] = {}
         self._jobs = 0
@@ -65,26 +68,33 @@ class TorchrunJobs:
             RecordWriteError: the journal cannot be written. ToolMissing: `hydra.launcher.command` is not there.
             SweepStopped: a signal ended the sweep; the job of the moment ended first.
         """
-        words = [_without_placing_keys(job) for job in batch.jobs]
+        for job in batch.jobs:
+            _without_placing_keys(job)  # a word that cannot be read
         if self._journal is None:
             self._journal = self._open(batch)
-        before = [self._done_before(job) for job in batch.jobs]
-        missing = [job for job, there in zip(batch.jobs, before, strict=True) if there is None]
-        self._journal.write(*(JobPlanned(job_name(job.number), list(job.words)) for job in missing))
-        values = []
+        jobs = {job_name(job.number): job for job in batch.jobs}
+        ended = {name: end for name, job in jobs.items() if (end := self._done_before(name, job)) is not None}
+        missing = [name for name in jobs if name not in ended]
+        self._journal.write(*(JobPlanned(name, list(jobs[name].words)) for name in missing))
         stop = StopRequest()
-        with stop.on_signals():
-            for place, (job, own, there) in enumerate(zip(batch.jobs, words, before, strict=True), 1):
-                self._jobs += 1
-                ended = there or self._one(job, own, batch.options, stop)
-                if there is None:
-                    self._journal.write(ended)
-                    _say_left(ended, sum(one is None for one in before[place:]))
-                values.append(math.nan if ended.value is None else ended.value)
-                if stop.signal is not None:
-                    to_stderr(f"sweep stopped by {stop.signal.name} in job {ended.job}")
-                    raise SweepStopped(SIGNAL_EXIT_BASE + stop.signal)
-        return values
+
+        def once(name: str, _attempt: int) -> str | None:
+            end = ended[name] = self._one(jobs[name], batch.options, stop)
+            assert self._journal is not None
+            self._journal.write(end)
+            _say_left(end, sum(each not in ended for each in missing))
+            return None if end.status == "done" else f"{name} ({' '.join(jobs[name].words)}): {end.reason}"
+
+        result = run_all(missing, once, stop, attempts=1)
+        self._jobs += len(jobs)
+        self._failed += result.failed.values()
+        if result.stopped_by is not None:
+            assert stop.signal is not None
+            last = next((name for name in reversed(missing) if name in ended), missing[0])
+            to_stderr(f"sweep stopped by {stop.signal.name} in job {last}")
+            raise SweepStopped(result.stopped_by)
+        values = [ended[name].value for name in jobs]
+        return [math.nan if value is None else value for value in values]
 
     def finish(self) -> int:
         """Exit code 0.
@@ -97,11 +107,11 @@ class TorchrunJobs:
             raise RunIncomplete(f"{len(self._failed)} of {self._jobs} jobs failed: {'; '.join(self._failed)}")
         return EXIT_OK
 
-    def _open(self, batch: SweepBatch) -> SweepJournal:
+    def _open(self, batch: SweepBatch) -> Journal:
         _check(batch)
         self._folder, options = batch.folder, batch.options
         asked = SweepRequest(
-            journal_version=JOURNAL_VERSION,
+            journal_version=SWEEP_VERSION,
             started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             words=list(batch.words),
             options=self._options,
@@ -112,20 +122,19 @@ class TorchrunJobs:
         resumed = options.resume and (self._folder / SWEEP_FILE).exists()
         if not resumed:
             make_room(self._folder)
-        journal = SweepJournal(self._folder)
+        journal = sweep_journal(self._folder)
         if resumed:
             self._before = take_up(self._folder, asked)
         else:
             journal.write(asked)
         return journal
 
-    def _done_before(self, job: SweepJob) -> JobEnded | None:
+    def _done_before(self, name: str, job: SweepJob) -> JobEnded | None:
         """How a job ended that is done and need not run again.
 
         Raises:
             ConfigError: the job of that number was another one.
         """
-        name = job_name(job.number)
         there = self._before.get(name)
         if there is not None and there.words != job.words:
             raise ConfigError(
@@ -144,41 +153,30 @@ class TorchrunJobs:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, "--nproc_per_node", str(options.nproc), *self._program]
 
-    def _one(self, job: SweepJob, own: list[str], options: TorchrunConf, stop: StopRequest) -> JobEnded:
+    def _one(self, job: SweepJob, options: TorchrunConf, stop: StopRequest) -> JobEnded:
         name = job_name(job.number)
-        said = " ".join(job.words)
         if job.refused is not None:
-            self._failed.append(f"{name} ({said}): {job.refused}")
             return JobEnded(name, "refused", None, 0.0, None, job.refused)
-        to_stderr(f"job {name}: {said}")
-        folder = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
-        words = [*self._options, *own, *folder, "hydra.mode=RUN"]
-        ended = launch(
+        to_stderr(f"job {name}: {' '.join(job.words)}")
+        medians = cache(partial(read_medians, self._folder / name))
+        placed = [quoted("training.output_dir", str(self._folder)), quoted("label", name)]
+        words = [*self._options, *_without_placing_keys(job), *placed, "hydra.mode=RUN"]
+        found = attempt(
             [*self._command(options), *words],
             id_=launch_id(self._folder, name),
-            environment=launch_environment(),
             stop=stop,
+            missing=lambda: None if medians().readable else medians().problem,
             timeout_s=options.timeout_s,
         )
-        if ended.left_behind:
-            to_stderr(f"job {name} left {ended.left_behind} process(es), which were ended")
-        if stop.signal is not None:
-            return JobEnded(name, "stopped", ended.exit_code, ended.seconds, None, f"stopped by {stop.signal.name}")
-        if ended.exit_code != EXIT_OK:
-            why = f"not done after {options.timeout_s} s" if ended.timed_out else f"exit code {ended.exit_code}"
-            self._failed.append(f"{name} ({said}): {why}")
-            to_stderr(f"job {name} failed: {why}; the sweep goes on")
-            return JobEnded(name, "failed", ended.exit_code, ended.seconds, None, why)
-        return self._done(name, ended, options.metric)
-
-    def _done(self, name: str, ended: LaunchEnd, metric: str) -> JobEnded:
-        result = read_medians(self._folder / name)
-        value, reason = result.of(metric)
-        if not result.readable:  # it says that it ran, and left nothing to read
-            self._failed.append(f"{name}: {result.problem}")
-            return JobEnded(name, "failed", ended.exit_code, ended.seconds, None, result.problem)
-        to_stderr(f"job {name}: {metric} = {f'unknown ({reason})' if value is None else f'{value:.6g}'}")
-        return JobEnded(name, "done", ended.exit_code, ended.seconds, value, reason)
+        if found.left_behind:
+            to_stderr(f"job {name} left {found.left_behind} process(es), which were ended")
+        if found.status != "done":
+            if found.status == "failed":
+                to_stderr(f"job {name} failed: {found.reason}; the sweep goes on")
+            return JobEnded(name, found.status, found.exit_code, found.seconds, None, found.reason)
+        value, reason = medians().of(options.metric)
+        to_stderr(f"job {name}: {options.metric} = {f'unknown ({reason})' if value is None else f'{value:.6g}'}")
+        return JobEnded(name, "done", found.exit_code, found.seconds, value, reason)
 
 
 def _without_placing_keys(job: SweepJob) -> list[str]:

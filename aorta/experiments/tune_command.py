@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError, RunIncomplete
 from aorta.experiments import plan_command
-from aorta.experiments.launch_plan import REFERENCE, Plan, with_candidates
+from aorta.experiments.launch_plan import Plan, with_candidates
 
 if TYPE_CHECKING:
     from aorta.analysis.whatif.prediction import Base
@@ -106,9 +106,9 @@ def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from aorta.experiments.recommendation import check_launches, compared, recommended, rules, unlike
+    from aorta.experiments.search_report import Tuning
     from aorta.experiments.tune_proposals import TRIED, Refined, best, of_environment, read_base
-    from aorta.experiments.tune_report import Tuning
-    from aorta.experiments.tune_verdict import check_launches, compared, recommended, rules, unlike
 
     variables = of_environment(options.env)
     most = options.tries + len(variables)
@@ -132,7 +132,15 @@ def _tune(options: argparse.Namespace) -> int:
     whole = plan_of(plan, tried)
     judged_by = rules(len(tried), options.margin)
     recordings = len(refined.launched) + (0 if options.recorded else 1)
-    tuning = Tuning(recorded, base, proposals, judged_by, plan.launches, recordings, notes=refined.notes)
+    tuning = Tuning(
+        recorded=recorded,
+        base=base,
+        proposals=proposals,
+        recordings=recordings,
+        judged_by=judged_by,
+        launches=plan.launches,
+        notes=refined.notes,
+    )
     if options.dry_run:
         to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.proposals_text())
         if not options.json and tried:
@@ -145,10 +153,9 @@ def _tune(options: argparse.Namespace) -> int:
         stopped = plan_command.launch_all(whole)
         if stopped is not None:
             return stopped
-        folders = {side.name: whole.output / side.name for side in whole.sides}
         tuning.notes += unlike(recorded, whole.run_folder(next(whole.order())))
-        tuning.comparisons = compared(folders.pop(REFERENCE), folders, judged_by)
-    tuning.chosen, tuning.reason = recommended(tuning.comparisons)
+        tuning.judgements = compared(whole, judged_by)
+    tuning.chosen, tuning.reason = recommended(tuning.judgements)
     _write(plan.output / TUNE_FILE, tuning.as_json())
     to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.text(whole))
     return EXIT_OK
@@ -180,7 +187,7 @@ def _launched_once(once: Plan, *, dry_run: bool) -> tuple[Path | None, int | Non
     """The run folder of a plan of one launch, which is made where it is not there; None where it was stopped, with the
     exit code, and where nothing may be launched.
     """
-    from aorta.experiments.plan_folder import run_of
+    from aorta.experiments.launch_folder import run_of
 
     folder = once.run_folder(next(once.order()))
     if dry_run:

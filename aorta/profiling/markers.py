@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from aorta.distributed import cuda
-from aorta.distributed.device_tracers import tracer_present
+from aorta.distributed.environment_checks import tracer_present
 
 _log = logging.getLogger(__name__)
 MARK = "iteration#{step}"

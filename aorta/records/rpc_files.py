@@ -1,7 +1,7 @@
 """What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made in a window, one JSON line
 each.
 
-Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.analysis.rpc`).
+Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.rpc.rpc_report`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _CONFIRMED_POLL_S = 0.01
 
 
 class Coordination:
-    """One worker's side."""
+    """Worker endpoint of the RPC run's coordination."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers, self._store = peers, peers.store
@@ -49,7 +49,7 @@ class Coordination:
         while not self._store.check([f"rpc/{key}"]):
             time.sleep(_POLL_S)
             # Another worker's failure is no reason to stop: what the others record is kept.
-            if (word := self._peers.word_of(DRIVER)) is not None:
+            if (word := self._peers.reported_failure(DRIVER)) is not None:
                 raise PeerFailed(f"rank {rank} stops: rank {DRIVER} failed: {word}")
             now_beats, now = self._store.add("rpc/beat", 0), time.monotonic()
             if now_beats != beats:

@@ -8,35 +8,44 @@ server, or lose what was recorded when a worker dies or a launcher ends the run.
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed.rpc as rpc
+from torch.profiler import profile
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
+from aorta.distributed.accelerator import profiled
 from aorta.distributed.output_folder import RunFolder, write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
 from aorta.profiling.torch_profiler import NO_EXPORT, export_disabled
+from aorta.profiling.trace_export import export
+from aorta.profiling.window_recording import all_threads
 from aorta.records.clock_offsets import trace_metadata
-from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
+from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
+from aorta.rpc import call_memory
 from aorta.rpc.coordination import DRIVER, Coordination
 from aorta.rpc.driver import Driver
 from aorta.rpc.tracer import TracedRpc
-from aorta.rpc.worker_window import OPTIONS, WorkerWindow
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
 
 _log = logging.getLogger(__name__)
+OPTIONS = ("record_shapes", "profile_memory", "with_stack", "with_flops")
+"""Settings that the driver chooses for all workers (C6)."""
 _WORD_S = 3.0
 """After a signal: how long the driver waits for the others' sign of life, and each rank for answers to its calls.
 Launchers kill 30 s after their own signal."""
@@ -87,6 +96,54 @@ class StopAtOnce:
         if self._held_back:
             self._held_back = False
             raise Stopped
+
+
+class WorkerWindow:
+    """One profiling window on one worker: a Chrome trace of all threads of this process.
+
+    Start it, let calls happen, stop it; all on the main thread: a profiler that a thread of the RPC server starts and
+    another stops ends the process (torch 2.13).
+
+    Args:
+        options: a value for each of `OPTIONS`.
+        metadata: further top-level keys of the trace (JSON types).
+    """
+
+    def __init__(self, options: Mapping[str, bool], metadata: Mapping[str, Any]) -> None:
+        self._metadata, self._memory = metadata, options["profile_memory"]
+        chosen: dict[str, Any] = {name: options[name] for name in OPTIONS}
+        self._profiler: Any = profile(
+            activities=profiled(),
+            # Server threads run the called functions: without this none is recorded (torch 2.13: 0 of 44 calls).
+            experimental_config=all_threads(),
+            acc_events=True,
+            **chosen,
+        )
+
+    def start(self) -> None:
+        """Start recording, on all threads."""
+        self._profiler.__enter__()
+        for key, value in self._metadata.items():
+            self._profiler.add_metadata_json(key, json.dumps(value))
+        if self._memory:
+            call_memory.open_window()
+
+    def stop(self, path: Path) -> None:
+        """Write the trace atomically.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        try:
+            if self._memory:
+                calls = msgspec.json.encode(call_memory.close_window())
+                self._profiler.add_metadata_json(MEMORY_KEY, calls.decode())
+        finally:
+            self._profiler.__exit__(None, None, None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        export(lambda target: self._profiler.export_chrome_trace(str(target)), part)
+        part.replace(path)
 
 
 class RpcRun:

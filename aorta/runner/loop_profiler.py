@@ -21,9 +21,8 @@ from aorta.config.groups.profiling import Profiling
 from aorta.config.resolve import LABEL
 from aorta.config.schema import Training
 from aorta.config.templates import fill
-from aorta.distributed.gather_when_idle import gather_when_idle, leave_value
 from aorta.distributed.output_folder import RunFolder
-from aorta.distributed.peers import Peers
+from aorta.distributed.peers import Peers, gather_when_idle, leave_value
 from aorta.distributed.topology import Topology, default_label
 from aorta.errors import ConfigError, PeerFailed, TraceExists, TracesIncomplete
 from aorta.profiling.destinations import Destination

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from aorta.config.resolve import Resolved
-from aorta.distributed.device_tracers import refuse_two_tracers
+from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import Topology, read_topology, select_device

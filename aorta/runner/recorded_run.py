@@ -29,7 +29,7 @@ from aorta.device_metrics.source_choice import open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.environment_checks import (
-    Knob,
+    EnvironmentWarning,
     cores,
     knobs_found,
     one_rank,
@@ -400,7 +400,7 @@ def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLogg
     )
 
 
-def environment_checks(request: RunRequest, site: RunSite) -> list[Knob]:
+def environment_checks(request: RunRequest, site: RunSite) -> list[EnvironmentWarning]:
     """What distorts this run: settings, given the streams it opens, and more ranks than cores."""
     looking = request.instrument.mode is not Mode.off
     platform = platform_of(site.device)
@@ -411,7 +411,7 @@ def environment_checks(request: RunRequest, site: RunSite) -> list[Knob]:
     return found if crowded is None else [*found, crowded]
 
 
-def _alone(site: RunSite) -> Knob | None:
+def _alone(site: RunSite) -> EnvironmentWarning | None:
     on_cpu = platform_of(site.device) == "cpu"
     devices = cores() if on_cpu else torch.accelerator.device_count()
     return one_rank(site.topology.world_size, devices, sys.argv)

@@ -192,7 +192,7 @@ class TrainingRun:
         numbers, steps = itertools.count(stop), self.config.baseline.steps
 
         def may_start() -> bool:
-            self.peers.go_on()
+            self.peers.raise_if_peer_failed()
             return agreement.may_start(next(numbers))
 
         Baselines(step, batches.for_ever, may_start, steps, _warmup(self.config, steps)).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.config.multirun import register
+from aorta.config.multirun import SweepBatch, SweepStopped, register
 from aorta.config.resolve import Resolved
 from aorta.config.train_cli import main
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +38,25 @@ class Answer:
         return job
 
 
+class InThisProcess:
+    """Runs the jobs of a sweep in this process, one after another."""
+
+    def __init__(self, run: Callable[[Resolved], int]) -> None:
+        self._run, self._worst = run, EXIT_OK
+
+    def launch(self, batch: SweepBatch) -> list[float]:
+        """The jobs have no results; a signal that ends one ends the sweep."""
+        for job in batch.jobs:
+            self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
+            if self._worst >= SIGNAL_EXIT_BASE:
+                raise SweepStopped(self._worst)
+        return [math.nan] * len(batch.jobs)
+
+    def finish(self) -> int:
+        """The worst exit code."""
+        return self._worst
+
+
 class Door:
     """Types a command line; the run behind the door only notes what it was given."""
 
@@ -53,7 +74,7 @@ class Door:
         self._monkeypatch.setattr(sys, "argv", ["train.py", *words])
         self._capsys.readouterr()
         try:
-            code = main(run, ROOT / "config")
+            code = main(run, ROOT / "config", lambda _options: InThisProcess(run))
         except SystemExit as end:  # Hydra ends the process itself after --help
             code = int(str(end.code))
         said = self._capsys.readouterr()

@@ -299,8 +299,8 @@ def test_the_exit_code_is_the_run_s(door, monkeypatch, capsys):
         raise PeerFailed("rank 1 is gone")
 
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert main(lambda resolved: 143, ROOT / "config") == 143
-    assert main(failing, ROOT / "config") == 5
+    assert main(lambda resolved: 143, ROOT / "config", Noting()) == 143
+    assert main(failing, ROOT / "config", Noting()) == 5
     assert capsys.readouterr().err == "error: rank 1 is gone\n"
 
 
@@ -310,7 +310,7 @@ def test_a_bug_in_the_run_keeps_its_traceback(door, monkeypatch):
 
     monkeypatch.setattr(sys, "argv", ["train.py"])
     with pytest.raises(ValueError, match="a bug"):
-        main(failing, ROOT / "config")
+        main(failing, ROOT / "config", Noting())
 
 
 @pytest.mark.spec("D56")

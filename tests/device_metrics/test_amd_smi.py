@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from aorta.device_metrics.amd_smi import AmdSmiProgram, entries, normalised
 from aorta.device_metrics.device_identity import DeviceIdentity
 from aorta.device_metrics.sample_values import Values
+from aorta.device_metrics.smi_programs import AmdSmiProgram, amd_smi_values, entries
 from aorta.errors import DeviceUnreadable
 
 
@@ -72,7 +72,7 @@ MIB = 1024 * 1024
     ],
 )
 def test_values_of_cards_new_and_old(card, values):
-    assert normalised(card) == values
+    assert amd_smi_values(card) == values
 
 
 def test_both_shapes():

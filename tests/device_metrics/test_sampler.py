@@ -12,9 +12,9 @@ import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
 from aorta.device_metrics.host_metrics import Host
-from aorta.device_metrics.rocm_smi import RocmSmi
 from aorta.device_metrics.sample_values import Values
 from aorta.device_metrics.sampler import DeviceSampler, is_failed
+from aorta.device_metrics.smi_programs import RocmSmi
 from aorta.device_metrics.source_choice import Opened
 from aorta.errors import DeviceUnreadable
 from aorta.records.schema import DeviceTelemetry, Step

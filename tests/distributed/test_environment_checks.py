@@ -8,7 +8,7 @@ import re
 import pytest
 
 from aorta.distributed.environment_checks import (
-    Knob,
+    EnvironmentWarning,
     cores,
     knobs_found,
     one_rank,
@@ -90,7 +90,7 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": " 1 "}
     warning, error = knobs_found(one, "cuda", {0: 3}, timing_events=True)
     assert [warning] == knobs_found(one, "cuda", {0: 3}, timing_events=False)
-    assert error == Knob(error.text, logging.ERROR)
+    assert error == EnvironmentWarning(error.text, logging.ERROR)
     assert "together with AORTA's timing events" in error.text
     assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
     assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []

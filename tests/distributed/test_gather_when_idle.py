@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from aorta.distributed.gather_when_idle import gather_when_idle
-from aorta.distributed.peers import Peers
+from aorta.distributed.peers import Peers, gather_when_idle
 from aorta.errors import PeerFailed
 
 
@@ -39,7 +38,7 @@ class Rounds:
 
 def test_a_busy_rank_is_waited_for_beyond_the_timeout(monkeypatch):
     store, beats, answers, clock = dist.HashStore(), [0], {}, Rounds()
-    monkeypatch.setattr("aorta.distributed.gather_when_idle.time", clock)
+    monkeypatch.setattr("aorta.distributed.peers.time", clock)
 
     def busy():
         beats[0] += 1
@@ -87,7 +86,7 @@ def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypa
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("aorta.distributed.gather_when_idle.time", clock)
+    monkeypatch.setattr("aorta.distributed.peers.time", clock)
 
     class Counting:
         """As the store, with the questions counted; the others are done after so many."""

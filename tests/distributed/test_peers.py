@@ -153,9 +153,9 @@ def test_a_rank_goes_on_until_another_fails() -> None:
     store = dist.HashStore()
     ranks = [Peers(store, rank, 3, 1.0) for rank in range(3)]
     for one in ranks:
-        one.go_on()
+        one.raise_if_peer_failed()
     ranks[2].report_failure("a peer's", own=False)
-    ranks[0].go_on()
+    ranks[0].raise_if_peer_failed()
     ranks[1].report_failure("rank 1: disk full", own=True)
     with pytest.raises(PeerFailed, match="rank 0 stops: rank 1 failed: disk full"):
-        ranks[0].go_on()
+        ranks[0].raise_if_peer_failed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.distributed.device_tracers import refuse_two_tracers, tracer_present, untraced
+from aorta.distributed.environment_checks import refuse_two_tracers, tracer_present, untraced
 from aorta.errors import ConfigError
 from tests.runs import attempt
 

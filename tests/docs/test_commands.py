@@ -16,7 +16,6 @@ from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_command as merge
 from aorta.analysis.report import kernels_command as kernels
 from aorta.analysis.report.report_command import parser
-from aorta.analysis.rpc import rpc_command as rpc
 from aorta.analysis.whatif import parse_changes
 from aorta.analysis.whatif import whatif_command as whatif
 from aorta.config.train_cli import main
@@ -24,12 +23,14 @@ from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import plan_command as plans
 from aorta.experiments import study_command as study
-from aorta.experiments import sweep_command as sweep
+from aorta.experiments import sweep_report as sweep
 from aorta.experiments import tune_command as tune
 from aorta.experiments.plan_options import read_plan
 from aorta.experiments.study_cells import preset, read_words
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
+from aorta.rpc import rpc_report as rpc
+from tests.config.conftest import InThisProcess
 from tests.docs.pages import PAGES, ROOT, fenced, name
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
@@ -62,7 +63,7 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(elsewhere)  # a sweep leaves a file
     optuna_sweeper.register()
     try:
-        code: object = main(lambda _resolved: 0, ROOT / "config")
+        code: object = main(lambda _resolved: 0, ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
     except SystemExit as end:  # Hydra's own end of --help
         code = end.code
     assert code in (0, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.distributed import recorded_environment, redaction
+from aorta.distributed import environment_variables
 from aorta.records import schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
@@ -58,5 +58,5 @@ def test_versions_and_kinds() -> None:
 
 def test_recorded_variables() -> None:
     text = section(PAGE, "The manifest: `run.json`")
-    assert all(f"{prefix}*" in text for prefix in recorded_environment.ENVIRONMENT_PREFIXES)
-    assert all(word in text for word in redaction.SECRET.pattern.split("|"))
+    assert all(f"{prefix}*" in text for prefix in environment_variables.ENVIRONMENT_PREFIXES)
+    assert all(word in text for word in environment_variables.SECRET.pattern.split("|"))

@@ -9,8 +9,7 @@ import pytest
 
 from aorta.analysis import load_run
 from aorta.distributed.output_folder import LOG_DIR, TRACE_DIR
-from aorta.experiments.gather_nodes import main, ranges
-from aorta.experiments.node_files import FOLDERS, url_of
+from aorta.experiments.gather_nodes import FOLDERS, main, ranges, url_of
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
 
 STEPS = [step(global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in range(3)]

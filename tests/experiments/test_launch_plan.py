@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.distributed import provenance
-from aorta.distributed.redaction import hide
+from aorta.distributed.environment_variables import hide
 from aorta.experiments.launch_plan import Plan, Side
 
 

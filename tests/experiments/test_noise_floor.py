@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from aorta.experiments.noise_floor import variation
+from aorta.experiments.launch_medians import variation
 from tests.experiments.conftest import Bench
 
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
@@ -52,8 +52,8 @@ def test_an_ab_plan_publishes_none(bench: Bench) -> None:
 def test_what_is_not_known_is_null_with_a_reason(
     medians: list[float | None], sd: float | None, relative_sd: float | None, reason: str | None
 ) -> None:
-    found = variation(medians, ["reference"] * len(medians))
-    assert found["sd"] == (None if sd is None else pytest.approx(sd))
-    assert found["relative_sd"] == (None if relative_sd is None else pytest.approx(relative_sd))
-    assert found["reason"] == reason
-    assert found["side_difference"] is None
+    found = variation(medians, ["reference"] * len(medians), "ms")
+    assert found.sd == (None if sd is None else pytest.approx(sd))
+    assert found.relative_sd == (None if relative_sd is None else pytest.approx(relative_sd))
+    assert found.reason == reason
+    assert found.side_difference is None

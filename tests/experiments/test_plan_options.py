@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
+from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, Opened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_journal import CLOSE, END, FAILED, LOST, OPEN, START, STOPPED
 from aorta.experiments.plan_options import PlanFile, read_plan
 from tests.docs.pages import fenced
 from tests.runs import ROOT
@@ -165,5 +165,6 @@ def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
 def test_the_page_names_every_key_placeholder_and_event() -> None:
     page = (ROOT / "docs" / "plans.md").read_text()
     names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
-    marks = [*PLACEHOLDERS, OPEN, START, END, CLOSE, FAILED, STOPPED, LOST]
+    events = [each.__struct_config__.tag for each in (Opened, Started, Ended, Closed)]
+    marks = [*PLACEHOLDERS, *events, FAILED, STOPPED, LOST]
     assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []

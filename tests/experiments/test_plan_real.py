@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.experiments.plan_journal import read_events
+from aorta.experiments.journal import read_plan_history
 from tests.runs import HANGS_S, ROOT, SMALL, environment
 
 pytestmark = pytest.mark.dist
@@ -36,6 +36,6 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
         assert manifest["config"]["fabric"]["kind"] == fabric
         assert manifest["config"]["training"]["seed"] == 11
         assert manifest["command"][-1] == "label=null"
-    ends = [event for event in read_events(plan / "journal.jsonl") if event["event"] == "end"]
-    assert [(end["launch"], end["left_behind"]) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
+    ends = read_plan_history(plan).ended
+    assert [(end.launch, end.left_behind) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.experiments import plan_command, plan_folder
-from aorta.experiments.process_mark import MARK
+from aorta.experiments import launch_folder, plan_command
+from aorta.experiments.process import MARK
 from aorta.installation import commit_of
 from tests.experiments.conftest import Bench
 from tests.runs import HANGS_S, ROOT
@@ -84,7 +84,7 @@ def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
     code, _, err = bench(*AB)
     assert code == 0
     assert bench.launched == ["reference/00", "candidate/00", "candidate/00", "candidate/01", "reference/01"]
-    assert "[1/4] candidate/00: failed with exit code 7" in err
+    assert "[1/4] candidate/00: failed: exit code 7" in err
     plan = bench.home / "plan"
     (failed,) = [end for end in bench.events("end") if end["outcome"] == "failed"]
     assert (failed["exit_code"], failed["attempt"], failed["run_id"]) == (7, 0, None)
@@ -101,7 +101,7 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
     code, out, err = bench(*AB)
     assert (code, out) == (5, "")
     assert [name for name in bench.launched if name != "candidate/00"] == [ORDER[0], *ORDER[2:]]
-    assert "error: 1 of 4 launches failed twice:\n  candidate/00: failed with exit code 7 (" in err
+    assert "error: 1 of 4 launches failed twice:\n  candidate/00: failed: exit code 7 (" in err
     assert bench.events("close")[-1] | {"time": 0} == {
         "event": "close", "time": 0, "exit_code": 5, "failed": ["candidate/00"],
     }  # fmt: skip
@@ -122,7 +122,7 @@ def test_exit_code_0_without_every_record_is_a_failure(bench: Bench) -> None:
 def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> None:
     code, _, err = bench("--launches", "1", "--launcher", "no-such-docker run image torchrun")
     assert code == 5
-    assert "failed with exit code 127" in err
+    assert "failed: exit code 127" in err
     assert bench.events("end")[0]["last_lines"] == ["no-such-docker: cannot be started: No such file or directory"]
 
 
@@ -167,8 +167,8 @@ def test_another_environment_is_refused(bench: Bench) -> None:
 @pytest.mark.parametrize("key", ["name", "machine", "cpus"])
 def test_another_machine_is_refused(bench: Bench, key: str) -> None:
     bench(*AB)
-    there = plan_folder.host()
-    bench.monkeypatch.setattr(plan_folder, "host", lambda: there | {key: "another", "kernel": "newer"})
+    there = launch_folder.host()
+    bench.monkeypatch.setattr(launch_folder, "host", lambda: there | {key: "another", "kernel": "newer"})
     code, _, err = bench(*AB)
     assert code == 1
     assert f"host.{key}: {there[key]!r} there, 'another' now" in err
@@ -177,8 +177,8 @@ def test_another_machine_is_refused(bench: Bench, key: str) -> None:
 
 def test_another_kernel_is_not(bench: Bench) -> None:
     bench(*AB)
-    there = plan_folder.host()
-    bench.monkeypatch.setattr(plan_folder, "host", lambda: there | {"kernel": "newer"})
+    there = launch_folder.host()
+    bench.monkeypatch.setattr(launch_folder, "host", lambda: there | {"kernel": "newer"})
     assert bench(*AB)[0] == 0
 
 
@@ -303,7 +303,7 @@ def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypa
         path.write_text(other)
         link(part, path)
 
-    monkeypatch.setattr(plan_folder.os, "link", late)
+    monkeypatch.setattr(launch_folder.os, "link", late)
     code, _, err = bench(*AB)
     assert code == 1
     assert "words: ['s=2'] there, ['s=1'] now" in err
@@ -384,5 +384,5 @@ def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
     text = shown.decode()
     assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
     assert "4/4 [" in text
-    assert "[1/4] candidate/00: failed with exit code 7 in" in text
+    assert "[1/4] candidate/00: failed: exit code 7 in" in text
     assert "done in" not in text

@@ -147,6 +147,6 @@ def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> Non
     bench.acts(reference_00={"hang": 1})
     code, _, err = bench(*AB, "--timeout-s", "20")  # for the launches that end, too
     assert code == 0
-    assert "reference/00: ended after timeout_s=20 in" in err
+    assert "reference/00: failed: not done after 20.0 s in" in err
     assert bench.launched == ["reference/00", "reference/00", "candidate/00"]
     assert has_ended(hanging(bench)["rank"])

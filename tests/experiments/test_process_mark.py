@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 
-from aorta.experiments.process_mark import MARK, end_marked
+from aorta.experiments.process import MARK, end_marked
 from tests.experiments.test_process import gone
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from aorta.analysis import load_run
-from aorta.experiments.sweep_journal import read_sweep
+from aorta.experiments.journal import read_sweep
 from tests.experiments import slurm
 from tests.runs import ROOT, SMALL, environment, record
 

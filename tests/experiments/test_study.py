@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.distributed.known_variables import KNOWN_VARIABLES, check_variable, table
+from aorta.distributed.environment_variables import KNOWN_VARIABLES, check_variable, table
 from aorta.errors import InputError
 from aorta.experiments import study_command
 from aorta.experiments.study_cells import PRESETS, preset, read_words

@@ -7,16 +7,16 @@ from contextlib import closing
 import pytest
 
 from aorta.errors import ConfigError, InputError
-from aorta.experiments.sweep_folder import make_room
-from aorta.experiments.sweep_journal import (
+from aorta.experiments.journal import (
     SWEEP_FILE,
     JobEnded,
     JobPlanned,
-    SweepJournal,
     SweepRequest,
     job_name,
     read_sweep,
+    sweep_journal,
 )
+from aorta.experiments.launch_folder import make_room
 
 ASKED = SweepRequest(
     journal_version=1,
@@ -30,7 +30,7 @@ ASKED = SweepRequest(
 
 
 def write(folder, *lines):
-    with closing(SweepJournal(folder)) as journal:
+    with closing(sweep_journal(folder)) as journal:
         journal.write(ASKED, *lines)
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 
 from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunConf
 from aorta.errors import ConfigError, RunIncomplete, ToolMissing
-from aorta.experiments.sweep_journal import SWEEP_FILE, read_sweep
+from aorta.experiments.journal import SWEEP_FILE, read_sweep
 from aorta.experiments.sweep_launcher import TorchrunJobs
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.experiments.test_process import wait_for

@@ -14,7 +14,7 @@ import time
 import psutil
 import pytest
 
-from aorta.experiments.sweep_journal import read_sweep
+from aorta.experiments.journal import read_sweep
 from tests.experiments.conftest import command
 from tests.experiments.test_process import gone, wait_for
 from tests.runs import HANGS_S, ROOT, environment, record

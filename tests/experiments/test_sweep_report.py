@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
@@ -11,11 +12,10 @@ from matplotlib.patches import Rectangle
 
 from aorta.errors import InputError
 from aorta.experiments import heat_map
-from aorta.experiments.heat_map import NO_JOB, arrange, draw
-from aorta.experiments.run_medians import RunMedians
-from aorta.experiments.sweep_command import main
-from aorta.experiments.sweep_journal import JobEnded, JobHistory, JobPlanned, Sweep
-from aorta.experiments.sweep_table import JobRow, as_csv, as_text
+from aorta.experiments.heat_map import NO_JOB, HeatGrid, draw
+from aorta.experiments.journal import JobEnded, JobHistory, JobPlanned, Sweep
+from aorta.experiments.launch_medians import LaunchMedians
+from aorta.experiments.sweep_report import JobRow, SweepReport, main
 from tests.analysis.builders import footer, header, metrics, step, write_rank
 from tests.experiments.test_sweep_journal import ASKED, write
 
@@ -24,7 +24,7 @@ def row(name, words, ratio=None, status="done", **more):
     """A job whose run has `overlap_ratio` and twice that in `job_step_ms`."""
     value = {} if ratio is None else {"overlap_ratio": ratio, "job_step_ms": 2 * ratio}
     ended = None if status == "not run" else JobEnded(name, status, 0, 1.0, ratio, more.get("reason"))
-    result = RunMedians(value, {} if value else {"overlap_ratio": "no communication"}, 10)
+    result = LaunchMedians(value, {} if value else {"overlap_ratio": "no communication"}, 10)
     return JobRow(JobHistory(name, tuple(words), ended), result)
 
 
@@ -37,8 +37,12 @@ ROWS = [
 ]
 
 
-def sweep_of(tmp_path, rows):
-    return Sweep(tmp_path, ASKED, tuple(each.job for each in rows))
+def report_of(rows, folder=Path()):
+    return SweepReport(Sweep(folder, ASKED, tuple(each.job for each in rows)), tuple(rows))
+
+
+def arrange(rows, metric: str, x_key: str, y_key: str) -> HeatGrid:
+    return report_of(rows).heat_map(metric, x_key, y_key)
 
 
 def test_cells_stand_where_their_keys_say(tmp_path):
@@ -128,8 +132,8 @@ def test_nothing_known_draws_nothing(tmp_path):
     assert not path.exists()
 
 
-def test_the_csv_has_a_row_for_every_job_and_no_number_for_the_unknown(tmp_path):
-    lines = list(csv.DictReader(io.StringIO(as_csv(sweep_of(tmp_path, ROWS), ROWS))))
+def test_the_csv_has_a_row_for_every_job_and_no_number_for_the_unknown():
+    lines = list(csv.DictReader(io.StringIO(report_of(ROWS).as_csv())))
     assert [line["job"] for line in lines] == ["00", "01", "02", "03", "04"]
     assert [line["overlap_ratio"] for line in lines] == ["0.1", "0.2", "", "", "0.4"]
     assert [line["job_step_ms"] for line in lines] == ["0.2", "0.4", "", "", "0.8"]
@@ -138,8 +142,8 @@ def test_the_csv_has_a_row_for_every_job_and_no_number_for_the_unknown(tmp_path)
     assert [line["reason"] for line in lines] == ["", "", "failed: exit code 5", "no communication", ""]
 
 
-def test_the_text_names_what_is_missing(tmp_path):
-    text = as_text(sweep_of(tmp_path, ROWS), ROWS, ["overlap_ratio"])
+def test_the_text_names_what_is_missing():
+    text = report_of(ROWS).as_text(["overlap_ratio"])
     assert "! 02: failed: exit code 5" in text
     assert "! 03 overlap_ratio: no communication" in text
     assert "EMULATED" not in text

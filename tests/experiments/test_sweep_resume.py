@@ -12,9 +12,9 @@ import pytest
 
 from aorta.config.multirun import SweepJob
 from aorta.errors import ConfigError
-from aorta.experiments.process_mark import MARK
-from aorta.experiments.sweep_folder import launch_id
-from aorta.experiments.sweep_journal import SWEEP_FILE, SweepJournal, read_sweep
+from aorta.experiments.journal import SWEEP_FILE, read_sweep, sweep_journal
+from aorta.experiments.launch_folder import launch_id
+from aorta.experiments.process import MARK
 from aorta.experiments.sweep_launcher import TorchrunJobs
 from tests.experiments.test_process import gone
 from tests.experiments.test_sweep_launcher import batch, recorded, statuses
@@ -118,7 +118,7 @@ def test_a_torn_line_stays_alone(tmp_path):
 def test_two_sweeps_do_not_share_a_folder(tmp_path, resume):
     launched(tmp_path, "3")
     started(tmp_path)
-    with closing(SweepJournal(tmp_path / "sweep")):
+    with closing(sweep_journal(tmp_path / "sweep")):
         with pytest.raises(ConfigError, match="another process runs a sweep there"):
             launched(tmp_path, "3", resume=resume)
         assert started(tmp_path) == []

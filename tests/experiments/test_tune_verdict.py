@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.samples import Sample
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.errors import InputError
-from aorta.experiments.tune_verdict import ALPHA, check_launches, recommended, rules
+from aorta.experiments.recommendation import ALPHA, Judgement, check_launches, recommended, rules
 
 SEEDS: Final = 200
 LAUNCHES: Final = 5
@@ -37,11 +37,12 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
 
 def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> str | None:
     """What is recommended."""
-    comparisons: dict[str, dict[str, Any]] = {}
+    judgements: dict[str, Judgement] = {}
     for number, candidate in enumerate(candidates, start=1):
         found = judged(pairs(medians_entry(base), medians_entry(candidate)), base, candidate, judged_by)
-        comparisons[f"candidate-{number}"] = dict(zip(("metrics", "verdict", "verdict_reason"), found, strict=True))
-    return recommended(comparisons)[0]
+        comparison = dict(zip(("metrics", "verdict", "verdict_reason"), found, strict=True))
+        judgements[f"candidate-{number}"] = Judgement.of(comparison)
+    return recommended(judgements)[0]
 
 
 def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str | None:
@@ -78,7 +79,7 @@ def test_of_two_improvements_the_shorter_step_is_recommended() -> None:
 
 def test_no_recommendation_says_why() -> None:
     assert recommended({}) == (None, "there was nothing to launch against the base")
-    lost = {"verdict": "regression", "verdict_reason": "", "metrics": {}}
+    lost = Judgement("regression", "", {})
     assert recommended({"candidate-1": lost})[1] == "none of the 1 launched was shown to be better than the base"
 
 

@@ -25,9 +25,9 @@ _MODULES: Final = (
         "aorta.analysis.report.report_command",
         "aorta.analysis.report.html.assembly",
     ),
-    *("aorta.analysis.merge.merge_command", "aorta.analysis.rpc.rpc_command", "aorta.experiments.gather_nodes"),
-    *("aorta.experiments.sweep_command", "aorta.experiments.sweep_table", "aorta.experiments.heat_map"),
-    *("aorta.experiments.plan_command", "aorta.experiments.plan_folder", "aorta.config.train_cli"),
+    *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
+    *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
+    *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.config.train_cli"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
     *("fsspec.implementations.zip", "fsspec.implementations.tar"),
 )
@@ -117,7 +117,7 @@ def _merge(case: Path, out: Path) -> int:
 
 
 def _rpc(case: Path, out: Path) -> int:
-    from aorta.analysis.rpc.rpc_command import rpc_report
+    from aorta.rpc.rpc_report import rpc_report
 
     return rpc_report([str(case), "-o", str(out / "trace.json.gz"), "--check"])
 
@@ -133,7 +133,7 @@ def _gather(case: Path, out: Path) -> int:
 
 
 def _sweep(case: Path, out: Path) -> int:
-    from aorta.experiments.sweep_command import main
+    from aorta.experiments.sweep_report import main
 
     return main([str(case), "--output", str(out)])
 
@@ -141,16 +141,17 @@ def _sweep(case: Path, out: Path) -> int:
 def _plan(case: Path, out: Path) -> None:
     from contextlib import closing
 
+    from aorta.experiments.journal import plan_journal, read_plan_history
+    from aorta.experiments.launch_folder import open_folder, run_of
     from aorta.experiments.plan_command import parse
-    from aorta.experiments.plan_folder import open_folder, run_of
-    from aorta.experiments.plan_journal import PlanJournal
     from aorta.experiments.plan_options import read_plan
 
     folder = case / "plan"
     run_of(folder / "reference" / "00")
     if folder.is_dir():
-        with closing(PlanJournal(folder)) as journal:
-            journal.done(), journal.open_starts(), journal.starts_of("reference/00"), journal.seconds()
+        with closing(plan_journal(folder)):
+            history = read_plan_history(folder)
+            history.done(), history.open_starts(), history.starts_of("reference/00"), history.seconds()
         open_folder(read_plan(parse(["--output", str(folder)]), case), {}, {})
     read_plan(parse(["--plan", str(case / "plan.yaml"), "--output", str(out / "plan")]), case)
 
@@ -171,11 +172,12 @@ def _configuration(case: Path, out: Path) -> int:
     from hydra.core.global_hydra import GlobalHydra
 
     from aorta.config.train_cli import main
+    from tests.config.conftest import InThisProcess
 
     words = [word for word in _lines(case) if word not in ("-m", "--multirun")]
     GlobalHydra.instance().clear()
     sys.argv = ["train.py", *(str(case / word) if word == "mine.yaml" else word for word in words)]
-    return main(lambda _resolved: 0, seeds.ROOT / "config")
+    return main(lambda _resolved: 0, seeds.ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
 
 
 def _words(case: Path, out: Path) -> None:
@@ -184,7 +186,7 @@ def _words(case: Path, out: Path) -> None:
     from aorta.config.rank_words import selected_ranks
     from aorta.config.templates import problem_of
     from aorta.errors import AortaError
-    from aorta.experiments.node_files import url_of
+    from aorta.experiments.gather_nodes import url_of
 
     for word in _lines(case):
         is_location(word, out, out), label_of(word), url_of(word), problem_of(word)
@@ -206,7 +208,7 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 
 def _smi(case: Path, out: Path) -> None:
-    from aorta.device_metrics.rocm_smi import from_json, from_text, normalised
+    from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised
     from aorta.device_metrics.sample_values import json_after_words
     from aorta.errors import DeviceUnreadable
 

@@ -245,7 +245,7 @@ def gather(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """The folder of a sweep, with its jobs' runs."""
-    from aorta.experiments.sweep_journal import JobEnded, JobPlanned
+    from aorta.experiments.journal import JobEnded, JobPlanned
     from tests.analysis.compare.builders import launch
     from tests.experiments.test_sweep_journal import write
 

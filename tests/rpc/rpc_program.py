@@ -9,8 +9,7 @@ import sys
 from aorta.distributed import clock_measurement
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology, select_device
-from aorta.rpc.rpc_run import RpcRun
-from aorta.rpc.worker_window import WorkerWindow
+from aorta.rpc.rpc_run import RpcRun, WorkerWindow
 from aorta.runner.logs import start_logging
 from tests.loop import resolved
 

@@ -153,6 +153,6 @@ def test_what_an_rpc_run_fails_of_is_explained_and_said_to_the_others(store, mon
     monkeypatch.setattr(RpcRun, "run", fail)
     with pytest.raises(RunIncomplete, match="rank 0: ValueError: a bug"):
         run_rpc(resolved("workload=rpc", "training.device=cpu"))
-    assert told.word_of(0) == "ValueError: a bug"
+    assert told.reported_failure(0) == "ValueError: a bug"
     monkeypatch.setattr(RpcRun, "run", lambda _: None)
     assert run_rpc(resolved("workload=rpc", "training.device=cpu")) == EXIT_OK

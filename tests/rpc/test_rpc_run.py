@@ -17,11 +17,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.rpc.rpc_command import rpc_report
-from aorta.analysis.rpc.rpc_records import read_run
-from aorta.analysis.rpc.rpc_rows import read_rows
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import read_topology
+from aorta.rpc.rpc_records import read_operators, read_run
+from aorta.rpc.rpc_report import rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.analysis.merge.traces import load, problems
 from tests.loop import resolved
@@ -81,7 +80,7 @@ def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
     assert Counter(call.window for call in mine) == dict.fromkeys(range(20), 3)
     assert {call.kind for call in mine} == {"rpc_sync", "rpc_async", "rpc_remote"}
     assert {call.function for call in mine} == {"aten::add", "udf_with_torch_ops"}
-    found = [(trace.rank, row) for trace in run.traces for row in read_rows(trace).operators if row.call_id]
+    found = [(trace.rank, row) for trace in run.traces for row in read_operators(trace) if row.call_id]
     assert Counter(row.call_id for _, row in found) == Counter(call.call_id for call in run.calls)
     by_id = {call.call_id: call for call in run.calls}
     assert all(by_id[row.call_id].callee == node and by_id[row.call_id].name == row.name for node, row in found)
@@ -292,9 +291,7 @@ def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys)
     # The seventh call of the first window was relayed by the worker that died: what it called ran on the other.
     (relay,) = (call for call in calls if call.function == "relay")
     nested = f"{relay.name}#remote_op: rpc_sync#udf_with_torch_ops(worker1 -> worker2)"
-    rows = [
-        row for trace in read_run(folder).traces if trace.rank == 2 for row in read_rows(trace).operators if row.call_id
-    ]
+    rows = [row for trace in read_run(folder).traces if trace.rank == 2 for row in read_operators(trace) if row.call_id]
     assert [row.name for row in rows].count(nested) == 1
     assert not (folder / "rpc.json").read_text().count('"incomplete": false')
 

@@ -1,6 +1,6 @@
 """Writes one trace of an RPC run: a process per worker, a slice per call on both sides, and arrows between them.
 
-Also checks that every remote slice lies inside its call. Must not: drop an event of a worker's trace.
+Also checks that every remote slice lies inside its call. Must not load torch, or drop an event of a worker's trace.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TraceWriter
 from aorta.analysis.merge.track_identity import TIDS_PER_RANK, TrackIdentity
-from aorta.analysis.rpc.rpc_records import RpcRecords
-from aorta.analysis.rpc.rpc_rows import TO_HERE, is_wait, memory_of
-from aorta.analysis.rpc.rpc_table import REMOTE_CALL
 from aorta.errors import InputError
 from aorta.records.rpc_files import CALL_MARK, Call, CallMemory
+from aorta.rpc.rpc_records import REMOTE_CALL, TO_HERE, RpcRecords, is_wait, memory_of
 
 _FIRST_ARROW: Final = 1 << 50
 """Ids of the arrows lie above those of any trace (`merge.track_identity` numbers them from 0 by trace)."""

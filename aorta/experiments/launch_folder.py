@@ -1,0 +1,335 @@
+"""The folders of plans and sweeps: only launches of what was asked for stand in them, and nothing is overwritten.
+
+    OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
+    SWEEP/sweep.jsonl  SWEEP/00 ...  SWEEP/history/<time>/
+
+Before a plan's folder is made, interpreters and words are checked: a wrong one must not fail every launch.
+
+Must not load torch, start a training, delete anything, mix two plans or two sweeps, or leave a job of a killed sweep
+running beside a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import aorta
+from aorta.analysis.load.manifest import flatten
+from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
+from aorta.errors import AnotherPlan, ConfigError, InputError
+from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
+from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
+from aorta.experiments.process import end_marked, launch_environment
+from aorta.installation import commit_of, training_program
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
+from aorta.records.untrusted_files import decode_json, read_small
+
+PLAN_FILE: Final = "plan.json"
+PLAN_VERSION: Final = 2
+"""2: a plan that is taken up again must find the same host."""
+_SAME_HOST: Final = ("name", "machine", "cpus")
+_PART: Final = f"{PLAN_FILE}.*.part"
+_LAST_LINES: Final = 20
+_TAIL_BYTES: Final = 16_384
+LOG_DIR: Final = "logs"
+ASIDE_DIR: Final = "aside"
+"""Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
+_SAME_SWEEP: Final = ("words", "options", "nproc", "command", "metric")
+_TIMEOUT_S: Final = 120
+"""An interpreter on a cold network disk; it is not measured."""
+_PROBE: Final = (
+    "import json, platform\n"
+    "from importlib import metadata\n"
+    "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
+)
+_NOT_KNOWN: Final = "launched by a command of its own; see the manifest of each run"
+
+
+def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
+    """Side -> versions of Python, torch and the checkout, as far as they are known without a launch.
+
+    Raises:
+        ConfigError: an interpreter does not run, or has no torch.
+    """
+    return {side.name: _side_facts(side, plan) for side in plan.sides}
+
+
+def inherited() -> dict[str, str]:
+    """Variables of the caller that change a measurement and go to every launch: a plan taken up again in another shell
+    would otherwise mix two environments (W18).
+    """
+    recorded = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(ENVIRONMENT_PREFIXES) or name in ENVIRONMENT_NAMES
+    }
+    return shown_values(recorded)
+
+
+def check_words(plan: Plan) -> None:
+    """Let train.py compose the words of each side, so that a wrong one does not fail every launch.
+
+    Raises:
+        ConfigError: with the words of train.py.
+    """
+    for side in plan.sides:
+        if not side.uses_python:
+            continue
+        program = training_program(None if side.tree is None else Path(side.tree))
+        command = [side.python, *program, *plan.words_of(side), "--cfg", "job"]
+        done = _run(command, side, plan)
+        if done.returncode:
+            said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            words = shlex.join(hide(plan.words_of(side)))
+            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{said}")
+
+
+def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
+    if not side.uses_python:
+        return {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
+    done = _run([side.python, "-c", _PROBE], side, plan)
+    tree = None if side.tree is None else Path(side.tree)
+    try:
+        versions = json.loads(done.stdout)
+        return {"python": versions["python"], "torch": versions["torch"], "commit": commit_of(tree), "reason": None}
+    except (ValueError, KeyError, TypeError):
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(
+            f"{side.name}.python={side.python}: cannot tell its torch ({said}). Name a Python that has torch"
+        ) from None
+
+
+def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
+    environment: Mapping[str, str] = {**launch_environment(), **side.environment}
+    try:
+        return subprocess.run(
+            command,
+            cwd=plan.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{side.name}: cannot run {command[0]}: {error}") from error
+
+
+def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Make the plan's folder, or find that it holds this very plan.
+
+    Args:
+        facts: of each side, what `facts` found.
+        environment: what `inherited` found.
+
+    Raises:
+        AnotherPlan: the folder holds another plan; the message has each key with both values.
+        ConfigError: the folder holds something else.
+    """
+    path = plan.output / PLAN_FILE
+    wanted = {"asked": plan.as_json(), "versions": dict(facts), "environment": dict(environment), "host": host()}
+    try:
+        if path.exists():
+            _refuse_another(path, wanted)
+            return
+        if plan.output.exists() and any(not each.match(_PART) for each in plan.output.iterdir()):
+            raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
+        plan.output.mkdir(parents=True, exist_ok=True)
+        content = {
+            "plan_version": PLAN_VERSION,
+            "aorta_version": aorta.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **wanted,
+            "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
+        }
+        if not _made(path, json.dumps(content, indent=2) + "\n"):  # another runner was quicker
+            _refuse_another(path, wanted)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
+        ) from error
+
+
+def _made(path: Path, text: str) -> bool:
+    """Write a whole file where there is none; False, and nothing written, where there is one."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            if path.exists():
+                return False
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return True
+
+
+def host() -> dict[str, Any]:
+    """The machine that runs the plan."""
+    return {
+        "name": platform.node(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def run_of(folder: Path) -> tuple[str | None, str | None]:
+    """The run id of a complete run folder and None, or None and what is missing."""
+    try:
+        manifest = read_manifest(folder)
+        run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None, f"no readable {MANIFEST_FILE} in {folder} ({type(error).__name__}: {error})"
+    found = len(list(folder.glob(RANK_FILE_GLOB)))
+    if found != ranks:
+        return None, f"records of {found} of {ranks} ranks in {folder}"
+    return run_id, None
+
+
+def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
+    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`.
+
+    Returns:
+        That place, seen from OUT; None if it left nothing.
+    """
+    folder = plan.run_folder(launch)
+    if not folder.exists():
+        return None
+    target = unused(plan.output / ASIDE_DIR / f"{launch.name}.{why}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(target)
+    return str(target.relative_to(plan.output))
+
+
+def log_file(plan: Plan, launch: PlannedLaunch, starts: int) -> Path:
+    """Where the output of a launch goes; `starts`: how often it was started before."""
+    again = f"-{starts + 1}" if starts else ""
+    return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of what a launch said."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+
+
+def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
+    try:
+        there = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
+        if there["plan_version"] != PLAN_VERSION:
+            raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
+        different = differences(_comparable(there), _comparable(wanted))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
+    if different:
+        raise AnotherPlan(
+            f"{path} holds another plan, and launches of two plans must not mix:\n{different}\n"
+            "give what was given there, or another --output"
+        )
+
+
+def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What must stay as it is. Launches of two machines have no common noise, but a kernel may be updated meanwhile."""
+    host = {key: content["host"][key] for key in _SAME_HOST}
+    return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
+
+
+def make_room(folder: Path) -> None:
+    """Move what an earlier sweep left there to `history/<when its journal was last written>/`.
+
+    Raises:
+        ConfigError: the folder holds a run or a sweep that runs, or cannot be written.
+    """
+    journal = folder / SWEEP_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST_FILE).exists() or any(folder.glob(RANK_FILE_GLOB)):
+            raise ConfigError(f"{folder} holds a run, not a sweep; give the sweep another label=NAME")
+        if not journal.exists():
+            return
+        sweep_journal(folder).close()  # refused while another sweep holds it
+        name = f"{datetime.fromtimestamp(journal.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
+        target = unused(folder / HISTORY_DIR / name)
+        target.mkdir(parents=True)
+        for path in [path for path in folder.iterdir() if path.is_dir() and is_job_name(path.name)]:
+            path.rename(target / path.name)
+        journal.rename(target / SWEEP_FILE)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder") from error
+
+
+def launch_id(folder: Path, job: str) -> str:
+    """What marks the processes of a job: no two launches of one machine write to one folder at a time."""
+    return str(folder / job)
+
+
+def take_up(folder: Path, asked: SweepRequest) -> dict[str, JobHistory]:
+    """Read the jobs of a sweep that is continued, and end what still runs of it. The caller holds its journal.
+
+    Returns:
+        Name -> job.
+
+    Raises:
+        ConfigError: no sweep there, or one that was asked for something else: each difference with both values.
+    """
+    try:
+        there = read_sweep(folder)
+    except InputError as error:
+        raise ConfigError(f"hydra.launcher.resume: {error}") from error
+    if different := differences(*({key: getattr(each, key) for key in _SAME_SWEEP} for each in (there.asked, asked))):
+        raise ConfigError(
+            f"hydra.launcher.resume: {folder} holds another sweep:\n{different}\n"
+            "give what was given there, or another label=NAME"
+        )
+    for job in there.jobs:
+        if job.ended is None:
+            end_marked(launch_id(folder, job.name))
+    return {job.name: job for job in there.jobs}
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING: Final = _Nothing()
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
+
+    Args:
+        there: as it was read from a file.
+        now: JSON values.
+    """
+    before, after = dict(flatten(there)), dict(flatten(json.loads(json.dumps(now))))
+    values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
+    return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)
+
+
+def unused(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
+    free, copies = path, 1
+    while free.exists():
+        copies += 1
+        free = path.with_name(f"{path.name}-{copies}")
+    return free

@@ -1,0 +1,162 @@
+"""Which of several candidates `aorta tune` and `aorta study` recommend: the verdicts of the comparison, one for each.
+
+With several candidates the chance that one of them looks better grows; so each is judged at `rules(...)`, whose level
+is shared among them (Bonferroni, which holds however the candidates depend on each other; here all share the base's
+launches). Must not judge anything that the comparison did not, or recommend what it did not call an improvement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from aorta.analysis.compare.inputs import read_subjects
+from aorta.analysis.compare.launch_comparison import compare_launches
+from aorta.analysis.compare.run_comparison import differing, facts
+from aorta.analysis.compare.verdict import least_launches
+from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.load.records import load_run
+from aorta.analysis.metrics import JOB_STEP
+from aorta.errors import InputError
+from aorta.experiments.launch_plan import REFERENCE, Plan
+
+ALPHA: Final = 0.05
+"""Chance of even one wrong verdict, improvement or regression, among all candidates: at most 1 in 20."""
+_ELSEWHERE: Final = ("config.training.output_dir", "config.label")
+"""Keys that say where a run was written, not what it did."""
+
+
+_SHOWN: Final = (JOB_STEP, "overlap_ratio")
+_KEPT: Final = (
+    *("verdict", "verdict_reason", "headline", "warnings", "launches", "launch_order", "left_out", "primary"),
+    *("alpha", "margin", "interval_level"),
+)
+"""Of a comparison, besides its metrics of step time and overlap."""
+
+
+class MeasuredEffect(msgspec.Struct, frozen=True):
+    """An effect and its interval: of a `quotient` candidate / reference - 1, of a `difference` in the metric's unit."""
+
+    kind: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        return f"{TEXT.effect(self.value, self.kind)} {self.between}".strip()
+
+    @property
+    def between(self) -> str:
+        """The interval, in brackets; nothing without one."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"({TEXT.effect(self.low, self.kind)} to {TEXT.effect(self.high, self.kind)})"
+
+
+class JudgedMetric(msgspec.Struct, frozen=True):
+    """A metric of both sides: medians over launches in its unit, the effect, and the p-value."""
+
+    reference: float | None
+    candidate: float | None
+    effect: MeasuredEffect
+    p: float | None = None
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What the comparison of a candidate with the base came to. `document` is what JSON files hold of it."""
+
+    verdict: str
+    verdict_reason: str
+    metrics: dict[str, JudgedMetric]
+    warnings: list[str] = []
+    document: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, comparison: Mapping[str, Any]) -> Judgement:
+        """From what `compare_launches` returns."""
+        metrics = {name: each for name, each in comparison["metrics"].items() if name in _SHOWN}
+        kept = {name: comparison[name] for name in _KEPT if name in comparison} | {"metrics": metrics}
+        return msgspec.convert({**kept, "document": kept}, cls)
+
+    @property
+    def step(self) -> JudgedMetric:
+        """Step time."""
+        return self.metrics[JOB_STEP]
+
+    @property
+    def overlap(self) -> JudgedMetric | None:
+        """The overlap ratio; None where it is in no record."""
+        return self.metrics.get("overlap_ratio")
+
+
+def rules(candidates: int, margin: float) -> Rules:
+    """The rules by which each of several candidates is judged: on step time, at its share of `ALPHA`."""
+    return Rules(primary=JOB_STEP, alpha=ALPHA / max(candidates, 1), margin=margin)
+
+
+def check_launches(launches: int, candidates: int, asked_by: str) -> None:
+    """Refuse launches that could come to no verdict, before any is made.
+
+    Args:
+        asked_by: what the candidates come from, in words.
+
+    Raises:
+        InputError: names how many are needed.
+    """
+    least = least_launches(ALPHA / max(candidates, 1))
+    if launches < least:
+        raise InputError(
+            f"--launches {launches}: with {candidates} candidate{'s' if candidates > 1 else ''} ({asked_by}) no "
+            f"verdict is possible from fewer than {least} a side; give more launches, or fewer candidates"
+        )
+
+
+def compared(plan: Plan, judged_by: Rules) -> dict[str, Judgement]:
+    """Compare the launches of each candidate of a plan with those of its base; side -> what it came to.
+
+    Raises:
+        InputError: launches cannot be read, or did different work.
+    """
+    subjects = read_subjects({side.name: plan.output / side.name for side in plan.sides}, judged_by)
+    base = subjects.pop(REFERENCE)
+    return {
+        name: Judgement.of(
+            compare_launches(
+                (base.dataset, candidate.dataset),
+                (base.as_set(), candidate.as_set()),
+                ([], []),  # not shown
+                judged_by,
+            )
+        )
+        for name, candidate in subjects.items()
+    }
+
+
+def recommended(judgements: Mapping[str, Judgement]) -> tuple[str | None, str]:
+    """The side to recommend, or None, and the reason.
+
+    Args:
+        judgements: side -> its comparison with the base.
+    """
+    better = {name: found for name, found in judgements.items() if found.verdict == "improvement"}
+    if better:
+        chosen = min(better, key=lambda name: (better[name].step.candidate, name))
+        others = f"; of {len(better)} improvements it has the shortest step" if len(better) > 1 else ""
+        return chosen, f"{better[chosen].verdict_reason}{others}"
+    if not judgements:
+        return None, "there was nothing to launch against the base"
+    return None, f"none of the {len(judgements)} launched was shown to be better than the base"
+
+
+def unlike(recorded: Path, launched: Path) -> list[str]:
+    """Where the run that the predictions come from was configured otherwise than the base that was launched."""
+    sides = [facts(load_run(folder)) for folder in (recorded, launched)]
+    return [
+        f"{each['key']}: {each['reference']!r} in the run predicted from, {each['candidate']!r} in the base launched"
+        for each in differing(*sides)
+        if each["key"] not in _ELSEWHERE
+    ]

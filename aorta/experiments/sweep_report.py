@@ -1,0 +1,200 @@
+"""The command `aorta sweep` (`analysis/sweep_report.py`): a sweep's table, as text and CSV, and its heat maps.
+
+Must not leave a job out, write a number where there is none, or import pandas or matplotlib before the arguments are
+known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, metric_named
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
+from aorta.experiments.journal import JobHistory, Sweep, read_sweep
+from aorta.experiments.launch_medians import LaunchMedians, check_metric, read_medians
+from aorta.terminal_style import WIDTH, columns, csv_text
+
+if TYPE_CHECKING:
+    from aorta.experiments.heat_map import HeatGrid
+
+CSV_FILE: Final = "sweep.csv"
+HEAT_FILE: Final = "heat_{metric}.png"
+_ALWAYS: Final = ("overlap_ratio", JOB_STEP)
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job and what its run holds."""
+
+    job: JobHistory
+    result: LaunchMedians
+
+    def value(self, metric: str) -> float | None:
+        """The median over the rank-steps of the run; None where the job is not done or has none."""
+        return self.result.of(metric)[0] if self.job.status == "done" else None
+
+    def why_not(self, metric: str) -> str | None:
+        """Why there is no value."""
+        if self.job.status != "done":
+            reason = None if self.job.ended is None else self.job.ended.reason
+            return self.job.status if reason is None else f"{self.job.status}: {reason}"
+        return self.result.of(metric)[1]
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """A sweep and every job of it in order, the runs of those that are done read."""
+
+    sweep: Sweep
+    rows: tuple[JobRow, ...]
+
+    @classmethod
+    def read(cls, sweep: Sweep) -> SweepReport:
+        """Read the runs of a sweep."""
+        unread = LaunchMedians({}, {}, readable=False)
+        results = (read_medians(sweep.run_folder(job)) if job.status == "done" else unread for job in sweep.jobs)
+        return cls(sweep, tuple(map(JobRow, sweep.jobs, results)))
+
+    @property
+    def emulated(self) -> bool:
+        """Whether any job ran on an emulated network."""
+        return any(row.result.fabric is not None for row in self.rows)
+
+    def as_csv(self) -> str:
+        """`job, status, rank_steps`, each swept key, the median of every metric any job has, and `reason` (why the
+        sweep's own metric is missing). Unknown is an empty cell.
+        """
+        swept = self.sweep.swept
+        metrics = [name for name in STEP_METRIC_NAMES if any(name in row.result.medians for row in self.rows)]
+        lines: list[list[str | float | None]] = [["job", "status", "rank_steps", *swept, *metrics, "reason"]]
+        for row in self.rows:
+            steps = row.result.rank_steps if row.job.status == "done" else None
+            keys = (row.job.keys.get(key) for key in swept)
+            values = map(row.value, metrics)
+            lines.append([row.job.name, row.job.status, steps, *keys, *values, row.why_not(self.sweep.asked.metric)])
+        return csv_text(lines)
+
+    def as_text(self, metrics: Sequence[str]) -> str:
+        """What a terminal shows: one line a job, then everything that is missing and why."""
+        asked, swept = self.sweep.asked, self.sweep.swept
+        lines = [f"sweep {self.sweep.folder}: {len(self.rows)} jobs, {asked.nproc} rank(s) each, begun {asked.started}"]
+        lines.append(f"  {' '.join(asked.words)}")
+        if self.emulated:
+            lines.append("  EMULATED FABRIC: times are the emulation's, not a network's")
+        cells = [["job", *swept, *metrics, "status"]]
+        for row in self.rows:
+            numbers = [_shown(row.value(name), name) for name in metrics]
+            cells.append([row.job.name, *(row.job.keys.get(key, "-") for key in swept), *numbers, row.job.status])
+        lines += columns(cells, right=range(1, len(cells[0]) - 1), indent="")
+        lines.append("values: medians over the steps of each job, warm-up left out; one launch a job is no verdict")
+        lines += [textwrap.fill(f"  ! {note}", WIDTH, subsequent_indent="    ") for note in self._notes(metrics)]
+        return "\n".join(lines)
+
+    def _notes(self, metrics: Sequence[str]) -> Iterator[str]:
+        """Why values are missing, and what could not be read."""
+        by_reason: dict[str, dict[str, None]] = {}
+        for row in self.rows:
+            for name in metrics:
+                if (why := row.why_not(name)) is not None:
+                    subject = row.job.name if row.job.status != "done" else f"{row.job.name} {name}"
+                    by_reason.setdefault(why, {})[subject] = None
+        yield from (f"{', '.join(subjects)}: {why}" for why, subjects in by_reason.items())
+        yield from self.sweep.problems
+
+    def heat_maps(self, metrics: Sequence[str], heat: Sequence[str] | None) -> tuple[list[HeatGrid], list[str]]:
+        """What to draw, over the keys asked for or the two that were swept; or why nothing is drawn.
+
+        Raises:
+            InputError: keys that were asked for and do not serve.
+        """
+        keys = self.sweep.swept if heat is None else heat
+        if len(keys) != 2:
+            return [], [f"not drawn: a heat map takes two keys, {len(keys)} were swept; --heat X_KEY Y_KEY"]
+        try:
+            return [self.heat_map(metric, *keys) for metric in metrics], []
+        except InputError as error:
+            if heat is not None:
+                raise
+            return [], [f"not drawn: {error}"]
+
+    def heat_map(self, metric: str, x_key: str, y_key: str) -> HeatGrid:
+        """A metric over two keys.
+
+        Raises:
+            InputError: the keys do not serve.
+        """
+        from aorta.experiments.heat_map import NULL, HeatPoint, arrange
+
+        points = [
+            HeatPoint(row.job.keys, row.value(metric), NULL if row.job.status == "done" else row.job.status)
+            for row in self.rows
+        ]
+        return arrange(points, metric, x_key, y_key)
+
+
+def _shown(value: float | None, metric: str) -> str:
+    return "-" if value is None else TEXT.number(value, metric_named(metric).unit)
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta sweep`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    sweep = read_sweep(Path(options.sweep))
+    wanted = [check_metric(name, "--metric") for name in options.metric] or [sweep.asked.metric]
+    output = Path(options.output or Path("reports", f"sweep-{sweep.folder.resolve().name}"))
+    report = SweepReport.read(sweep)
+    grids, not_drawn = report.heat_maps(wanted, options.heat)
+    lines = [report.as_text(list(dict.fromkeys([*wanted, *_ALWAYS])))]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / CSV_FILE).write_text(report.as_csv(), encoding="utf-8")
+        lines.append(str(output / CSV_FILE))
+        lines += [_drawn(grid, _title(report), output / HEAT_FILE.format(metric=grid.metric)) for grid in grids]
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{output}: cannot be written: {reason}; choose another with --output") from error
+    sys.stdout.write("\n".join([*lines, *not_drawn]) + "\n")
+    return EXIT_OK
+
+
+def _drawn(grid: HeatGrid, title: str, path: Path) -> str:
+    from aorta.experiments.heat_map import draw
+
+    reason = draw(grid, title, path)
+    if reason is None:
+        return str(path)
+    path.unlink(missing_ok=True)
+    return f"not drawn: {path.name}: {reason}"
+
+
+def _title(report: SweepReport) -> str:
+    nproc = report.sweep.asked.nproc
+    ranks = f"{nproc} rank{'s' if nproc > 1 else ''}{', EMULATED FABRIC' if report.emulated else ''}"
+    return f"{report.sweep.folder.resolve().name}: median of each job\n{ranks}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    words = argparse.ArgumentParser(
+        description="A sweep made by python train.py -m: one row a job, and a metric over two keys as a heat map.",
+        epilog="Files of an earlier report in the output folder are replaced. Exit codes: 0 done (jobs that failed are "
+        "named), 2 bad input.",
+    )
+    words.add_argument("sweep", metavar="SWEEP_FOLDER", help="where sweep.jsonl is")
+    words.add_argument(
+        "--metric", action="append", default=[], metavar="NAME", help="default: the sweep's own; repeatable"
+    )
+    words.add_argument(
+        "--heat", nargs=2, metavar=("X_KEY", "Y_KEY"), help="axes; default: the keys of a sweep over exactly two"
+    )
+    words.add_argument("--output", metavar="DIR", help="default: reports/sweep-NAME/ where you are")
+    return words

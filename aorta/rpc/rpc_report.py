@@ -1,0 +1,218 @@
+"""The command `aorta rpc` (`analysis/rpc_report.py`): the table of an RPC run on stdout, and its trace in a file.
+
+The table has the calls and operators of all workers, by node and name, in the layout first described for RPC profiling
+in torch. Must not load torch or pandas, or print a number that is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aorta.analysis.formatting import TEXT
+from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
+from aorta.analysis.merge.causality import Causality
+from aorta.analysis.merge.trace_writer import trace_file
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive
+from aorta.records.rpc_files import TRACE_FILE, Call
+from aorta.rpc.rpc_records import (
+    REMOTE_CALL,
+    REMOTE_OP,
+    RemoteOperator,
+    RpcRecords,
+    nested_waits,
+    read_operators,
+    read_run,
+)
+from aorta.rpc.rpc_trace import write_trace
+from aorta.terminal_style import columns
+
+_HEADS = (
+    "Name",
+    "Self CPU total %",
+    "Self CPU total",
+    "CPU total %",
+    "CPU total",
+    "CPU time avg",
+    "Number of Calls",
+    "Node ID",
+    "Node",
+)
+
+
+@command()
+def rpc_report(arguments: Sequence[str]) -> int:
+    """Run `aorta rpc`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    folder = Path(options.folder)
+    run = read_run(folder)
+    nested = nested_waits(run.calls)
+    # One trace's operators in memory at a time.
+    operators = ((trace.rank, row) for trace in run.traces for row in read_operators(trace, nested))
+    rows = make_rows(run.calls, operators)
+    sys.stdout.write(render(rows, run.workers) + "\n")
+    output = Path(options.output) if options.output else folder / TRACE_FILE
+    notes: list[str] = [f"incomplete: {what}" for what in run.missing]
+    clocks = find_clocks(None, run.traces, [run.path])
+    alignments = align_ranks(run.traces, clocks, options.align, notes)
+    found = _merge(run, output, options, clocks, alignments)
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
+    if run.traces:
+        last += f", {in_words(options.align, alignments)}"
+    sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
+    if options.check and found.violations:
+        raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
+    if options.check and not found.pairs:
+        raise Inconclusive("there was nothing to check causality by")
+    return EXIT_OK
+
+
+def _merge(
+    run: RpcRecords,
+    output: Path,
+    options: argparse.Namespace,
+    clocks: KnownClocks,
+    alignments: Mapping[int, RankAlignment],
+) -> Causality:
+    base_ns = min((trace.base_ns or 0 for trace in run.traces), default=0)
+    with trace_file(output, overwrite=options.overwrite) as writer:
+        found, slices = write_trace(writer, run, alignments, base_ns)
+        writer.finish(
+            {
+                "schemaVersion": 1,
+                "displayTimeUnit": "ms",
+                "baseTimeNanoseconds": base_ns,
+                "clockSync": clocks.as_json(options.align, alignments),
+                "rpc": {
+                    "workers": {str(worker): name for worker, name in run.workers.items()},
+                    "calls": len(run.calls),
+                    "remote_calls": slices,
+                    "incomplete": run.incomplete,
+                    "missing": run.missing,
+                    "causality": found.as_json(),
+                },
+            }
+        )
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    words = argparse.ArgumentParser(
+        description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
+        epilog="Exit codes: 0 done (also where a worker is missing: that is said), 1 --check found a call that does "
+        "not enclose what it ran, 2 bad input, 4 --check found nothing to check.",
+    )
+    words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
+    words.add_argument("-o", "--output", metavar="FILE", help=f"the trace; default: DIR/{TRACE_FILE}")
+    words.add_argument("--align", choices=("clock", "none", "start_profile"), default="clock", help="as aorta merge")
+    words.add_argument("--check", action="store_true", help="fail when a remote slice lies outside its call")
+    words.add_argument("--overwrite", action="store_true", help="replace the trace")
+    return words
+
+
+@dataclass
+class CallRow:
+    """One name on one node. The row of a call measures from issue to reply: its caller's CPU may do anything in that
+    time, many calls may wait at once, and so it has no self time and no share of the CPU's time (`waits`).
+
+    Bytes count what was allocated, not what was freed; None where no memory was measured.
+    """
+
+    name: str
+    node: int
+    self_ns: int = 0
+    total_ns: int = 0
+    count: int = 0
+    unanswered: int = 0
+    waits: bool = False
+    allocated_bytes: int | None = None
+    self_allocated_bytes: int | None = None
+
+    def add_memory(self, allocated_bytes: int, self_allocated_bytes: int) -> None:
+        """Add what one call allocated."""
+        self.allocated_bytes = (self.allocated_bytes or 0) + allocated_bytes
+        self.self_allocated_bytes = (self.self_allocated_bytes or 0) + self_allocated_bytes
+
+
+def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperator]]) -> list[CallRow]:
+    """Rows by node, then total time, longest first. Each of `operators` comes with the node it ran on."""
+    rows: dict[tuple[int, str], CallRow] = {}
+
+    def row(node: int, name: str) -> CallRow:
+        return rows.setdefault((node, name), CallRow(name, node))
+
+    for call in calls:
+        mine = row(call.caller, call.name)
+        mine.count += 1
+        mine.waits = True
+        if call.reply_ns is None:
+            mine.unanswered += 1
+        else:
+            mine.total_ns += call.reply_ns - call.issue_ns
+    for node, operator in operators:
+        mine = row(node, shown_name(operator))
+        mine.count += 1
+        mine.waits |= operator.waits
+        mine.self_ns += operator.self_ns
+        mine.total_ns += operator.end_ns - operator.start_ns
+        if operator.memory is not None:
+            by_operators = sum(each.self_allocated_bytes for each in operator.memory.operators.values())
+            mine.add_memory(operator.memory.allocated_bytes, operator.memory.allocated_bytes - by_operators)
+            for name, figures in operator.memory.operators.items():
+                inside = row(node, f"{operator.name}{REMOTE_OP}{name}")
+                inside.add_memory(figures.allocated_bytes, figures.self_allocated_bytes)
+    return sorted(rows.values(), key=lambda row: (row.node, -row.total_ns, row.name))
+
+
+def shown_name(operator: RemoteOperator) -> str:
+    """The name shown for a call's slice on its callee, for an operator that served a call, or for any
+    other operator.
+    """
+    if operator.call_id is not None:
+        return operator.name + REMOTE_CALL
+    return f"{operator.serves}{REMOTE_OP}{operator.name}" if operator.serves else operator.name
+
+
+def render(rows: list[CallRow], names: dict[int, str]) -> str:
+    """The table as text. Percentages are of the self time of all rows of all nodes; a wait has none, nor what
+    adds up to more (an operator inside one of its own name). There are columns of memory where any was measured.
+    """
+    whole = sum(row.self_ns for row in rows)
+    memory = any(row.allocated_bytes is not None for row in rows)
+    heads = (*_HEADS, "CPU Mem", "Self CPU Mem") if memory else _HEADS
+    cells: list[tuple[str, ...]] = [heads]
+    for row in rows:
+        answered = row.count - row.unanswered
+        line = (
+            row.name,
+            _share(row.self_ns, whole),
+            _time(row.self_ns),
+            "-" if row.waits or row.total_ns > whole else _share(row.total_ns, whole),
+            _time(row.total_ns),
+            _time(row.total_ns / answered) if answered else "-",
+            f"{row.count}" + (f" ({row.unanswered} unanswered)" if row.unanswered else ""),
+            str(row.node),
+            names.get(row.node, "-"),
+        )
+        sizes = ["-" if size is None else TEXT.size(size) for size in (row.allocated_bytes, row.self_allocated_bytes)]
+        cells.append((*line, *sizes) if memory else line)
+    first, *others = columns(cells, right=range(1, len(heads)), indent="")
+    rule = "  ".join("-" * max(len(line[column]) for line in cells) for column in range(len(heads)))
+    return "\n".join([first, rule, *others, f"Self CPU time total: {_time(whole)}"])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}%" if whole else "-"
+
+
+def _time(ns: float) -> str:
+    if ns >= 1e9:
+        return f"{ns / 1e9:.3f}s"
+    return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"
