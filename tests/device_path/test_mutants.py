@@ -16,7 +16,7 @@ from tests.simulated.programs import needs_device
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 DOZEN: Final = (
     "our stream does not wait for what the inputs were written by",
-    "our stream does not wait for the backend's",
+    "ends beside the backend are marked on the caller's stream",
     "a synchronous caller goes on at once",
     "who waits has the end mark's own event",
     "marks are taken on the default stream",
@@ -28,7 +28,9 @@ DOZEN: Final = (
     "the compute stream is never looked up again",
     "what was awaited is named again",
 )
-"""One of each kind of rule: order, times, queues, batches, stalls, lifetimes, names."""
+"""One of each kind of rule: order, times, queues, batches, stalls, lifetimes, names. None of them ends a rank, as all
+run in one launch.
+"""
 
 
 @pytest.fixture(scope="module")
