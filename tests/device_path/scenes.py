@@ -663,6 +663,23 @@ def moved(scene: Scene) -> Any:
     ]
 
 
+def marks_cost(scene: Scene) -> Any:
+    """Where a mark takes its stream 5 us: the gap on the caller's stream at which a collective is issued beside it."""
+    lengths()
+    simulated.lengths(operators={"aten::add": (100_000, 0.0)})
+    simulated.costs(event_on_device_ns=5_000)
+    with scene.looking() as instrument:
+        x, y = scene.tensor(), scene.tensor()
+        with scene.step(instrument):
+            y + 1
+            work = dist.all_reduce(x, async_op=True)
+            y + 1
+            assert work is not None
+            work.wait()
+    before, behind = simulated.timeline(scene.device.index, name="aten::add")
+    return behind.start_ns - before.end_ns
+
+
 def copies_elsewhere(scene: Scene) -> Any:
     """A value for the host, a copy of nothing, one to another device, and one that this makes itself."""
     here = scene.tensor()
@@ -926,6 +943,7 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     clock_facts,
     priorities,
     moved,
+    marks_cost,
     copies_elsewhere,
     no_stream_to_time_on,
     configured_priority,

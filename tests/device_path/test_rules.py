@@ -210,6 +210,12 @@ def test_what_is_moved(told: list[dict[str, Any]], way: str) -> None:
 
 
 @every_way
+def test_the_callers_stream_records_no_mark_of_an_asynchronous_collective(told: list[dict[str, Any]], way: str) -> None:
+    """A mark takes its stream time: those of a collective are on AORTA's stream, until its caller waits."""
+    assert scene(told, "marks_cost", way) == [0, 0]
+
+
+@every_way
 def test_a_copy_has_a_direction_and_no_times_where_another_device_makes_it(
     told: list[dict[str, Any]], way: str
 ) -> None:

@@ -133,7 +133,7 @@ def test_a_torn_line_of_the_journal_stays_alone(bench: Bench) -> None:
     assert code == 0
     assert bench.launched == ["reference/00", "candidate/00"]
     lines = journal.read_bytes().splitlines()
-    assert [line[:18] for line in lines[-3:]] == [b'{"event": ', b'{"event": "open", ', b'{"event": "close",']
+    assert [line[:17] for line in lines[-3:]] == [b'{"event":', b'{"event":"open","', b'{"event":"close",']
 
 
 def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
