@@ -91,7 +91,7 @@ def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, colu
     words = [sys.executable, "-m", "aorta", "report", "plan/reference", "plan/candidate", "--no-html", "--brief"]
     seen = on_terminal(words, tmp_path, columns)
     plain = ESCAPE.sub("", seen)
-    assert "\033[1;31m[x] REGRESSION\033[0m" in seen
+    assert "\033[1;31m[x] OVERLAP LOST\033[0m" in seen
     assert max(map(len, plain.splitlines()[:-1])) <= min(columns, 100)
     assert on_terminal(words, tmp_path, columns, NO_COLOR="1") == plain
     piped = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), check=True).stdout

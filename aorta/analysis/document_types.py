@@ -132,6 +132,7 @@ class PaceFacts(msgspec.Struct):
     host_lead_ms: float | None
     undecided_share: float | None
     calibration: CalibrationFacts | None
+    no_calibration: str | None
 
 
 class SourceFacts(msgspec.Struct):

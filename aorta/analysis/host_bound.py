@@ -109,11 +109,14 @@ class Pace:
         return np.asarray(self._run.over_ranks(lambda steps: steps.of_kernels & ~steps.warmup), bool)
 
     def undecided(self, name: str) -> float:
-        """Share of the steps used in which marks leave the metric open; 0 where there is none."""
+        """Share of the steps used with a value or bounds in which there are only bounds; 0 where there is none."""
         found = self._ends(name)
-        if found is None or not self._used.any():
+        if found is None:
             return 0.0
-        return float((~np.isnan(found[0][self._used])).mean())
+        left_open = ~np.isnan(found[0][self._used])
+        own = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]
+        known = left_open | ~np.isnan(own)
+        return float(left_open[known].mean()) if known.any() else 0.0
 
     def _ends(self, name: str) -> tuple[Floats, Floats] | None:
         """At least and at most of every rank-step, NaN where it is decided; None where it is in all of them."""
@@ -186,7 +189,20 @@ class Pace:
             name: None if (values := self._column(name)) is None else float(np.median(values))
             for name in (LEAD, UNDECIDED)
         }
-        return {"host_bound": self.host_bound, **medians, "calibration": self._calibration()}
+        return {
+            "host_bound": self.host_bound,
+            **medians,
+            "calibration": self._calibration(),
+            "no_calibration": self._no_calibration(),
+        }
+
+    def _no_calibration(self) -> str | None:
+        """Why no steps were measured by kernels; None where some were, or nobody asked for it."""
+        plans = [tables.calibration_plan for tables in self._run.ranks.values() if tables.calibration_plan is not None]
+        if self._calibrations:
+            return None
+        never = (f"the run ended before step {plan.first_step}, the first to measure" for plan in plans if plan.steps)
+        return next((plan.problem for plan in plans if plan.problem is not None), next(never, None))
 
     def _calibration(self) -> dict[str, Any] | None:
         """What the calibrations of all ranks found: medians over them; None without one."""
@@ -224,12 +240,12 @@ def pace_notes(entry: Mapping[str, Any]) -> Iterator[str]:
     if pace["host_bound"]:
         yield (
             f"host-bound: {leads(pace)}, and in {rough_percent(pace[UNDECIDED] or 0)} of the blocks' time marks cannot "
-            f"say whether kernels ran; {_shown(ratio, found)}"
+            f"say whether kernels ran; {_shown(ratio, pace)}"
         )
     elif found is not None and found["agree"] is False:
         yield (
             f"kernels and marks of the same steps disagree: an overlap ratio of {_ratio(found['ratio_by_kernels'])} by "
-            f"kernels, at most {_ratio(found['ratio_by_marks'])} by marks; {_shown(ratio, found)}"
+            f"kernels, {_ratio(found['ratio_by_marks'])} by marks; {_shown(ratio, pace)}"
         )
     if found is not None:
         before, within = found["other_step_ms"], found["window_step_ms"]
@@ -247,17 +263,20 @@ def leads(pace: Mapping[str, Any]) -> str:
     return f"the host is {TEXT.quantity(pace[LEAD], 'ms')} ahead of the device (median)"
 
 
-def _shown(ratio: Mapping[str, Any], calibration: Mapping[str, Any] | None) -> str:
+def _shown(ratio: Mapping[str, Any], pace: Mapping[str, Any]) -> str:
     """What the metrics with computation in them are, in words."""
+    calibration = pace["calibration"]
     if ratio.get("source") == "kernels":
         steps = 0 if calibration is None else calibration["steps"]
         return f"metrics with computation in them are of {TEXT.count(steps, 'step')} measured by the profiler's kernels"
-    ends = ratio.get("bounds")
-    said = (
-        "metrics with computation in them are bounds"
-        if ends is None
-        else f"overlap_ratio is {TEXT.bounds(ends, 'ratio', fewer=1)}"
-    )
+    if ratio.get("bounds") is not None:
+        said = f"overlap_ratio is {TEXT.bounds(ratio['bounds'], 'ratio', fewer=1)}"
+    elif pace["host_bound"]:
+        said = "metrics with computation in them are bounds"
+    else:
+        said = "metrics with computation in them have no value, as not every rank has steps measured by kernels"
+    if pace["no_calibration"] is not None:
+        return f"{said}; no steps were measured by kernels: {pace['no_calibration']}"
     return f"{said}; record with instrument.calibration=3 for a number" if calibration is None else said
 
 

@@ -28,7 +28,16 @@ import numpy.typing as npt
 from aorta.analysis.health import Health
 from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.records.clock_offsets import RankClock
-from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, ExpertTokens, Gradient, Phase, StallCutoff
+from aorta.records.schema import (
+    Calibration,
+    CalibrationPlan,
+    Coverage,
+    DeviceTelemetry,
+    ExpertTokens,
+    Gradient,
+    Phase,
+    StallCutoff,
+)
 from aorta.timeline.classes import KINDS
 from aorta.timeline.intervals import Interval
 
@@ -340,6 +349,7 @@ class RankTables:
     gradient_order: tuple[Gradient, ...] = ()
     expert_load: ExpertLoad = field(default_factory=ExpertLoad)
     calibrations: tuple[Calibration, ...] = ()
+    calibration_plan: CalibrationPlan | None = None
 
     def step_intervals(self, global_step: int) -> StepIntervals | None:
         """What ran when inside one step; None where the rank does not have it.

@@ -19,6 +19,7 @@ import torch
 
 from aorta.config.groups.loop import calibration_steps
 from aorta.distributed.cuda import is_capturing
+from aorta.distributed.environment_checks import tracer_present
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.profiling.kernel_recording import KernelRecording, ProfilerUnavailable
@@ -27,8 +28,6 @@ from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan, Ins
 _log = logging.getLogger(__name__)
 _FARTHEST = 1000
 """How many steps later than it could a window begins at most, where windows of `profiling` stand first."""
-_OUTER_PROFILERS = {"NSYS_PROFILING_SESSION_ID": "nsys", "ROCP_TOOL_LIBRARIES": "rocprofv3"}
-"""Variables of a program that such a tool started: CUPTI and roctracer serve one at a time."""
 
 
 def calibration_plan(
@@ -64,7 +63,7 @@ def calibration_plan(
         return none("a CPU has no kernels")
     if mode == "off":
         return none("instrument.mode=off: nothing is measured")
-    if tool := next((tool for name, tool in _OUTER_PROFILERS.items() if environment.get(name)), None):
+    if (tool := tracer_present(environment)) is not None:  # CUPTI and roctracer serve one at a time
         return none(f"{tool} profiles this program")
     begin = next((step for step in range(first, first + _FARTHEST) if _free(profiled, step - 1, step + asked)), None)
     if begin is None:

@@ -28,7 +28,7 @@ from aorta.analysis.report.terminal_text import comparison_table, dataset_table,
 from aorta.analysis.summary import summarize
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError
-from aorta.records.schema import Calibration, Step
+from aorta.records.schema import Calibration, CalibrationPlan, Step
 from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
 
 OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
@@ -373,6 +373,37 @@ def test_a_failed_calibration_says_why(tmp_path: Path) -> None:
     assert "record with instrument.calibration" not in " ".join(cautions(found))
 
 
+def test_steps_that_are_null_for_another_reason_do_not_hide_those_left_open(tmp_path: Path) -> None:
+    """Of 38 steps 34 have no ratio and two are open: the other two would be a biased choice."""
+
+    def quiet(rank: int, number: int) -> Step:
+        line = decided(rank, number)
+        nothing = dict.fromkeys(("comm_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio"))
+        return msgspec.structs.replace(line, overlap=line.overlap | nothing, reasons=dict.fromkeys(nothing, "no comm"))
+
+    def mixed(rank: int, number: int) -> Step:
+        return (undecided if number < 4 else decided if number < 6 else quiet)(rank, number)
+
+    found = entry(write(tmp_path, mixed))
+    assert (found["metrics"]["overlap_ratio"]["median"], found["pace"]["host_bound"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (CalibrationPlan("auto", 2, 0, "nsys profiles this program"), "nsys profiles this program"),
+        (CalibrationPlan("3", 99, 3), "the run ended before step 99, the first to measure"),
+        (CalibrationPlan("off", 2, 0), None),
+    ],
+)
+def test_why_no_steps_were_measured_by_kernels_is_said(tmp_path: Path, plan: CalibrationPlan, why: str | None) -> None:
+    found = entry(write(tmp_path, undecided, calibration=plan))
+    said = " ".join(cautions(found))
+    assert found["pace"]["no_calibration"] == why
+    assert ("record with instrument.calibration" in said) == (why is None)
+    assert why is None or f"no steps were measured by kernels: {why}" in said
+
+
 def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pace(tmp_path: Path) -> None:
     def open_compute(rank: int, number: int) -> Step:
         line = decided(rank, number)
@@ -444,6 +475,25 @@ def compared(folder: Path, *sides: Callable[[int, int, int], Step], launches: in
     subjects = read_subjects({"old": reference, "new": candidate}, Rules())
     found: dict[str, Any] = summarize(subjects, "old", "new")["comparison"]
     return found
+
+
+def test_launches_of_kernels_beside_launches_of_marks_are_warned_of(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, lambda launch, rank, number: by_kernels(rank, number, 3.0 + 0.01 * launch))
+    (said,) = (warning for warning in found["warnings"] if warning.startswith("overlap_ratio is of steps"))
+    assert "0 of 4 of the reference, 4 of 4 of the candidate" in said
+    alike = compared(tmp_path / "alike", ahead, ahead)
+    assert not any("measured by kernels" in warning for warning in alike["warnings"])
+
+
+def test_bounds_of_milliseconds_decide_nothing_across_platforms(tmp_path: Path) -> None:
+    reference, candidate = sets(tmp_path, ahead, behind(0.0, 0.5))
+    for file in candidate.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes().replace(b'"platform":"cuda"', b'"platform":"rocm"'))
+    rules = Rules(primary="exposed_comm_ms")
+    found = summarize(read_subjects({"old": reference, "new": candidate}, rules), "old", "new")["comparison"]
+    exposed = found["metrics"]["exposed_comm_ms"]
+    assert (exposed["verdict"], exposed["verdict_reason"]) == (None, "only ratios are judged across platforms")
 
 
 def ahead(launch: int, rank: int, number: int) -> Step:

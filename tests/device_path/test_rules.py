@@ -211,8 +211,16 @@ def test_what_is_moved(told: list[dict[str, Any]], way: str) -> None:
 
 @every_way
 def test_the_callers_stream_records_no_mark_of_an_asynchronous_collective(told: list[dict[str, Any]], way: str) -> None:
-    """A mark takes its stream time: those of a collective are on AORTA's stream, until its caller waits."""
-    assert scene(told, "marks_cost", way) == [0, 0]
+    """A mark takes its stream time: those of a collective are on AORTA's stream, until its caller waits. Those of a
+    synchronous one are on the stream that it runs on.
+    """
+    assert scene(told, "marks_cost", way) == [[0, 0]] * 2
+
+
+@pytest.mark.parametrize("mode", ["dedicated", "observe"])
+def test_the_event_of_a_mark_that_nobody_reads_is_not_recorded_again(told: list[dict[str, Any]], mode: str) -> None:
+    """Its collective may still be under way, and the event says when tensors may be freed."""
+    assert scene(told, "forgotten_mark", f"{mode}-python") == [False, False]
 
 
 @every_way

@@ -43,6 +43,10 @@ def test_on_a_device_a_few_steps_behind_the_warm_up():
         ({"stop": 5}, "the run is too short"),
         ({"environment": {"NSYS_PROFILING_SESSION_ID": "1"}}, "nsys profiles this program"),
         ({"environment": {"ROCP_TOOL_LIBRARIES": "librocprofiler-sdk-tool.so"}}, "rocprofv3 profiles this program"),
+        (
+            {"environment": {"LD_PRELOAD": "/opt/rocm/lib/librocprofiler-sdk-tool.so"}},
+            "rocprofv3 profiles this program",
+        ),
         ({"profiled": lambda _step: True}, "the windows of profiling leave no 4 steps in a row"),
         ({"setting": "2", "device": CPU}, "a CPU has no kernels"),
     ],

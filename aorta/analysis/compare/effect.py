@@ -21,7 +21,8 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
 _BESIDE_OTHERS: Final = (
-    "not defined for a secondary metric, which is judged by what all the others did; name it with --primary"
+    "not defined for a secondary metric, which is judged by what all the others did; for the next launches, name it "
+    "with --primary"
 )
 _INTERVALS: Final = ("difference_interval", "reference_interval", "candidate_interval")
 

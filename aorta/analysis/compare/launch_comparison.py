@@ -61,6 +61,7 @@ def compare_launches(
                     *(warning for warning in found["warnings"] if not warning.endswith(UNNOTICED)),
                     *_warnings(named, allowed),
                     *_in_time(order, named, rules),
+                    *_measured_from(named, rules),
                 ]
             )
         ),
@@ -160,6 +161,20 @@ def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -
             f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: what each machine does "
             "by itself meanwhile is part of the difference, in whatever order they ran (docs/comparing.md)"
         )
+    return warnings
+
+
+def _measured_from(sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
+    """A warning where the metrics that are tested are of kernels in some launches, and of marks in others (W29)."""
+    warnings = []
+    for name in rules.sequence:
+        sources = {side: [each.source for each in launches.of(name) if each.source] for side, launches in sides.items()}
+        if len({source for found in sources.values() for source in found}) > 1:
+            counts = ", ".join(f"{found.count('kernels')} of {len(found)} of the {s}" for s, found in sources.items())
+            warnings.append(
+                f"{name} is of steps measured by kernels in these launches, and of marks in the others: {counts}; what "
+                "the profiler does to its steps is part of the difference"
+            )
     return warnings
 
 

@@ -36,6 +36,8 @@ from aorta.analysis.tables import Floats
 Values: TypeAlias = Mapping[str, tuple[Floats, Floats]]
 """Metric -> one value for each launch of the reference and of the candidate, NaN where it has none."""
 _DECIDED: Final = ("regression", "improvement")
+_BEFOREHAND: Final = "to test it first, name it with --primary before the next launches are made"
+"""Not for launches whose results were seen: the choice would rest on them."""
 
 
 def judge(metrics: dict[str, Any], rules: Rules, values: Values, withheld: str | None = None) -> tuple[Word, str]:
@@ -77,19 +79,18 @@ def _stop_sequence(metrics: Mapping[str, Any], rules: Rules) -> None:
     """Take the verdicts of the metrics behind the first of the sequence that does not differ (fixed-sequence testing:
     Maurer, Hothorn and Lehmacher 1995; each at alpha, and still the chance of even one false finding is at most alpha).
     """
-    stopped = None
+    stopped, in_turn = None, f"{' -> '.join(rules.sequence)} are tested in turn, each if the one before differs"
     for name in rules.sequence:
         entry = metrics.get(name)
         if entry is None:
             continue
         tested = _is_tested(entry, rules.alpha)
         if stopped is not None and tested:
-            entry["verdict"], entry["verdict_reason"] = NOT_TESTED, f"{stopped}; --primary {name} tests it first"
+            entry["verdict"], entry["verdict_reason"] = NOT_TESTED, f"{stopped}; {_BEFOREHAND}"
         elif tested and entry["p"] > rules.alpha:
-            why = f"p = {p_value(entry['p'])} of {name} is above {rules.alpha:g}"
-            stopped = f"{' -> '.join(rules.sequence)} are tested in turn, each if the one before differs: {why}"
+            stopped = f"{in_turn}: p = {p_value(entry['p'])} of {name} is above {rules.alpha:g}"
         elif "bounds" in entry and entry["verdict"] not in _DECIDED:
-            stopped = f"{' -> '.join(rules.sequence)} are tested in turn, and {name} is not known well enough"
+            stopped = f"{in_turn}: {name} is {entry['verdict'] or NOT_TESTED} ({entry['verdict_reason']})"
 
 
 def _judge_together(metrics: dict[str, Any], rules: Rules, values: Values) -> None:

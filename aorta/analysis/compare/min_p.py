@@ -4,8 +4,9 @@
     found["comm_ms"].p                  # adjusted: at most alpha where the metric differs
     found["comm_ms"].level              # the raw p below which it differs; None where none is attainable
 
-A labelling says which launches are the candidate's. All metrics of a launch move together, so that the correlation of
-metrics is used and not feared. Must not: see steps, or let a metric be tested after one that was not significant.
+A labelling says which launches are the candidate's. All metrics of a launch keep their values together when labels are
+exchanged, so that metrics which move together cost little extra. Must not: see steps, or let a metric be tested after
+one that was not significant.
 """
 
 from __future__ import annotations

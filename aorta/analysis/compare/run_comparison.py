@@ -162,6 +162,8 @@ def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judge
     else:
         judgement, why = ("better" if (values["difference"] > 0) == (metric.better == "higher") else "worse"), None
     bounds = bounded_pair(left, right)
+    if bounds is not None and metric.unit != "ratio" and not_judged is not None:
+        bounds, why = None, not_judged  # bounds of milliseconds decide no more across platforms than values do
     found = {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
     return found if bounds is None else found | {"bounds": bounds}
 

@@ -1,7 +1,7 @@
 """The effect of the candidate against the reference, with the interval of all effects that the test does not reject.
 
-Interval and test are one: where p is above the level, the interval holds 0, and the other way round (but for ties,
-which `estimated` takes care of). Must not: see steps, or give an interval that the test could not have bounded.
+Interval and test are one: where p is above the level, the interval holds 0 (`estimated` sees to that with ties, too),
+and the other way round without ties. Must not: see steps, or give an interval that the test could not have bounded.
 """
 
 from __future__ import annotations

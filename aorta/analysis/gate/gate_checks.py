@@ -160,15 +160,16 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
 
 
 def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
-    """The p-value by which a condition is judged: as it is for the primary metric and the guard, corrected for a
-    secondary one.
+    """The p-value by which a condition is judged: as it is for the primary metric, the guard and a metric of the
+    sequence, corrected for all others.
 
-    Step-down minP leaves some metrics out (neither direction is better, milliseconds across platforms, the same
-    value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
+    The sequence and step-down minP leave some metrics out (neither direction is better, milliseconds across platforms,
+    the same value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
     Bonferroni's factor for all of them, which holds however the tests depend on each other.
     """
     p: float | None = entry["p"]
-    if entry["role"] != "secondary" or p is None:
+    in_turn = entry["role"] == "sequence" and entry["judgement"] != "not judged"
+    if p is None or entry["role"] in ("primary", "guard") or in_turn:
         return p
     corrected: float | None = entry["p_corrected"]
     tested = sum(other["p_corrected"] is not None for other in metrics.values())

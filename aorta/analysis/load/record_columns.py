@@ -300,6 +300,7 @@ class _Columns:
             covered=_coverage_facts(steps, collectives),
             problems=tuple(said),
             calibrations=tuple(self.calibrations),
+            calibration_plan=self.header.calibration,
         )
 
     def _isolated(self) -> IsolatedSteps | None:

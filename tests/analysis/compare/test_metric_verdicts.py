@@ -110,7 +110,8 @@ def test_behind_the_first_that_does_not_differ_none_is_tested(shifts: tuple[floa
     last = metrics["compute_stall_ms"]
     assert last["verdict_reason"] == (
         "overlap_ratio -> exposed_comm_ms -> compute_stall_ms are tested in turn, each if the one before differs: "
-        f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; --primary compute_stall_ms tests it first"
+        f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; to test it first, name it with --primary "
+        "before the next launches are made"
     )
     assert last["p"] == pytest.approx(2 / 70), "its own p stays"
     assert last["needs_launches"] is None, "more launches of this metric are not what it lacks"

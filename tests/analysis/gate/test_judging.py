@@ -92,6 +92,15 @@ def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
     assert reason in found.reason
 
 
+@pytest.mark.parametrize(("judgement", "outcome"), [("worse", "fail"), ("not judged", "inconclusive")])
+def test_a_metric_of_the_sequence_that_was_not_judged_is_one_more_test(judgement: str, outcome: str) -> None:
+    """As milliseconds across platforms; its p counts as many times as there are tests."""
+    found = effect("quotient", 0.3, 0.2, 0.4, p=0.029) | {"role": "sequence"}
+    others = {"idle_ms": metric(1, 1, **effect("quotient", 0.0, -0.1, 0.1, p=0.9) | {"p_corrected": 0.9})}
+    entry = metric(10, 13, judgement=judgement, judgement_reason="only ratios", **found)
+    assert judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others)).outcome == outcome
+
+
 @pytest.mark.parametrize(
     ("value", "low", "high", "outcome"),
     [

@@ -309,7 +309,7 @@ def test_real_counters_of_the_tool_are_joined(samples: Path) -> None:
 def samples() -> Path:
     found = Path(__file__).resolve().parents[4] / "shared" / "samples"
     if not found.is_dir():
-        pytest.skip("the sample traces are not here")
+        pytest.skip("the sample traces are not beside this checkout")
     return found
 
 

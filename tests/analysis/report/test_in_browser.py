@@ -148,7 +148,7 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
     opened(browser, report)
     assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert complaints(browser) == []
-    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Regression')")
+    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Overlap lost')")
     roots = asked(browser, "Bokeh.documents[0].roots().length")
     drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
     assert roots == drawn >= 15

@@ -59,7 +59,8 @@ def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     assert "overlap_ratio = hidden/comm" in said
     assert "overlap_over_compute = hidden/compute" in said
     assert "exposed_share = exposed/step" in said
-    assert text.startswith("[?] INCONCLUSIVE: one launch per side")
+    assert text.startswith("[?] NOT TESTED: ")
+    assert "Why: one launch per side" in said
     assert text.index("Cause:") < text.index("overlap_ratio  ") < text.index("2 of 2 ranks read")
 
 

@@ -51,8 +51,8 @@ CALIBRATION: Final = (
         ),
         (
             "calibrated warm-up is used",
-            "else tables.steps.by_kernels & ~tables.steps.warmup\n",
-            "else tables.steps.by_kernels\n",
+            "lambda steps: steps.of_kernels & ~steps.warmup",
+            "lambda steps: steps.of_kernels",
         ),
         (
             "kernels of warm-up make a metric known",
@@ -61,9 +61,12 @@ CALIBRATION: Final = (
         ),
         (
             "undecided warm-up counts",
-            "float((~np.isnan(found[0][self._used])).mean())",
-            "float((~np.isnan(found[0])).mean())",
+            "        left_open = ~np.isnan(found[0][self._used])\n        own = np.asarray("
+            "self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]\n",
+            "        left_open = ~np.isnan(found[0])\n        own = np.asarray("
+            "self._run.over_ranks(lambda steps: steps.column(name)), np.float64)\n",
         ),
+        ("null for another reason is decided", "left_open[known].mean()", "left_open.mean()"),
         (
             "a metric that one rank decides is decided",
             "if all(name not in tables.steps.bounds for tables in ranks):",
@@ -128,8 +131,8 @@ CALIBRATION: Final = (
         ("who does not instrument calibrates", '    if mode == "off":\n', "    if False:\n"),
         (
             "a calibration runs beside an outer profiler",
-            "    if tool := next((tool for name, tool in _OUTER_PROFILERS.items() if environment.get(name)), None):\n",
-            "    tool = None\n    if tool:\n",
+            "    if (tool := tracer_present(environment)) is not None:",
+            "    if (tool := None) is not None:",
         ),
         (
             "the profiler may start in a window of profiling",
