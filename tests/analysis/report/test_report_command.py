@@ -68,7 +68,10 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
         (["--reference", "cuda", "--candidate", "cuda"], "given twice"),
         (["--log-dir", "a", "--label", "x", "--alpha", "2"], "--alpha 2: above 0"),
         (["--log-dir", "a", "--label", "x", "--margin", "-1"], "--margin -1: above 0"),
-        (["--log-dir", "a", "--label", "x", "--primary", "comm_ms"], "--primary comm_ms: did you mean compute_ms? the metrics that can be"),
+        (
+            ["--log-dir", "a", "--label", "x", "--primary", "comm_ms"],
+            "--primary comm_ms: did you mean compute_ms? the metrics that can be",
+        ),
         (["--candidate", "never-made-here"], "aorta train --nproc_per_node 2 label=never-made-here"),
     ],
 )
