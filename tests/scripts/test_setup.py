@@ -245,6 +245,7 @@ def test_continuous_integration_runs_the_gate_with_nothing_left_out(sh, complete
     assert "skipped" not in result.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "said"),
     [
