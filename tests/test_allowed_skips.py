@@ -14,6 +14,8 @@ import pytest
 from tests.allowed_skips import ALLOWED, VARIABLE
 from tests.runs import ROOT, environment
 
+pytestmark = pytest.mark.thorough
+
 FILE = """
 import pytest
 

@@ -39,6 +39,7 @@ def test_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"artifacts"}
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D19", "D26")
 def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
     done = run(torchrun(*SMALL, "profiling.enabled=true", "profiling.active=5"), tmp_path)
@@ -93,6 +94,7 @@ def test_without_runs_the_report_says_what_would_make_them(tmp_path: Path) -> No
     assert "label=nothing" in done.stderr
 
 
+@pytest.mark.thorough
 def test_older_words_run_the_same_job(tmp_path: Path) -> None:
     words = ["--config", "config/default.yaml", "--override", *SMALL, "training.max_steps=3", "--enable-rocm-metrics"]
     done = run(torchrun(*words), tmp_path)

@@ -81,6 +81,7 @@ def test_the_distributions_hold_what_is_needed_and_nothing_stray(distributions: 
     assert not tops & {"artifacts", "reports", ".venv", "build", "dist"}
 
 
+@pytest.mark.thorough
 def test_every_command_explains_itself_and_gives_its_version(installed: Path, tmp_path: Path) -> None:
     overview = run(str(installed / "aorta"), "--help", cwd=tmp_path, home=tmp_path).stdout
     for name in COMMANDS:
@@ -91,6 +92,7 @@ def test_every_command_explains_itself_and_gives_its_version(installed: Path, tm
         assert run(str(installed / "aorta"), *words, cwd=tmp_path, home=tmp_path).stdout.startswith("aorta ")
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_train_report_and_a_plan_work_far_from_a_checkout(installed: Path, tmp_path: Path) -> None:
     works(installed, tmp_path)
@@ -160,6 +162,7 @@ def test_every_printed_command_is_run_here_or_said_why_not() -> None:
     assert sorted(newcomer.printed()) == sorted([*newcomer.HERE, *newcomer.ELSEWHERE])
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_a_newcomer_s_commands_end_as_the_pages_say(answers: dict[str, newcomer.Answer]) -> None:
     ended = {line: answers[line].code for line in newcomer.HERE}
@@ -168,6 +171,7 @@ def test_a_newcomer_s_commands_end_as_the_pages_say(answers: dict[str, newcomer.
         assert "Traceback" not in answer.err, line
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> None:
     demo = answers["bash scripts/demo.sh"]
@@ -181,6 +185,7 @@ def test_the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> 
     assert "demo/report.html" in answers["pages"].out.split()
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_the_reports_of_getting_started_are_where_it_says(answers: dict[str, newcomer.Answer]) -> None:
     pages = set(answers["pages"].out.split())

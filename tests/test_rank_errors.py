@@ -18,6 +18,8 @@ import pytest
 from aorta import rank_errors
 from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
 
+pytestmark = pytest.mark.thorough
+
 MEET = """
 import os, sys, time
 from aorta import rank_errors

@@ -15,7 +15,7 @@ from tests.experiments.test_process import gone
 from tests.ranks import forked
 from tests.runs import HANGS_S, environment, program, succeeded
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 
 BEGINNING = """

@@ -8,6 +8,8 @@ import pytest
 
 from tests import run_again
 
+pytestmark = pytest.mark.thorough
+
 TEST = """
 from pathlib import Path
 import pytest

@@ -37,6 +37,7 @@ def test_a_failing_round_prints_its_seed_and_the_command(in_folder: Path, capsys
     assert "number=" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("continuous_integration", [False, True])
 def test_rounds_have_seeds_of_their_own(
     in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, continuous_integration: bool

@@ -83,6 +83,7 @@ def test_verdicts_are_told_apart_without_colour() -> None:
     assert Style(enabled=True).verdict("regression", "x") != Style(enabled=True).verdict("improvement", "x")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, columns: int) -> None:
     launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))

@@ -12,6 +12,8 @@ from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
 from tests.device_metrics.test_rocm_smi import TEXT
 
+pytestmark = pytest.mark.thorough
+
 SECOND = 10**9
 NVML = DeviceTelemetry("nvml", 1.0)
 

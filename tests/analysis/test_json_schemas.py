@@ -83,6 +83,7 @@ def summaries(tmp_path: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.thorough
 def test_summaries_of_every_shape_are_valid(summaries):
     assert [found["datasets"][next(iter(found["datasets"]))]["count"] > 0 for found in summaries] == [True] * 3 + [
         False
@@ -121,6 +122,7 @@ def test_damaged_lines_are_not_valid(kind):
         assert not published("record").is_valid(damaged)
 
 
+@pytest.mark.thorough
 def test_damaged_documents_are_not_valid(summaries):
     manifest = strict_json(SAMPLE / "run.json")
     for damage in (

@@ -275,6 +275,7 @@ def test_where_nothing_is_queued_the_waits_decide_alone(tmp_path: Path) -> None:
     assert (entry["rank"], entry["basis"], entry["queued_share"]) == (2, "waits", 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_on_a_saturated_emulated_link_the_rank_that_is_late_is_named(tmp_path: Path) -> None:
     """A collective takes 30 ms on the link, the computation between two of them less: all but the first are queued."""

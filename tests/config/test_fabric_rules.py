@@ -10,6 +10,8 @@ from aorta.config.resolve import resolve
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.errors import ConfigError
 
+pytestmark = pytest.mark.thorough
+
 EMULATED = "fabric=emulated"
 BROKEN = [
     *(

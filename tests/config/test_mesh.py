@@ -73,6 +73,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("world_size", "words", "rule"), BROKEN)
 def test_what_does_not_fit_is_refused_with_the_reason(composed, monkeypatch, world_size, words, rule):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))

@@ -95,6 +95,7 @@ def test_every_key_arrives_where_it_has_a_meaning_today(door, name):
     assert (parallel.backward_prefetch, parallel.forward_prefetch) == (1, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D55")
 def test_each_key_left_out_is_named_with_its_reason_once(door, name, monkeypatch):
     assert len(IN_OLDER) == 8
@@ -106,6 +107,7 @@ def test_each_key_left_out_is_named_with_its_reason_once(door, name, monkeypatch
     assert "warning:" not in door("--config", name).err
 
 
+@pytest.mark.thorough
 def test_words_of_the_command_line_come_first(door, name):
     config = door("training.max_steps=3", "--config", name, "--override", "model.dropout=0.4", "training.epochs=1").job
     assert (config.config.training.max_steps, config.config.workload.dropout) == (3, 0.4)

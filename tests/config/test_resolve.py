@@ -77,6 +77,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("word", "message"), BROKEN, ids=[word for word, _ in BROKEN])
 def test_a_broken_rule_says_key_value_and_what_is_allowed(rules, word, message):
     assert [rule for rule in rules(word) if re.match(message, rule)], rules(word)

@@ -35,6 +35,7 @@ def test_all_four_overrides_apply(door):
     assert (profiling.enabled, profiling.wait, profiling.warmup, profiling.active) == (True, 1, 1, 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "older",
     [
@@ -68,6 +69,7 @@ def test_older_keys_reach_the_configuration(door):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
 @pytest.mark.parametrize("value", ["a=b", "rank{rank}", "it's", "a=b\\", "two words", "{x}", "tail'", "x'=\\'"])
 @pytest.mark.spec("D54")
@@ -89,6 +91,7 @@ def test_quotes_of_the_caller_s_own_are_left_alone_and_a_slip_in_them_is_refused
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
 @pytest.mark.parametrize(
     ("word", "said"),
@@ -202,6 +205,7 @@ def test_a_sweep_is_checked_whole_before_its_first_job(door):
     assert "training.max_steps=0: must be at least 1" in answer.err
 
 
+@pytest.mark.thorough
 def test_jobs_are_checked_for_the_ranks_they_will_have(door):
     words = ("-m", "parallel=hsdp", "parallel.replicas=1,2")
     assert "parallel.replicas=2" in door(*words).err
@@ -210,6 +214,7 @@ def test_jobs_are_checked_for_the_ranks_they_will_have(door):
     assert "WORLD_SIZE" not in os.environ
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("word", "said"),
     [

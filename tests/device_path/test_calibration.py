@@ -10,7 +10,7 @@ from tests.device_path.launch import on_devices
 from tests.device_path.program_calibration import CASES, STEPS, WARM_UP, WINDOW
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 INSIDE = range(WARM_UP, WARM_UP + WINDOW)
 
 

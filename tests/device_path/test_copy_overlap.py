@@ -10,6 +10,8 @@ from aorta.runner.copy_overlap import measured, table
 from tests.simulated import device
 from tests.simulated.programs import needs_device
 
+pytestmark = pytest.mark.thorough
+
 MM_NS = 40_000
 NS_PER_KIB = {"h2d": 100.0, "d2h": 50.0, "d2d": 10.0}
 

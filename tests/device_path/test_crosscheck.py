@@ -25,7 +25,7 @@ from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 STRATEGIES = ("ddp", "fsdp")
 NEAR_NS, NEAR_RATIO = 1_000, 0.001
 CASES = [(strategy, rank) for strategy in STRATEGIES for rank in (0, 1)]

@@ -18,7 +18,7 @@ from tests.device_path.launch import on_devices
 from tests.device_path.program_host_bound import METRICS, RUNS, Machine, Run, wrong
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 Steps = list[dict[str, Any]]
 
 

@@ -19,7 +19,7 @@ from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 TURNS, TURN_NS = ("fast", "slow", "bounded", "bounded", "slow", "fast") * 2, 3_600_000_000_000
 LAUNCH_NS = {"fast": 0, "slow": 10_000, "bounded": 10_000}
 MATH_NS = 23_000

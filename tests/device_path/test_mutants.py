@@ -13,7 +13,7 @@ from tests.device_path.launch import on_devices
 from tests.device_path.run_mutants import AS_IT_IS, first_failure
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 DOZEN: Final = (
     "our stream does not wait for what the inputs were written by",
     "ends beside the backend are marked on the caller's stream",

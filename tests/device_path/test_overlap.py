@@ -18,7 +18,7 @@ from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
 from tests.trained_ways import DECODERS, OF_EXPERTS
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 RATIO, LENGTH_NS = 1e-9, 1
 MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
 

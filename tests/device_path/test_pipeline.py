@@ -16,7 +16,7 @@ import pytest
 from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
 class Case(NamedTuple):

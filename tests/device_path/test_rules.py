@@ -13,7 +13,7 @@ import pytest
 from tests.device_path.launch import GRAIN_BYTES, on_devices
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 HELD_STEPS = 280
 """Between the two looks of the scene `half_precision_hook`."""
 WAYS = [f"{mode}-{tap}" for mode, tap in product(("dedicated", "observe"), ("python", "compiled"))]

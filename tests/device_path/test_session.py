@@ -11,7 +11,7 @@ from tests.ranks import forked
 from tests.runs import HANGS_S, ROOT, environment, record, succeeded
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize("example", ["ddp", "fsdp2"])

@@ -14,7 +14,7 @@ from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 LIMITS = (4, 8)
 WITHOUT_WAITS = ("independent", "depth_first", "small_kernel_storm", "copies_beside_gemm")
 STREAMS = {4: (1, 2, 4, 8, 64), 8: (1, 2, 4, 8, 16)}

@@ -10,7 +10,7 @@ import pytest
 from tests.device_path.launch import GRAIN_BYTES, on_devices
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 STRATEGIES = {
     2: ("ddp", "fsdp1", "fsdp", "tp", "ep workload=moe", "pp", "cp workload=gpt"),
     4: ("hsdp", "fsdp_tp", "fsdp_ep workload=moe", "fsdp_pp"),

@@ -19,7 +19,7 @@ from tests.device_path.launch import on_devices
 from tests.runs import record
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 STEP, RATIO = 1e-3, 2e-3
 NETWORK = {"inter_latency_us": 20.0, "inter_bandwidth_gb_per_s": 0.5}
 CHANGED: dict[str, dict[str, Any]] = {

@@ -69,6 +69,7 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
     assert code in (0, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D29")
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

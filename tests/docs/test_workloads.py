@@ -11,6 +11,7 @@ from tests.runner.test_pipeline import CASES as PIPELINES
 from tests.trained_ways import PIPELINES as STRATEGIES
 
 
+@pytest.mark.thorough
 def test_the_page_is_current() -> None:
     written = (ROOT / "docs" / "workloads.md").read_text()
     assert written == workload_table.page(), "run: python -m tests.workload_table > docs/workloads.md"

@@ -15,6 +15,8 @@ from aorta.errors import ConfigError
 from aorta.experiments import optuna_sweeper
 from tests.config.conftest import ROOT
 
+pytestmark = pytest.mark.thorough
+
 optuna = pytest.importorskip("optuna")
 KEY = "parallel.bucket_cap_mb"
 

@@ -126,6 +126,7 @@ def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> Non
     assert bench.events("end")[0]["last_lines"] == ["no-such-docker: cannot be started: No such file or directory"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -146,6 +147,7 @@ def test_another_plan_is_refused_by_key_and_both_values(bench: Bench, words: tup
     assert bench.launched == ORDER
 
 
+@pytest.mark.thorough
 def test_another_torch_is_refused(bench: Bench) -> None:
     bench.acts(candidate_00={"fail": 2})
     bench(*AB)
@@ -155,6 +157,7 @@ def test_another_torch_is_refused(bench: Bench) -> None:
     assert "versions.reference.torch: '2.13.0' there, '2.14.0' now" in err
 
 
+@pytest.mark.thorough
 def test_another_environment_is_refused(bench: Bench) -> None:
     bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
     bench(*AB)
@@ -164,6 +167,7 @@ def test_another_environment_is_refused(bench: Bench) -> None:
     assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["name", "machine", "cpus"])
 def test_another_machine_is_refused(bench: Bench, key: str) -> None:
     bench(*AB)
@@ -175,6 +179,7 @@ def test_another_machine_is_refused(bench: Bench, key: str) -> None:
     assert "kernel" not in err
 
 
+@pytest.mark.thorough
 def test_another_kernel_is_not(bench: Bench) -> None:
     bench(*AB)
     there = launch_folder.host()
@@ -294,6 +299,7 @@ def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monke
     assert f"--reference {inside}/reference --output {inside}/report" in out.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(*AB[:-1], "s=2", "--output", "other")[0] == 0
     other = (bench.home / "other" / "plan.json").read_text()
@@ -326,6 +332,7 @@ def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
     assert (bench.calls, (bench.home / "plan").exists()) == ([], False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", [0, 3, 4])
 def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int) -> None:
     standin = bench.home / "aorta"  # `python -m` looks here first
@@ -368,6 +375,7 @@ def test_the_script_is_the_same_door(bench: Bench, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, bench(*AB, "--dry-run")[1])
 
 
+@pytest.mark.thorough
 def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
     bench.acts(candidate_00={"fail": 1})
     mine, its = pty.openpty()

@@ -15,6 +15,8 @@ from tests.experiments.conftest import Bench
 from tests.experiments.test_process import gone, has_ended
 from tests.runs import HANGS_S, ROOT, environment
 
+pytestmark = pytest.mark.thorough
+
 AB = ("--launches", "1", "--candidate", "a=2")
 
 

@@ -106,6 +106,7 @@ def study(bench: Bench) -> list[str]:
     return ["--output", "study", "--plan", "base.yaml", *TWO_BY_TWO]
 
 
+@pytest.mark.thorough
 def test_the_best_cell_is_judged_against_the_base(
     bench: Bench, study: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

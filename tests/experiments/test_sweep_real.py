@@ -19,7 +19,7 @@ from tests.experiments.conftest import command
 from tests.experiments.test_process import gone, wait_for
 from tests.runs import HANGS_S, ROOT, environment, record
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 
 def first_job(process, folder):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runs import HANGS_S, ROOT, SMALL, environment
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 LAUNCHES = 4
 """A side; the fewest from which a verdict on one candidate can come."""
 BASE = (

@@ -54,6 +54,7 @@ def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str 
     return decided(base, candidates, rules(len(factors), 0.02))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_where_nothing_differs_there_is_no_recommendation_in_19_of_20(candidates: int) -> None:
     wrong = sum(tuned(seed, [1.0] * candidates) is not None for seed in range(SEEDS))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 
 def ended(processes):

@@ -229,6 +229,7 @@ def test_what_was_found_is_answered_or_refused(door_name, seed, change, outcome,
     assert not Path("/tmp/aorta-was-run").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 def test_every_door_answers_one_of_its_seeds_as_it_is(door, seeds, tmp_path):
     found = list(opened(door, list(seeds(door).values()), tmp_path))

@@ -15,6 +15,8 @@ from tests.fuzzing.doors import Door
 from tests.fuzzing.tree import Special, read_tree, write_tree
 from tests.fuzzing.worker import ANSWER, FINDING, LIMIT_BYTES, REFUSAL, CaseResult, case_of, cases, load_seeds
 
+pytestmark = pytest.mark.thorough
+
 
 def seed(folder: Path) -> None:
     (folder / "one").mkdir()

@@ -10,7 +10,7 @@ from aorta.analysis.frames import collectives_frame
 from aorta.analysis.load.records import load_run
 from tests.runs import losses, train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 LATENCY_MS = 60  # gloo on a busy machine may need 20 and more
 FABRIC = (
     "fabric=emulated",

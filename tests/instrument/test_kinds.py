@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs import program, succeeded
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 # The full array's bytes, by hand: float32 but for the first; all-to-all: one rank's send buffer.
 EXPECTED: dict[str, list[tuple[str, int]]] = {

@@ -182,6 +182,7 @@ def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
     return sorted(rows, key=lambda row: int(row.end or 0))
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 def test_a_run_shares_its_links_and_every_report_says_which_it_was(tmp_path: Path) -> None:
     shared = ("fabric=emulated", "fabric.sharing=link", "training.max_steps=4")

@@ -28,7 +28,7 @@ from tests.known_answers.launch import start
 from tests.known_answers.profiled import BACKWARD_S, BLOCKS, COMPUTING, MARK, PROFILED, STRATEGIES
 from tests.known_answers.rows import Rows, windows
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 BOUND_NS, RELATIVE, RATIO = 200_000, 0.02, 0.02
 KINDS = {"ddp": {"allreduce": BLOCKS}, "fsdp": {"allgather": 2 * BLOCKS, "reducescatter": BLOCKS}}
 CASES = [(strategy, kind) for strategy in STRATEGIES for kind in KINDS[strategy]]

@@ -23,7 +23,7 @@ from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 from tests.known_answers.test_pipeline import flow_shop
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 BLOCKS = 4
 PHASES = ("train", "compute_only", "comm_only")
 

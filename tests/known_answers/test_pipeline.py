@@ -17,7 +17,7 @@ from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 RATIO, RELATIVE = 0.02, 0.02
 MOST = 0.75
 """Of the steps: others on the machine only lengthen one, and a rank that is held up makes its peer wait, which is

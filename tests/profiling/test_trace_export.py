@@ -14,6 +14,7 @@ from tests.profiling.windows import files_below
 from tests.runs import HANGS_S, ROOT, environment
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("tmpfs", "[Errno 28] No space left on device"), ("limit", "[Errno 27] File too large")],

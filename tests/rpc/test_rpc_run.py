@@ -216,6 +216,7 @@ def test_C1_one_process_is_refused_before_anything_is_touched(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.spec("C9")
 def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp_path, capsys, victim):
@@ -261,6 +262,7 @@ def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp
     assert all(call.reply_ns for call in calls if (call.window or 0) < finished)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("C9")
 def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys):
     port = str(free_port())

@@ -49,6 +49,7 @@ def told(folders: dict[int, Path]) -> dict[str, list[dict[str, Any]]]:
 every_way = pytest.mark.parametrize("way", [*DECODERS, *SHARED_EXPERTS[1:]], ids=lambda way: way.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D7")
 @every_way
 def test_every_mode_trains_alike_to_the_last_bit_and_sees_everything(told: dict[str, Any], way: Way) -> None:

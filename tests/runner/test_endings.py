@@ -42,6 +42,7 @@ def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = P
     raise AssertionError(f"{path} did not reach {count} steps")
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3")
     whole = losses(tmp_path)
@@ -50,12 +51,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert losses(tmp_path) == whole[6:]
 
 
+@pytest.mark.thorough
 def test_a_start_step_without_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     done = attempt(tmp_path, "training.start_step=3", ranks=1)
     assert done.returncode == 1
     assert "training.start_step=3: no checkpoint" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D1")
 def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     train(tmp_path, "training.max_steps=3", ranks=1)
@@ -80,6 +83,7 @@ def test_sigterm_ends_after_a_step_with_143(tmp_path: Path) -> None:
     assert kept.footer.steps_written == len(kept.steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D31")
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> None:
     run = start(tmp_path)
@@ -109,6 +113,7 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     assert "no footer" in dead.problems[-1]
 
 
+@pytest.mark.thorough
 def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
     steps = 400
     words = ("training.checkpoint_interval=4", f"training.max_steps={steps}")  # far from its end when a rank is killed
@@ -126,6 +131,7 @@ def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
     assert len(then.steps) >= 8
 
 
+@pytest.mark.thorough
 def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path) -> None:
     # A limit on file size is what a test can set without a disk of its own; write() fails in the same way.
     limited = ["bash", "-c", 'ulimit -f 48 && exec "$@"', "limited"]
@@ -140,6 +146,7 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path
         assert not [p for p in kept.problems if "no footer" not in p]
 
 
+@pytest.mark.thorough
 def test_a_folder_that_cannot_be_made_names_the_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = attempt(tmp_path / "file" / "run", launcher="torchrun")
@@ -148,6 +155,7 @@ def test_a_folder_that_cannot_be_made_names_the_rank(tmp_path: Path) -> None:
     assert "training.output_dir=DIR" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_manifest_holds_no_secret(tmp_path: Path) -> None:
     done = subprocess.run(
         command(1, *SMALL, "training.max_steps=2", f"training.output_dir={tmp_path}"),

@@ -193,6 +193,7 @@ def test_two_dimensions_train_like_one(tmp_path: Path) -> None:
         assert norms == pytest.approx([step.grad_norm for step in record(tmp_path / reference).steps], rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["tp", "fsdp"])
 def test_many_small_steps_do_not_hang(tmp_path: Path, strategy: str) -> None:
     """Small steps are what deadlocks, where an interceptor holds the interpreter lock (R1, K4)."""

@@ -15,7 +15,7 @@ from aorta.records.reader import RankRecord
 from tests.profiling.windows import files_below, numbers, read
 from tests.runs import HANGS_S, ROOT, environment, record
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 EXAMPLES = ROOT / "docs" / "examples"
 LOSS = re.compile(r"rank (\d+) step (\d+) loss ([0-9.e-]+)")

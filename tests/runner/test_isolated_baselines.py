@@ -71,6 +71,7 @@ def check_put_back(folder: Path, name: str) -> None:
         assert told["later"]["optimizer"] != told["after"]["optimizer"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_what_training_depends_on_is_put_back(folder: Path, name: str) -> None:
     check_put_back(folder, name)
@@ -167,6 +168,7 @@ def test_the_same_of_further_forms(tmp_path: Path) -> None:
         check_comm_only(tmp_path, name)
 
 
+@pytest.mark.thorough
 def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     run = start(tmp_path, "training.max_steps=4", "baseline=true", "baseline.steps=100000")
     try:
@@ -187,6 +189,7 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
     assert entry["metrics"]["compute_slowdown"]["count"] == 2
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> None:
     # A hang would be the launch's timeout.
     done = program("tests.runner.isolated", str(tmp_path), "fail", launcher="torchrun")
@@ -210,6 +213,7 @@ def test_a_run_that_looks_away_is_refused(tmp_path: Path) -> None:
     assert "instrument.mode=off: baseline=true replaces what is seen" in done.stderr
 
 
+@pytest.mark.thorough
 def test_no_baseline_is_the_default(tmp_path: Path) -> None:
     train(tmp_path, "training.max_steps=2", ranks=1)
     assert record(tmp_path).isolated == []

@@ -83,6 +83,7 @@ def test_B3_B8_ranks_that_are_not_profiled_do_all_the_work(tmp_path):
     assert [entry["paths"][0] for entry in manifest(tmp_path)["traces"]["saved_traces"]] == [None]
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 @pytest.mark.spec("E8")
 def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_written(tmp_path):
@@ -196,6 +197,7 @@ def test_B13_the_line_and_the_list_say_on_which_node_each_rank_s_file_is(tmp_pat
     assert row["paths"] == ["torch_profiler/rank0.json", "/elsewhere/torch_profiler/rank1.json"]
 
 
+@pytest.mark.thorough
 @pytest.mark.dist
 @pytest.mark.spec("E9")
 def test_E9_an_upload_that_one_rank_is_refused_ends_the_run_with_5_after_its_record(tmp_path):
@@ -220,6 +222,7 @@ def test_E9_an_upload_that_one_rank_is_refused_ends_the_run_with_5_after_its_rec
     assert (tmp_path / "remote" / "0.json").stat().st_size > 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("A12")
 def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path, capsys):
     words = ("profiling=d9d", ON, "profiling.period=4", "profiling.warmup=1", "profiling.active=1")

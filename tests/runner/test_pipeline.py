@@ -10,7 +10,7 @@ import pytest
 from tests.runner.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 STEPS = 5
 SIZES = (

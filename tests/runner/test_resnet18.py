@@ -19,6 +19,8 @@ from aorta.workload.resnet18 import ResNet18
 from tests.profiling.windows import files_below, numbers, read
 from tests.runs import HANGS_S, ROOT, Launcher, environment, free_port, job, losses, record, succeeded
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ("workload.batch_size=2", "workload.image_size=64", "training.max_steps=20", "training.device=cpu")
 BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
 

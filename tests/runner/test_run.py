@@ -45,6 +45,7 @@ def test_the_clocks_are_measured_behind_the_footer_and_not_after_a_signal(tmp_pa
         assert [footer.reason for footer in footers] == ["completed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D30")
 def test_a_small_data_set_is_repeated_for_as_many_steps_as_asked_for(tmp_path):
     train_in_launch(tmp_path, "training.max_steps=7", "dataset.num_samples=24", "training.batch_size=8", ranks=1)

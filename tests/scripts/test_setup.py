@@ -117,8 +117,12 @@ def test_an_unknown_argument_is_refused(sh):
     assert (result.code, result.err) == (1, "setup.sh: unknown argument '--develop'; allowed: --dev\n")
 
 
-MAIN = "not gpu and not simulated and not alone and not slow"
-ALONE = ["alone and not gpu and not simulated and not slow", "-n", "0"]
+OF_THE_CPU = "not gpu and not simulated and not alone"
+MAIN = f"{OF_THE_CPU} and not slow"
+OF_TIMES = "alone and not gpu and not simulated"
+ALONE = [f"{OF_TIMES} and not slow", "-n", "0"]
+OF_DEVICES = "(gpu or simulated)"
+ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
 TWO_AT_A_TIME = ["-m", "tests.run_again", "-n", "2", "--dist", "loadfile", "-m"]
 
 
@@ -152,30 +156,32 @@ def test_check_runs_its_stages_in_order_and_passes_words_to_pytest(sh, repo):
 
 
 @pytest.mark.parametrize(
-    ("words", "rooms", "seeds", "fuzz"),
+    ("words", "rooms", "seeds", "fuzz", "without"),
     [
-        (
-            [],
-            ["tests/device_path", "tests/gpu", "tests/simulated"],
-            [["-m", "tests.seeds", "--seconds", "60"]],
-            [["-m", "tests.fuzzing", "--minutes", "2"]],
-        ),
-        (["-k", "a name"], [], [], []),
+        ([], ROOMS, [], [], " and not thorough"),
+        (["--all"], ROOMS, [["-m", "tests.seeds", "--seconds", "60"]], [["-m", "tests.fuzzing", "--minutes", "2"]], ""),
+        (["-k", "a name"], [], [], [], ""),
+        (["--all", "-k", "a name"], [], [], [], ""),
     ],
 )
-def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(sh, repo, words, rooms, seeds, fuzz):
+def test_with_a_compiler_the_device_path_is_tested_on_the_simulated_device(
+    sh, repo, words, rooms, seeds, fuzz, without
+):
     ready(sh, repo)
     compiler(sh)
     result = sh("check", *words)
     assert result.code == 0, result.err
+    assert ("skipped (--all runs them)" in result.out) == bool(without)
+    main, alone, device = (f"{marks}{without} and not slow" for marks in (OF_THE_CPU, OF_TIMES, OF_DEVICES))
+    named = [word for word in words if word != "--all"]
     assert [call["argv"] for call in result.calls[4:]] == [
         *seeds,
         ["-m", "aorta.instrument.native"],
         ["-m", "tests.simulated.build"],
-        [*TWO_AT_A_TIME, MAIN, *words],
-        [*TWO_AT_A_TIME, *ALONE, *words],
+        [*TWO_AT_A_TIME, main, *named],
+        [*TWO_AT_A_TIME, alone, "-n", "0", *named],
         *fuzz,
-        [*TWO_AT_A_TIME, "(gpu or simulated) and not slow", *rooms, *words],
+        [*TWO_AT_A_TIME, device, *rooms, *named],
     ]
     assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
 
@@ -191,7 +197,7 @@ def test_words_that_match_in_one_half_of_the_tests_only_are_no_failure(sh, repo)
     ready(sh, repo)
     words = sh("check", "-k", "a name", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
     assert (words.code, len(words.calls)) == (0, 6)
-    none = sh("check", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
+    none = sh("check", "--all", STANDIN_FAIL_ON=MAIN, STANDIN_EXIT="5")
     assert none.code == 5
     assert "check: stage 'tests' failed (exit 5)" in none.err
 
@@ -239,6 +245,7 @@ def test_continuous_integration_runs_the_gate_with_nothing_left_out(sh, complete
     assert "skipped" not in result.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "said"),
     [

@@ -8,7 +8,7 @@ from tests.ranks import forked
 from tests.runs import HANGS_S, environment
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
 def end_of(how: str, ranks: int) -> str:

@@ -16,7 +16,7 @@ from tests.runs import HANGS_S, ROOT, environment
 from tests.simulated import load
 from tests.simulated.programs import needs_device
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
 def check(path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

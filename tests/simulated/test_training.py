@@ -10,7 +10,7 @@ import pytest
 from tests.runs import Launcher, job, losses, succeeded
 from tests.simulated.programs import needs_device, scenario
 
-pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("tp", 2), ("hsdp", 4), ("fsdp_tp", 4))
 SMALL = (
     "training.max_steps=3",

@@ -17,7 +17,7 @@ from tests.analysis.attribution.test_attribute import exact
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 
-pytestmark = [pytest.mark.dist, pytest.mark.alone]
+pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 FABRIC = (
     "parallel=fsdp",
     "fabric=emulated",

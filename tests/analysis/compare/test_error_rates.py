@@ -9,6 +9,7 @@ from benchmarks.verdict_error_rates import a_a, at_most, found, interval, median
 PLANS = 80
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launches", [4, 8])
 def test_identical_launches_are_rarely_told_apart(launches: int) -> None:
     rates = a_a(recorded(), launches, PLANS)

@@ -74,6 +74,7 @@ def test_sets_of_few_launches_neither_fail_nor_pass(tmp_path: Path, count: int) 
         assert f"{4 - count} more of the reference and {4 - count} more of the candidate" in condition.reason
 
 
+@pytest.mark.thorough
 def test_single_runs_that_did_different_work_cannot_pass(tmp_path: Path) -> None:
     other = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
     sides = launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.8, config=other)

@@ -80,6 +80,7 @@ def test_what_a_report_says_to_ask_can_be_asked_of_the_archive(
     assert not any(temporary.iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D42")
 @pytest.mark.parametrize("name", PACKED)
 def test_an_archive_of_a_run_gives_the_numbers_of_its_folder(

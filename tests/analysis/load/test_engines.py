@@ -153,6 +153,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         quiet["stderr"].close()
 
 
+@pytest.mark.thorough
 @needs_dask
 @pytest.mark.filterwarnings("default")  # of distributed and tornado, at their own start and end
 def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> None:

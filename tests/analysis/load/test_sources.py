@@ -92,6 +92,7 @@ def test_numbers_of_a_report_are_those_written_down_by_hand(folder, tmp_path):
     }
 
 
+@pytest.mark.thorough
 def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, capsys):
     run = simulated_run(tmp_path / "run", label="own", ranks=2, steps=4, warmup=1)
     words = ["--reference", str(run), "--candidate", f"{folder}/*.*"]
@@ -101,6 +102,7 @@ def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, cap
     assert "2 of 2 ranks read" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D42")
 def test_bare_names_of_folders_of_traces_as_the_readme_has_them(folder, tmp_path, monkeypatch):
     for name in ("cuda_traces", "rocm_traces"):
@@ -227,6 +229,7 @@ def loaded_by(code: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads_torch(folder, tmp_path):
     one = "from aorta.analysis.load.trace_tables import read_trace_tables\n"
     one += "from aorta.analysis.load.trace_files import find_units\nread_trace_tables(find_units(sys.argv[1])[0][0])"

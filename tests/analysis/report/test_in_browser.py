@@ -173,6 +173,7 @@ def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
     assert asked(browser, "window.ran === undefined")
 
 
+@pytest.mark.thorough
 def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     both = "['timeline-0', 'timeline-1'].map((name) => [model(name).x_range.start, model(name).x_range.end])"
@@ -188,6 +189,7 @@ def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -
     assert asked(browser, both)[0] == pytest.approx([0, end])
 
 
+@pytest.mark.thorough
 def test_a_timeline_is_dragged_and_zoomed_by_mouse(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     plot = browser.find_element(By.ID, "chart-timeline-0")
@@ -202,6 +204,7 @@ def test_a_timeline_is_dragged_and_zoomed_by_mouse(browser: Chrome, report: Path
     settled(browser, f"model('timeline-x').end - model('timeline-x').start < {end / 2}")
 
 
+@pytest.mark.thorough
 def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     seen = "new Set(model('timeline-spans-0').data.rank).size"
@@ -233,6 +236,7 @@ def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, re
     assert "0-3, 8" in browser.find_element(By.ID, "timeline-problem").text
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     clicked(browser, "#steps input[data-dataset='1']")
@@ -245,6 +249,7 @@ def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> 
     assert browser.find_element(By.ID, "chart-timeline-0").is_displayed()
 
 
+@pytest.mark.thorough
 def test_devices_lie_under_the_ratio_on_the_same_steps(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     assert asked(
@@ -254,6 +259,7 @@ def test_devices_lie_under_the_ratio_on_the_same_steps(browser: Chrome, report: 
     )
 
 
+@pytest.mark.thorough
 def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Path) -> None:
     for rank in range(2):
         lines = [step(rank, 2, at, overlap=metrics(10 + 10 * rank, 8, 4, 2)) for at in range(4)]
@@ -286,6 +292,7 @@ def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Pa
     assert seen == ends
 
 
+@pytest.mark.thorough
 def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     keys = (
@@ -303,6 +310,7 @@ def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None
     assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "ascending"
 
 
+@pytest.mark.thorough
 def test_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     rows = "[...document.querySelectorAll('#table-collectives tbody tr')].filter((row) => !row.hidden)"
@@ -312,6 +320,7 @@ def test_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
     assert asked(browser, f"{rows}.length") < whole
 
 
+@pytest.mark.thorough
 def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     page_color = "getComputedStyle(document.body).backgroundColor"
@@ -331,6 +340,7 @@ def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Pa
     assert complaints(browser) == []
 
 
+@pytest.mark.thorough
 def test_a_reader_who_prefers_dark_gets_it(browser: Chrome, report: Path) -> None:
     prefer = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", prefer)
@@ -342,6 +352,7 @@ def test_a_reader_who_prefers_dark_gets_it(browser: Chrome, report: Path) -> Non
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+@pytest.mark.thorough
 def test_everything_is_reached_by_keyboard(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
@@ -376,6 +387,7 @@ def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
     assert complaints(browser) == []
 
 
+@pytest.mark.thorough
 def test_it_prints(browser: Chrome, report: Path) -> None:
     import base64
 
@@ -431,6 +443,7 @@ def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chr
     assert ranks == sorted(ranks) == [0, 1]
 
 
+@pytest.mark.thorough
 def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, report: Path) -> None:
     """From the list, which a keyboard reaches, and by a click on its bar."""
     opened(browser, report)

@@ -31,6 +31,7 @@ def two_runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_labels_are_looked_up_where_the_caller_is(two_runs: Path) -> None:
     done = run(two_runs, "--reference", "cuda", "--candidate", "rocm")
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,6 +134,7 @@ def test_importing_and_asking_for_help_load_nothing_heavy(tmp_path: Path) -> Non
         assert loaded_after(tmp_path, code).isdisjoint(HEAVY)
 
 
+@pytest.mark.thorough
 def test_a_whole_report_never_loads_torch_nor_pyplot(two_runs: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
     code += "from aorta.analysis.report.report_command import overlap_report\n"

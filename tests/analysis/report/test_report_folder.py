@@ -83,6 +83,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
     assert "no transfer time of broadcast: a rank may end this kind early" in text
 
 
+@pytest.mark.thorough
 def test_a_third_dataset_gets_its_own_table(tmp_path: Path) -> None:
     sources = {name: simulated_run(tmp_path / name, label=name, ranks=1, steps=5) for name in "abc"}
     text = write_report(sources, tmp_path / "out", "a", "b", html=False).text

@@ -25,6 +25,7 @@ def read(folder: Path, name: str, form: str) -> pd.DataFrame:
     return pd.read_parquet(path) if form == "parquet" else pd.read_csv(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMATS)
 def test_steps_and_collectives_add_up_to_the_summary(tmp_path, form, monkeypatch):
     monkeypatch.setattr(report_tables, "FRAME_ROWS", 1)  # a frame per rank: they must fit together
@@ -93,6 +94,7 @@ def test_columns_are_the_documented_ones_whatever_a_source_has(tmp_path):
     assert told["comparison"] == {*COMPARISON}
 
 
+@pytest.mark.thorough
 def test_tables_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
     sides = {label: simulated_run(tmp_path / label, label=label, ranks=2) for label in ("base", "new")}
     folder = tmp_path / "out" / "tables"

@@ -49,6 +49,7 @@ def of_stragglers(made: RunProgram) -> list[Gain]:
     return [each for each in gains(base_of(made), shown=9).of if each.change == "stragglers=none"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_what_comes_and_goes_is_no_straggler(ranks: int) -> None:
     named = sum(len(of_stragglers(noisy(ranks, seed=seed))) for seed in range(20))

@@ -188,6 +188,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 def test_inductor_reads_it_by_the_option_when_it_compiles(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", [[seen((9, 3.5), 0)]])
     loaded(folder, tmp_path / "profile.json")

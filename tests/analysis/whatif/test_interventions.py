@@ -106,6 +106,7 @@ def ways() -> list[object]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "change", "back"), ways())
 def test_network_and_stragglers(recorded: Recorded, strategy: str, change: Change, back: bool) -> None:
     job = base(strategy)

@@ -19,6 +19,8 @@ from tests.analysis.whatif.simulated_job import MS, US, Job
 from tests.analysis.whatif.simulated_record import truth
 from tests.analysis.whatif.simulated_traces import COMPUTING, Clocks, Edit, Events, trace
 
+pytestmark = pytest.mark.thorough
+
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "two_gloo_ranks" / "torch_profiler"
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples"
 PLAIN = Network(latency_us=0)
