@@ -87,7 +87,7 @@ class LabelledRun:
 
     def described(self, name: str, column: str | None = None) -> npt.NDArray[Any]:
         """A metric, or another `column`, over the rank-steps that the metric is described over; empty where neither
-        marks nor kernels bear it.
+        marks nor kernels give a reliable value.
         """
         basis = self.pace.basis(name)
         rows = np.asarray(step_column(self.run, column or name))

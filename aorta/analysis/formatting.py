@@ -61,6 +61,10 @@ class NumberFormat:
         text = self.number(value, unit, signed=signed)
         return text if value is None or unit == "ratio" else f"{text} {unit}"
 
+    def ratio(self, value: float | None) -> str:
+        """A ratio as a sentence states it, with a digit less than in a table."""
+        return self.number(value, "ratio", fewer=1)
+
     def bounds(self, found: Mapping[str, float], unit: str, *, fewer: int = 0, named: bool = True) -> str:
         """At least and at most of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
 

@@ -25,16 +25,15 @@ from aorta.analysis.formatting import TEXT, rough_percent
 from aorta.analysis.tables import Bools, Floats, Run
 from aorta.records.schema import Calibration
 from aorta.timeline.classes import KINDS
+from aorta.timeline.overlap import AGREEMENT
 
 MOST_UNDECIDED: Final = 0.05
 """Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
 than the twentieth of the steps can."""
-AGREEMENT: Final = 0.02
-"""How far the overlap ratios by kernels and by marks of the same steps may be apart (K2, docs/measuring.md)."""
 PROFILER_COST: Final = 0.05
 """From this on, steps that a profiler made longer are said not to be like the others."""
 HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone cannot say when its kernels ran"
-NOT_BORNE: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
+CONTRADICTED: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
 DRAWN: Final = (
     "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
 )
@@ -55,7 +54,7 @@ class Basis:
     """What a metric of a run is described over.
 
     Attributes:
-        source: marks or kernels; None where neither bears a number.
+        source: what the values were measured from; None where neither marks nor kernels give a reliable one.
         chosen: the rank-steps, in the order of `Run.over_ranks`; those after warm-up where `source` is None.
         bounds: at least and at most, medians over these steps, where `source` is None and marks say as much.
         reason: why `source` is None.
@@ -68,7 +67,7 @@ class Basis:
 
 
 class Pace:
-    """What the marks of one run bear."""
+    """How far the timing marks of one run can be trusted."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -90,7 +89,7 @@ class Pace:
         if self._by_kernels is not None and self._known_by_kernels(name):
             return Basis("kernels", self._by_kernels)
         if decided:
-            return Basis(None, used, None, NOT_BORNE)
+            return Basis(None, used, None, CONTRADICTED)
         return Basis(None, used, self._bounds(name), HOST_BOUND)
 
     def _rests_on_compute(self, name: str) -> bool:
@@ -244,8 +243,9 @@ def pace_notes(entry: Mapping[str, Any]) -> Iterator[str]:
         )
     elif found is not None and found["agree"] is False:
         yield (
-            f"kernels and marks of the same steps disagree: an overlap ratio of {_ratio(found['ratio_by_kernels'])} by "
-            f"kernels, {_ratio(found['ratio_by_marks'])} by marks; {_shown(ratio, pace)}"
+            "kernels and marks of the same steps disagree: an overlap ratio of "
+            f"{TEXT.ratio(found['ratio_by_kernels'])} by kernels, {TEXT.ratio(found['ratio_by_marks'])} by marks; "
+            f"{_shown(ratio, pace)}"
         )
     if found is not None:
         before, within = found["other_step_ms"], found["window_step_ms"]
@@ -278,7 +278,3 @@ def _shown(ratio: Mapping[str, Any], pace: Mapping[str, Any]) -> str:
     if pace["no_calibration"] is not None:
         return f"{said}; no steps were measured by kernels: {pace['no_calibration']}"
     return f"{said}; record with instrument.calibration=3 for a number" if calibration is None else said
-
-
-def _ratio(value: float | None) -> str:
-    return TEXT.number(value, "ratio", fewer=1)

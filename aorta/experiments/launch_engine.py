@@ -24,7 +24,10 @@ from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
 from aorta.distributed.environment_variables import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
 from aorta.experiments.journal import (
+    DONE,
+    FAILED,
     LOST,
+    STOPPED,
     Closed,
     Ended,
     Journal,
@@ -55,7 +58,7 @@ class Outcome:
     @property
     def sentence(self) -> str:
         """`done`, `failed: exit code 7` or `stopped by SIGTERM`."""
-        return f"failed: {self.reason}" if self.status == "failed" else self.reason or self.status
+        return f"failed: {self.reason}" if self.status == FAILED else self.reason or self.status
 
 
 @dataclass
@@ -110,11 +113,11 @@ def attempt(
     )
     lacks = missing() if ended.exit_code == EXIT_OK and not ended.timed_out else None
     if ended.exit_code == EXIT_OK and not ended.timed_out and lacks is None:
-        return Outcome("done", ended.exit_code, ended.seconds, None, ended.left_behind)
+        return Outcome(DONE, ended.exit_code, ended.seconds, None, ended.left_behind)
     if stop.signal is not None:
-        return Outcome("stopped", ended.exit_code, ended.seconds, f"stopped by {stop.signal.name}", ended.left_behind)
+        return Outcome(STOPPED, ended.exit_code, ended.seconds, f"stopped by {stop.signal.name}", ended.left_behind)
     why = f"not done after {timeout_s} s" if ended.timed_out else lacks or f"exit code {ended.exit_code}"
-    return Outcome("failed", ended.exit_code, ended.seconds, why, ended.left_behind)
+    return Outcome(FAILED, ended.exit_code, ended.seconds, why, ended.left_behind)
 
 
 def run_all(names: Sequence[str], once: Callable[[str, int], str | None], stop: StopRequest, attempts: int) -> Finished:
@@ -197,8 +200,8 @@ class _PlanRunner:
             )
         except ToolMissing as error:  # a launch that failed, as it would be in a shell
             log.write_text(f"{error}\n", encoding="utf-8")
-            found = Outcome("failed", error.exit_code, 0.0, f"exit code {error.exit_code}", 0)
-        done = found.status == "done"
+            found = Outcome(FAILED, error.exit_code, 0.0, f"exit code {error.exit_code}", 0)
+        done = found.status == DONE
         self.journal.write(
             Ended(
                 now(),
@@ -285,7 +288,7 @@ class LaunchProgress:
 
     def ended(self, name: str, found: Outcome) -> None:
         """Show that a launch has ended, and how."""
-        done = found.status == "done"
+        done = found.status == DONE
         if done:
             self._done += 1
             self._seconds.append(found.seconds)

@@ -22,6 +22,7 @@ from aorta.config.multirun import SweepBatch, SweepJob, SweepStopped, TorchrunCo
 from aorta.config.override_words import quoted
 from aorta.errors import EXIT_OK, ConfigError, InputError, RunIncomplete
 from aorta.experiments.journal import (
+    FAILED,
     SWEEP_FILE,
     SWEEP_VERSION,
     JobEnded,
@@ -171,7 +172,7 @@ class TorchrunJobs:
         if found.left_behind:
             to_stderr(f"job {name} left {found.left_behind} process(es), which were ended")
         if found.status != "done":
-            if found.status == "failed":
+            if found.status == FAILED:
                 to_stderr(f"job {name} failed: {found.reason}; the sweep goes on")
             return JobEnded(name, found.status, found.exit_code, found.seconds, None, found.reason)
         value, reason = medians().of(options.metric)

@@ -15,11 +15,10 @@ import msgspec
 
 from aorta.errors import Inconclusive
 from aorta.gpu_check.device_kernels import Pair
+from aorta.timeline.overlap import AGREEMENT
 
 BUSY_SHARE = 0.9
 """Minimum share of a step in which a kernel runs, for its times to be judged."""
-AGREEMENT = 0.02
-"""How far telemetry's overlap ratio and the kernels' may be apart (K2)."""
 PLACE_NS = 200_000
 """Allowed offset between the record's clock and the profiler's: each maps device time to host time independently."""
 EXIT_FAILED = 1

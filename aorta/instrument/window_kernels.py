@@ -30,7 +30,7 @@ class RunningKernels(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class MeasuredTwice:
     """Steps that were measured by marks and by kernels, in nanoseconds of all of them together."""
 
     steps: int = 0
@@ -54,7 +54,7 @@ class WindowKernels:
     def __init__(self) -> None:
         self.known = False
         self.problem: str | None = None
-        self.compared = Comparison()
+        self.compared = MeasuredTwice()
         self._compute: list[DeviceKernel] = []
         self._comm: list[DeviceKernel] = []
         self._stream: int | None = None

@@ -18,7 +18,7 @@ from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.gate.gate_checks import evaluate
 from aorta.analysis.gate.gate_conditions import parse_condition
-from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, NOT_BORNE
+from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts.step_breakdown import parts
@@ -215,7 +215,7 @@ def test_marks_that_kernels_contradict_are_not_believed(tmp_path: Path) -> None:
         calibrated=calibration(0.375, 0.75),
     )
     ratio = entry(one)["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["source"], ratio["bounds"], ratio["reason"]) == (None, None, None, NOT_BORNE)
+    assert (ratio["median"], ratio["source"], ratio["bounds"], ratio["reason"]) == (None, None, None, CONTRADICTED)
 
 
 def test_a_run_of_calibrated_steps_alone_is_of_kernels(tmp_path: Path) -> None:

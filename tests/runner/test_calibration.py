@@ -11,7 +11,7 @@ import torch
 
 from aorta.config.groups.loop import CALIBRATION_STEPS, calibration_steps
 from aorta.errors import ConfigError
-from aorta.instrument.window_kernels import Comparison, WindowKernels
+from aorta.instrument.window_kernels import MeasuredTwice, WindowKernels
 from aorta.profiling.kernel_recording import ProfilerUnavailable
 from aorta.profiling.schedule import Action, Schedule
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
@@ -138,7 +138,7 @@ class Window:
         """What the window has when its steps are read."""
         (kernels,) = {id(one): one for one in self.kernels if one is not None}.values()
         blocks = {("a", "forward"): (2_000_000, 500_000), ("b", "forward"): (0, 0)}
-        kernels.compared = Comparison(steps, 100, 40, 60.0, 20.0, blocks)
+        kernels.compared = MeasuredTwice(steps, 100, 40, 60.0, 20.0, blocks)
         return kernels
 
     def write(self, numbers: Iterable[int], longer_ms: float = 0.0, **changes: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_step_that_marks_alone_measured_says_why(window: Window) -> None:
 
 def test_a_window_without_communication_has_no_ratio(window: Window) -> None:
     window.train(range(6))
-    window.measured().compared = Comparison(3)
+    window.measured().compared = MeasuredTwice(3)
     window.calibrator.finish()
     assert (window.lines[0][1].ratio_by_kernels, window.lines[0][1].ratio_by_marks) == (None, None)
 

@@ -28,8 +28,8 @@ _NO_VALUES: Final = "no values"
 @dataclass(frozen=True)
 class Sample:
     """One metric of one launch. `pool` holds medians over resamples of its global steps. It is empty where there are no
-    values; `reason` then says why, and `bounds` what is known none the less: at least and at most. `source`: what bears
-    the median.
+    values; `reason` then says why, and `bounds` what is known none the less: at least and at most. `source`: what
+    the median was measured from.
     """
 
     median: float | None

@@ -109,7 +109,7 @@ def _change(name: str, entry: Mapping[str, Any], *, counts: bool) -> str:
     unit = metric_named(name).unit
     sides = entry["reference"], entry["candidate"]
     if unit == "ratio":
-        said = f"{_ratio(sides[0])} -> {_ratio(sides[1])} {_SHARE_OF.get(name, name)}"
+        said = f"{TEXT.ratio(sides[0])} -> {TEXT.ratio(sides[1])} {_SHARE_OF.get(name, name)}"
     else:
         called = "step time" if name == GUARD else name
         said = f"{called} {significant(sides[0])} -> {significant(sides[1])} {unit}"
@@ -132,10 +132,6 @@ def _evidence(entry: Mapping[str, Any]) -> list[str]:
             f"{TEXT.effect(effect['high'], effect['kind'])}"
         ]
     return told + ([] if entry["p"] is None else [f"p {p_value(entry['p'])}"])
-
-
-def _ratio(value: float) -> str:
-    return TEXT.number(value, "ratio", fewer=1)
 
 
 def _step_time(guard: Mapping[str, Any] | None) -> str:

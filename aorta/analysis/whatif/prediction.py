@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.formatting import rough_ms
+from aorta.analysis.stats import median_or_none
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.apply import apply
 from aorta.analysis.whatif.changes import Change, CommSpeed, Selection, WorldSize, in_order
@@ -150,10 +151,10 @@ def base_of(program: RunProgram, rank_steps: int | None = None) -> Base:
     identity = Identity(
         float(np.median(recorded)),
         float(np.median(times.job_step_ms())),
-        _median(ratios),
-        _median(measured.overlap_ratio),
-        _median(exposed),
-        _median(measured.exposed_comm_ms),
+        median_or_none(ratios),
+        median_or_none(measured.overlap_ratio),
+        median_or_none(exposed),
+        median_or_none(measured.exposed_comm_ms),
     )
     if not identity.residual <= IDENTITY_BOUND:
         raise InputError(
@@ -185,7 +186,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         now = replay(program, base.chosen.kept())
         metrics = measure(program, now, base.chosen)
         for index, moved in enumerate(_moves(times, now, measured, metrics)):
-            wrong_by[index] += STATED_ERROR[type(change)] * abs(_median(moved) or 0.0)
+            wrong_by[index] += STATED_ERROR[type(change)] * abs(median_or_none(moved) or 0.0)
         times, measured = now, metrics
     identity, every = base.identity, np.arange(len(base.program.steps))
     missed = (
@@ -245,7 +246,7 @@ def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free
         )
     if fell_ms <= 0 or fell_ms - gain_ms <= least_ms:
         return
-    idle_ms = _median(now.idle_ms - was.idle_ms) or 0.0
+    idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
     step = f"the step is {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
     went = "the slowest rank, which decides how long a step takes, exposed less of it than the typical one"
     if idle_ms > 0:
@@ -276,7 +277,7 @@ def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
 
 def _reaching(value: Value | None, others: Floats) -> Value | None:
     """The interval reaches as far as the median of other values."""
-    median = _median(others)
+    median = median_or_none(others)
     return value if value is None or median is None else value.reaching(median)
 
 
@@ -310,8 +311,3 @@ def _known(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, fl
 
 def _apart(replayed: float | None, recorded: float | None) -> float:
     return 0.0 if replayed is None or recorded is None else abs(replayed - recorded)
-
-
-def _median(values: Floats) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else None

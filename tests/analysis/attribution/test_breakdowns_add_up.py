@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.records import load_run
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
@@ -25,10 +26,8 @@ STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.li
                  min_size=1, max_size=4)  # fmt: skip
 
 
-@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
-    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
+def two_sides(folder: Path, sides: Any) -> list[LabelledRun]:
+    """Records of two sides, from what `STEPS` draws for each rank."""
     made = []
     for side, ranks in enumerate(sides):
         lines = [
@@ -49,6 +48,14 @@ def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any)
         for old in (folder / str(side)).glob("rank_*"):
             old.unlink()
         made.append(dataset(folder / str(side), str(side), lines))
+    return made
+
+
+@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
+    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
+    made = two_sides(folder, sides)
     found = attribute(*made)
     exact(found)
     for side, loaded in zip(("reference", "candidate"), made, strict=True):

@@ -15,7 +15,7 @@ from aorta.analysis.attribution.causes import told_rows
 from aorta.analysis.gate.gate_markdown import _causes
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
 from tests.analysis.attribution.test_attribute import computing, late_by, two_pairs, two_ranks
-from tests.analysis.attribution.test_breakdowns_add_up import STEPS
+from tests.analysis.attribution.test_breakdowns_add_up import STEPS, two_sides
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?= (?:ms|%))|(?<![\w.'])(\d+(?:\.\d+)?)(?![\w.'])")
 OVERLAP_OFF = {"key": "config.parallel.overlap", "reference": True, "candidate": False}
@@ -137,26 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_of_any_two_records(folder: Path, sides: Any, toggled: bool) -> None:
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
-    made = []
-    for side, ranks in enumerate(sides):
-        lines = [
-            [
-                made_step(
-                    rank,
-                    2,
-                    number,
-                    40,
-                    [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
-                    [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
-                    stalls,
-                )
-                for number, (blocks, rows, stalls, kinds) in enumerate(steps)
-            ]
-            for rank, steps in enumerate(ranks)
-        ]
-        for old in (folder / str(side)).glob("rank_*"):
-            old.unlink()
-        made.append(dataset(folder / str(side), str(side), lines))
+    made = two_sides(folder, sides)
     found = attribute(*made, differences=[OVERLAP_OFF] if toggled else [])
     held(found)
     assert all(float(share) <= 100 for share in re.findall(r"([\d.]+) %", found["sentence"]))

@@ -15,8 +15,8 @@ CALIBRATION: Final = (
         _BASIS,
         ("half of the steps may be open", "MOST_UNDECIDED: Final = 0.05", "MOST_UNDECIDED: Final = 0.5"),
         ("no step may be open", "MOST_UNDECIDED: Final = 0.05", "MOST_UNDECIDED: Final = 0.0"),
-        ("kernels and marks always agree", "AGREEMENT: Final = 0.02", "AGREEMENT: Final = 2.0"),
-        ("kernels and marks have to be equal", "AGREEMENT: Final = 0.02", "AGREEMENT: Final = 0.0"),
+        ("kernels and marks always agree", "> AGREEMENT\n", "> 2.0\n"),
+        ("kernels and marks have to be equal", "> AGREEMENT\n", "> 0.0\n"),
         ("a profiler costs nothing", "PROFILER_COST: Final = 0.05", "PROFILER_COST: Final = 5.0"),
         (
             "a run of calibrated steps is of marks",
@@ -36,8 +36,8 @@ CALIBRATION: Final = (
         ),
         (
             "a contradicted mark is a bound",
-            "return Basis(None, used, None, NOT_BORNE)",
-            "return Basis(None, used, self._bounds(name), NOT_BORNE)",
+            "return Basis(None, used, None, CONTRADICTED)",
+            "return Basis(None, used, self._bounds(name), CONTRADICTED)",
         ),
         (
             "marks are bounds where kernels are known",
