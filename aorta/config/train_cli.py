@@ -19,10 +19,8 @@ from omegaconf import DictConfig
 import aorta
 from aorta.command_line import command, to_stdout
 from aorta.config import multirun
-from aorta.config.known_keys import choices
-from aorta.config.older_files import expand
-from aorta.config.override_words import options_of_a_job, translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
+from aorta.config.override_words import expand, options_of_a_job, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, resolve
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError
 

@@ -16,8 +16,7 @@ from typing import Any, Final, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import steps_to_wait
-from aorta.config.rank_words import selected_ranks
+from aorta.config.groups.profiling import selected_ranks, steps_to_wait
 from aorta.config.schema import Naming, Profiling
 from aorta.config.templates import fill
 from aorta.errors import ConfigError

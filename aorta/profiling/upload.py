@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aorta.config.rules.profiling_rules import IN_PROCESS, scheme_of
+from aorta.config.groups.profiling import IN_PROCESS, scheme_of
 from aorta.errors import ConfigError
 from aorta.profiling.trace_export import error_line
 

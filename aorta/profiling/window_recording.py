@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 
 from torch.profiler import ProfilerAction, profile, record_function
 
-from aorta.config.rank_words import selected_ranks
+from aorta.config.groups.profiling import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
 from aorta.profiling.memory_history import MemoryHistory

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from aorta.config.groups.profiling import Profiling
-from aorta.config.rank_words import selected_ranks
-from aorta.config.rules.profiling_rules import profiling_rules
+from aorta.config.groups.profiling import Profiling, profiling_rules, selected_ranks
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError, FolderNotEmpty
 from aorta.profiling.destinations import Destination, destination

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import torch
 
+from aorta.config.groups.microbenchmarks import STREAMS_NEED_DEVICE
 from aorta.config.resolve import Resolved
-from aorta.config.rules.workload_rules import STREAMS_NEED_DEVICE
 from aorta.config.schema import Streams
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import default_backend, device_name

@@ -182,8 +182,8 @@ def _configuration(case: Path, out: Path) -> int:
 
 def _words(case: Path, out: Path) -> None:
     from aorta.analysis.locate import is_location, label_of
+    from aorta.config.groups.profiling import selected_ranks
     from aorta.config.override_words import translate
-    from aorta.config.rank_words import selected_ranks
     from aorta.config.templates import problem_of
     from aorta.errors import AortaError
     from aorta.experiments.gather_nodes import url_of

@@ -6,8 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from aorta.config.rank_words import selected_ranks
-from aorta.config.rules.profiling_rules import profiling_notes
+from aorta.config.groups.profiling import profiling_notes, selected_ranks
 from aorta.config.schema import Config
 from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
 from aorta.profiling.trace_names import TracePlace
@@ -55,8 +54,10 @@ def test_what_is_no_rank_is_named(asked):
 @pytest.mark.spec("B1")
 def test_a_rank_beyond_the_world_is_one_warning():
     config = Config(profiling=preset("tutorial", ranks="0, 2, 5"))
-    assert list(profiling_notes(config, 2)) == ["profiling.ranks: this run has no rank 2, 5; its last is 1"]
-    assert list(profiling_notes(config, 6)) == []
+    assert list(profiling_notes(config.profiling, config.training.max_steps, 2)) == [
+        "profiling.ranks: this run has no rank 2, 5; its last is 1"
+    ]
+    assert list(profiling_notes(profiling, 200, 6)) == []
 
 
 @pytest.mark.spec("B4")

@@ -12,7 +12,7 @@ from dataclasses import fields
 import msgspec
 
 from aorta.analysis.whatif.program import Issued
-from aorta.config.rules.fabric_rules import emulated_rules
+from aorta.config.groups.fabric import emulated_rules
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.instrument.emulation.cost_model import network_cost_ns
 
