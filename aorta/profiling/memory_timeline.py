@@ -258,9 +258,7 @@ def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
     Raises:
         OSError: it failed; includes its error output.
     """
-    import aorta
-
-    root = str(Path(aorta.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(
         [sys.executable, "-m", "aorta.profiling.memory_timeline", str(trace), str(target), "-"],

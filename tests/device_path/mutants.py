@@ -23,7 +23,7 @@ KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
 DEVICE, STREAMS = f"{PACKAGE}.device_interceptor", f"{PACKAGE}.device_streams"
 CLOCK, WORKS = f"{PACKAGE}.event_clock", f"{PACKAGE}.timed_work"
-ORDER, WAITS, NATIVE = f"{PACKAGE}.stream_order", f"{PACKAGE}.waits", f"{PACKAGE}.native.native_device_interceptor"
+ORDER, WAITS, NATIVE = f"{PACKAGE}.device_streams", f"{PACKAGE}.waits", f"{PACKAGE}.native.native_device_interceptor"
 READING, RECORDER = f"{PACKAGE}.step_builder", f"{PACKAGE}.step_recorder"
 MARKS = f"{PACKAGE}.step_marks"
 
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "time in a communicator's queue counts as its duration",
         MARKS,
-        "start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)",
+        "start_ns = self._serialised_start_ns(issued.communicator, issued.launch, start_ns, end_ns)",
         "pass",
     ),
     Mutant(
@@ -245,14 +245,14 @@ MUTANTS = (
     Mutant(
         "every wait of the computing stream is for communication",
         READING,
-        "algebra.intersect(algebra.lane(maybe, window), everywhere)",
-        "algebra.lane(maybe, window)",
+        "algebra.intersect(algebra.lane(possibly_blocked, window), everywhere)",
+        "algebra.lane(possibly_blocked, window)",
     ),
     Mutant(
         "the ending of a backward pass is no stall",
         MARKS,
-        "        maybe = [tail for tail in tails if",
-        "        maybe = [tail for tail in [] if",
+        "        possibly_blocked = [tail for tail in tails if",
+        "        possibly_blocked = [tail for tail in [] if",
     ),
     # --- lifetimes ---
     Mutant(

@@ -756,7 +756,7 @@ def waits_told(scene: Scene) -> Any:
     has waited for that twice, and whether torch is then as it was.
     """
     streams: Any = importlib.import_module("aorta.instrument.device_streams")  # which may be a mutant's
-    order = importlib.import_module("aorta.instrument.stream_order").StreamOrder()
+    order = importlib.import_module("aorta.instrument.device_streams").StreamOrder()
     classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
     before = [dict(vars(one)) for one in classes]
     counts, told = [], list[Any]()

@@ -208,9 +208,8 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 
 def _smi(case: Path, out: Path) -> None:
-    from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised
-    from aorta.device_metrics.sample_values import json_after_words
     from aorta.errors import DeviceUnreadable
+    from aorta.records.device_values import from_json, from_text, json_after_words, normalised
 
     text = _words_of(case, "out.txt").decode("utf-8", "replace")
     for cards in (lambda: from_text(text), lambda: from_json(json_after_words(text))):
