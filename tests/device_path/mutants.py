@@ -23,7 +23,7 @@ KEPT = f"{PACKAGE}.native"
 """Compiled code is loaded once a process."""
 DEVICE, STREAMS = f"{PACKAGE}.device_interceptor", f"{PACKAGE}.device_streams"
 CLOCK, WORKS = f"{PACKAGE}.event_clock", f"{PACKAGE}.timed_work"
-ORDER, WAITS, NATIVE = f"{PACKAGE}.device_streams", f"{PACKAGE}.waits", f"{PACKAGE}.native.native_device_interceptor"
+ORDER, WAITS, NATIVE = f"{PACKAGE}.device_streams", f"{PACKAGE}.in_flight", f"{PACKAGE}.native.native_interceptor"
 READING, RECORDER = f"{PACKAGE}.step_builder", f"{PACKAGE}.step_recorder"
 MARKS = f"{PACKAGE}.step_marks"
 
