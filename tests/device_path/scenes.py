@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from aorta.config.schema import EmulatedFabric
+from aorta.instrument.device_streams import DeviceStreams, StreamWaits
 from aorta.instrument.emulation import emulated_link
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import DeviceClock
@@ -34,6 +34,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
+from aorta.instrument.stream_order import StreamOrder
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.collective_patterns import between_steps
@@ -51,13 +52,12 @@ TAPS: tuple[Tap, ...] = ("python", "compiled")
 
 @dataclass
 class Scene:
-    """A device, and an instrument that looks at it. `make`: makes the instrument."""
+    """A device, and an instrument that looks at it."""
 
     device: torch.device
     groups: Groups
     mode: InstrumentMode
     native: bool
-    make: Callable[..., Instrumentation] = Instrumentation
     dedicated_async: bool = False
     lines: list[Step] = field(default_factory=list)
     number: int = 0
@@ -72,7 +72,7 @@ class Scene:
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
         simulated.reset()
-        with self.make(
+        with Instrumentation(
             self.device,
             self.mode,
             self.rank,
@@ -840,13 +840,12 @@ def waits_told(scene: Scene) -> Any:
     device's stream of the same number, one of a stream that does not compute. What it waits for where a third stream
     has waited for that twice, and whether torch is then as it was.
     """
-    streams: Any = importlib.import_module("aorta.instrument.device_streams")  # which may be a mutant's
-    order = importlib.import_module("aorta.instrument.stream_order").StreamOrder()
+    order = StreamOrder()
     classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
     before = [dict(vars(one)) for one in classes]
     counts, told = [], list[Any]()
-    watched = streams.DeviceStreams(scene.device)
-    looking = streams.StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
+    watched = DeviceStreams(scene.device)
+    looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
     try:
         compute, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         event, elsewhere = side.record_event(), torch.cuda.default_stream(1 - scene.device.index)
@@ -1062,13 +1061,11 @@ ALL_DEDICATED: tuple[Callable[[Scene], Any], ...] = (every_form, limited_wait, m
 ONCE: tuple[Callable[[Scene], Any], ...] = (spins,)
 
 
-def play(
-    device: torch.device, groups: Groups, taps: Sequence[Tap], make: Callable[..., Instrumentation] = Instrumentation
-) -> dict[str, Any]:
+def play(device: torch.device, groups: Groups) -> dict[str, Any]:
     """All of them: by scene, and by mode and tap where those matter."""
     told: dict[str, Any] = {}
     modes: tuple[InstrumentMode, ...] = ("dedicated", "observe")
-    for tap, mode in product(taps, modes):
+    for tap, mode in product(TAPS, modes):
         scenes = [*BOTH_TAPS]
         if mode == "dedicated":
             scenes += ONE_MODE
@@ -1076,9 +1073,9 @@ def play(
             scenes += PYTHON_ONLY
             scenes += ONCE if mode == "dedicated" else ()
         for scene in scenes:
-            played(told, scene, Scene(device, groups, mode, tap == "compiled", make))
-    for tap, scene in product(taps, ALL_DEDICATED):
-        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", make, dedicated_async=True))
+            played(told, scene, Scene(device, groups, mode, tap == "compiled"))
+    for tap, scene in product(TAPS, ALL_DEDICATED):
+        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", dedicated_async=True))
     return told
 
 
