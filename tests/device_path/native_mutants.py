@@ -306,11 +306,6 @@ NATIVE_MUTANTS: Final = (
             "Untimed::NO_STREAM",
         ),
         (
-            "batches are timed on the stream of what is moved",
-            'side(⟪"beside " + group.name⟫);\n    if (!side || b',
-            "group.name",
-        ),
-        (
             "both directions share a side stream where nothing is known",
             '⟪(group.shared ? " " : " " + op.kind + " ")⟫',
             'std::string(" ")',

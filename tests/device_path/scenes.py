@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
@@ -694,6 +694,91 @@ def marks_cost(scene: Scene) -> Any:
     return behind.start_ns - before.end_ns, (scene.rows()[1][1] or 0) - scene.kernels()[1][1]
 
 
+def copies_here(scene: Scene) -> Any:
+    """Bytes of the copies in the record, where one is onto itself, one is of one value for many elements, and one is on
+    a stream that does not compute. What certainly computes where the host is late, beside that copy and beside a kernel
+    as long.
+    """
+    block, side = Block(scene.device), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    inputs, into, one = torch.ones(16, 16, device=scene.device), scene.tensor(), scene.tensor()[:1]
+    source, copied = torch.ones(100, device=scene.device), torch.zeros(100, device=scene.device)
+    beside: list[Callable[[], Any]] = [lambda: copied.copy_(source), lambda: copied.add_(1)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            beside[0]()
+        return x @ x @ x
+
+    block.forward = forward  # type: ignore[method-assign]
+    with scene.looking() as instrument:
+        instrument.watch([("block", block)])
+        long = (2_000_000, 0.0)
+        simulated.lengths(copy_d2d=long, operators={"aten::mm": (100_000, 0.0), "aten::add_": long})
+        simulated.costs(launch_ns=150_000)
+        for _ in range(2):
+            with scene.step(instrument):
+                into.copy_(into)
+                into.copy_(one)
+                block(inputs)
+            beside.reverse()
+    return [[row.bytes for row in scene.lines[0].copies or ()], *((line.bounds or {}) for line in scene.lines)]
+
+
+def recursive_block(scene: Scene) -> Any:
+    """A block that runs itself once more: whether its inner pass lies within its outer one."""
+
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+            x = x @ x
+            return self(x, depth - 1) @ x if depth else x
+
+    block = Recursive()
+    with scene.looking() as instrument:
+        instrument.watch([("block", block)])
+        with scene.step(instrument):
+            block(torch.ones(16, 16, device=scene.device))
+    outer, inner = scene.lines[0].compute
+    return outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns
+
+
+def backward_end_cost(scene: Scene) -> Any:
+    """Marks at the end of a backward pass that three gradients reach, as the time of the host where each costs 1 ms."""
+    block = Block(scene.device)
+    spent_ns = []
+    for watched in (False, True):
+        with scene.looking() as instrument:
+            if watched:
+                instrument.watch_backward(block)
+            with scene.step(instrument):
+                inputs = torch.ones(16, 16, device=scene.device, requires_grad=True)
+                output = sum(block(inputs).sum() for _ in range(3))
+                assert isinstance(output, torch.Tensor)
+                simulated.costs(event_ns=1_000_000)
+                begin_ns = simulated.host_ns()
+                output.backward()
+                spent_ns.append(simulated.host_ns() - begin_ns)
+                simulated.costs(event_ns=0)
+    without, with_marks = spent_ns
+    return round((with_marks - without) / 1e6)
+
+
+def failed_handle(scene: Scene) -> Any:
+    """What the handle of a collective that failed says."""
+    group = dist.new_group()
+    with scene.looking() as instrument, scene.step(instrument):
+        simulated.fail_next_collective(group, "link down")
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # it fails when it runs, not where it is issued
+        work = dist.all_reduce(scene.tensor(), group=group, async_op=True)
+        assert work is not None
+        with suppress(dist.DistBackendError):
+            torch.accelerator.synchronize()
+        said = str(work.exception())
+        group._get_backend(torch.device("cuda")).abort()
+        torch.accelerator.synchronize()
+    return "link down" in said
+
+
 def copies_elsewhere(scene: Scene) -> Any:
     """A value for the host, a copy of nothing, one to another device, and one that this makes itself."""
     here = scene.tensor()
@@ -958,6 +1043,10 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     moved,
     marks_cost,
     copies_elsewhere,
+    copies_here,
+    recursive_block,
+    backward_end_cost,
+    failed_handle,
     no_stream_to_time_on,
     configured_priority,
     many_joined,
