@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 import aorta
-from aorta.analysis.load.manifest import flatten
+from aorta.analysis.load.run_facts import flatten
 from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
 from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal

@@ -14,7 +14,8 @@ from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeEnds
-from aorta.instrument.open_step import Told
+from aorta.instrument.open_step import OpenStep
+from tests.instrument.steps import recorded_by
 
 FORWARD_S, BACKWARD_S = 0.02, 0.03
 
@@ -49,10 +50,10 @@ class Watched:
         self.ranges, self.ends = self.tap.ranges, NativeEnds(self.tap.ranges)
         self.tap.begin()
 
-    def told(self) -> Told:
-        told = self.tap.end()()
+    def told(self) -> OpenStep:
+        step = recorded_by(self.tap)
         self.tap.begin()
-        return told
+        return step
 
 
 @pytest.fixture

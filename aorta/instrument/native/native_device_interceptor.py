@@ -8,7 +8,6 @@ path of a collective (except once for each process group, each stream, and each 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from aorta.instrument.dispatcher import Coalescing, Looking, Watches, counts_poi
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.open_step import Told
+from aorta.instrument.open_step import NativeEvents, OpenStep
 from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.waits import Name
 from aorta.records.schema import DeviceClockFacts
@@ -107,7 +106,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         self._streams.compute = self._streams.current()
         super().begin()
 
-    def end(self) -> Callable[[], Told]:
+    def end(self) -> NativeEvents | None:
         if self._tap is not None:
             for _ in range(self._tap.take_captured()):
                 self._on_captured()
@@ -118,10 +117,10 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             self._tap.let_go(self._tap.end())
             self.ranges.forget()
 
-    def _with_passes(self, told: Told, noted: Any) -> Told:
+    def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.told(noted)
-        ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
-        return replace(told, tails=tails, ranges=ranges)
+        step.compute += [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
+        step.tails += tails
 
     def _tell_end(self, issued: InFlight, source: Any) -> None:
         if not isinstance(source, tuple):

@@ -7,7 +7,6 @@ be on the path of a collective (except once for each process group).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from aorta.instrument.cpu_interceptor import dtype_name, group_seen
 from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
-from aorta.instrument.open_step import Told
+from aorta.instrument.open_step import NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import STALL_CUTOFF_NS
@@ -83,19 +82,19 @@ class NativeCpuInterceptor:
             self._tap.begin()
             self.ranges.begin()
 
-    def end(self) -> Callable[[], Told]:
-        """Stop recording; the returned callable gives the events since `begin`, and none after `close`."""
+    def end(self) -> NativeEvents | None:
+        """Stop recording; the returned callable adds the events since `begin` to a step. None after `close`."""
         if self._tap is None:
-            return Told
-        return partial(self._told, self._tap.end(), self.ranges.end())
+            return None
+        return partial(self._add, self._tap.end(), self.ranges.end())
 
     def abandon(self) -> None:
         """Stop recording, and discard the events since `begin`."""
         self.end()
 
-    def _told(self, noted: Any, passes: Any) -> Told:
+    def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
         rows, calls, waits, copies = noted.rows()
-        collectives, operators = [], self._operators
+        operators = self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]
             name = None if dtype is None else dtype_name(dtype)
@@ -107,9 +106,11 @@ class NativeCpuInterceptor:
             issued.by_future = by_future
             if operator.point_to_point:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
-            collectives.append(issued)
-        waited = [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
-        return self._with_passes(Told(collectives, waited, calls=calls, copies=self._copied(copies)), passes)
+            step.collectives.append(issued)
+        step.waits += [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
+        step.calls += calls
+        step.copies += self._copied(copies)
+        self._add_passes(passes, step)
 
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
@@ -122,9 +123,10 @@ class NativeCpuInterceptor:
             for number, size, start, end, computes in copies
         ]
 
-    def _with_passes(self, told: Told, noted: Any) -> Told:
+    def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.told(noted)
-        return replace(told, passes=passes, tails=tails)
+        step.passes += passes
+        step.tails += tails
 
     def _tell_end(self, issued: InFlight, source: Any) -> None:
         """Attach what will report the end of a collective that has not ended yet."""
