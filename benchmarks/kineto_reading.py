@@ -11,8 +11,9 @@ With `--ranks N` also a folder of N traces, one process a file; with `--hta-pyth
 overlap and its breakdown. It brings 90 packages, so it gets an environment of its own (`python -m venv DIR &&
 DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3).
 
-Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (rocprofv3: 0.6; many
-operators: 0.9), 0.45 of their memory, or a twelfth of HolisticTraceAnalysis' time, or where two layouts give different tables.
+Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (rocprofv3: 0.6,
+many operators: 0.9), 0.45 of their memory, or a twelfth of HolisticTraceAnalysis' time, or where two layouts give
+different tables.
 """
 
 from __future__ import annotations
