@@ -18,8 +18,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Counts, Scalar
-from aorta.instrument.open_step import NativeEvents, OpenStep, StepFacts
+from aorta.instrument.open_step import Counts, NativeEvents, OpenStep, Scalar, StepFacts
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited

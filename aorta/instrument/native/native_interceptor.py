@@ -13,12 +13,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.copies import DIRECTIONS, Copied
 from aorta.instrument.cpu_interceptor import dtype_name, group_seen
-from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
+from aorta.instrument.dispatcher import Interception, check_torch, counts_point_to_point
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
-from aorta.instrument.open_step import NativeEvents, OpenStep
+from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import STALL_CUTOFF_NS
@@ -71,10 +70,10 @@ class NativeCpuInterceptor:
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device)
         self.ranges = NativeRanges(module, self._tap)
 
-    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
+    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
         self._tap.open()
-        return cast(Looking, self._tap)
+        return cast(Interception, self._tap)
 
     def begin(self) -> None:
         """Start recording events."""
@@ -100,7 +99,7 @@ class NativeCpuInterceptor:
             name = None if dtype is None else dtype_name(dtype)
             if end_ns is None:
                 issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, None, None, waiters)
-                self._tell_end(issued, source)
+                self._attach_end(issued, source)
             else:
                 issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
             issued.by_future = by_future
@@ -124,11 +123,11 @@ class NativeCpuInterceptor:
         ]
 
     def _add_passes(self, noted: Any, step: OpenStep) -> None:
-        passes, tails = self.ranges.told(noted)
+        passes, tails = self.ranges.read(noted)
         step.passes += passes
         step.tails += tails
 
-    def _tell_end(self, issued: InFlight, source: Any) -> None:
+    def _attach_end(self, issued: InFlight, source: Any) -> None:
         """Attach what will report the end of a collective that has not ended yet."""
         issued.completion = source
 
