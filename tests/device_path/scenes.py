@@ -26,15 +26,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.device_streams import DeviceStreams, StreamWaits
+from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.emulation import emulated_link
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
-from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.native.native_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
-from aorta.instrument.stream_order import StreamOrder
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from tests.device_path.collective_patterns import between_steps

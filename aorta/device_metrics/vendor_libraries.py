@@ -1,0 +1,259 @@
+"""Devices through their vendor's library: NVML (`pip install nvidia-ml-py`, imported as `pynvml`), whose calls release
+the interpreter lock, and `amdsmi` of the installed ROCm (`pip install /opt/rocm/share/amd_smi`).
+
+Units: NVML gives milliwatts, MHz, bytes and whole percents (nvml.h); amdsmi degrees Celsius, watts, MHz, percent, MiB.
+Neither was run on a device here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Mapping
+from contextlib import redirect_stdout, suppress
+from typing import Any
+
+from aorta.device_metrics.device_identity import DeviceIdentity, match
+from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import BYTES_PER_MIB, Values, ask_all, first, known, number, whole
+
+_REASONS = {
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "thermal",
+    0x40: "thermal",
+    0x80: "power_brake",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h) that reduce clocks under load. Excluded: idle (0x1), application clock
+settings (0x2) and the display's clock setting (0x100), which are not responses to load.
+"""
+_MILLI = 1000.0
+
+
+class Nvml:
+    """The metrics source of one rank's device.
+
+    Raises:
+        DeviceUnreadable: the package or the driver's library is missing, or the device cannot be identified.
+    """
+
+    name = "nvml"
+    min_interval_s = 0.0
+
+    def __init__(self, identity: DeviceIdentity) -> None:
+        try:
+            self._nvml: Any = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise DeviceUnreadable("nvml: nvidia-ml-py is not installed: pip install nvidia-ml-py") from error
+        try:
+            self._nvml.nvmlInit()
+            try:
+                self._device = self._find(identity)
+            except BaseException:
+                self.close()
+                raise
+        except self._nvml.NVMLError as error:
+            raise DeviceUnreadable(f"nvml: {error}") from error
+
+    def _find(self, identity: DeviceIdentity) -> Any:
+        nvml = self._nvml
+        if identity.pci is not None:
+            return nvml.nvmlDeviceGetHandleByPciBusId(identity.pci)
+        if identity.uuid is not None:
+            return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity.uuid.removeprefix('GPU-')}")
+        count = nvml.nvmlDeviceGetCount()
+        index = 0 if count == 1 else identity.index
+        if index is None or index >= count:
+            raise DeviceUnreadable(f"nvml: cannot tell which of {count} devices this rank computes on")
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def read(self) -> Values:
+        """The current values; those of a sensor that the card lacks are None."""
+        nvml, device = self._nvml, self._device
+        return ask_all(
+            {
+                "temp_c": lambda: float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
+                "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / _MILLI,
+                "sclk_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
+                "mclk_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM)),
+                "util_pct": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
+                "mem_used_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(device).used),
+                "throttle": self._throttle,
+            }
+        )
+
+    def _throttle(self) -> list[str]:
+        # Renamed in driver 535; older packages have the older name only.
+        ask = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        ask = ask or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        bits = ask(self._device)
+        return sorted({name for bit, name in _REASONS.items() if bits & bit})
+
+    def settings(self) -> dict[str, Any]:
+        """Power cap and clock limits. NVML does not report a lock by `nvidia-smi --lock-gpu-clocks`."""
+        nvml, device = self._nvml, self._device
+        graphics = nvml.NVML_CLOCK_GRAPHICS
+        return known(
+            {
+                "power_cap_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / _MILLI,
+                "power_cap_default_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / _MILLI,
+                "sclk_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM),
+                "mclk_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_MEM),
+                "sclk_application_mhz": lambda: nvml.nvmlDeviceGetApplicationsClock(device, graphics),
+                "sclk_application_default_mhz": lambda: nvml.nvmlDeviceGetDefaultApplicationsClock(device, graphics),
+            }
+        )
+
+    def raw(self) -> dict[str, Any]:
+        """Empty: NVML has no raw output."""
+        return {}
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        with suppress(Exception):
+            self._nvml.nvmlShutdown()
+
+
+_VIOLATIONS = {
+    "active_prochot_thrm": "prochot",
+    "active_ppt_pwr": "power_cap",
+    "active_socket_thrm": "thermal",
+    "active_vr_thrm": "vr_thermal",
+    "active_hbm_thrm": "memory_thermal",
+}
+"""Fields of `amdsmi_get_violation_status`, which cards since MI300 support."""
+_THROTTLERS = (
+    (range(8), "power_cap"),
+    (range(16, 24), "current"),
+    (range(32, 48), "thermal"),
+    (range(56, 64), "other"),
+)
+"""Bits of `indep_throttle_status`, which earlier cards support (SMU_THROTTLER_*_BIT, amdgpu_smu.h of Linux)."""
+_MICROWATTS_FROM = 10_000
+"""A power cap is in watts up to ROCm 6 and in microwatts since; no card takes 10 kW, none is capped at 10 mW."""
+
+
+class AmdSmi:
+    """The metrics source of one rank's device.
+
+    Raises:
+        DeviceUnreadable: the package is missing or does not fit the driver, or the device cannot be identified.
+    """
+
+    name = "amdsmi"
+    min_interval_s = 0.0
+
+    def __init__(self, identity: DeviceIdentity) -> None:
+        try:
+            # Without a matching library it prints, and fails with whatever its wrapper runs into (KeyError, OSError).
+            with redirect_stdout(io.StringIO()):
+                self._smi: Any = importlib.import_module("amdsmi")
+                self._smi.amdsmi_init()
+        except Exception as error:
+            raise DeviceUnreadable(
+                f"amdsmi: cannot be used ({type(error).__name__}: {error}): pip install /opt/rocm/share/amd_smi"
+            ) from error
+        try:
+            handles = list(self._smi.amdsmi_get_processor_handles())
+            found = match(identity, [(str(self._smi.amdsmi_get_gpu_device_bdf(handle)), handle) for handle in handles])
+        except Exception as error:
+            self.close()
+            raise DeviceUnreadable(f"amdsmi: {error}") from error
+        if found is None:
+            self.close()
+            raise DeviceUnreadable(f"amdsmi: cannot tell which of {len(handles)} devices this rank computes on")
+        self._device = found
+
+    def read(self) -> Values:
+        """The current values; those of a sensor that the card lacks are None."""
+        smi, device = self._smi, self._device
+        return ask_all(
+            {
+                "temp_c": self._temperature,
+                "power_w": self._power,
+                "sclk_mhz": lambda: self._clock("GFX"),
+                "mclk_mhz": lambda: self._clock("MEM"),
+                "util_pct": lambda: number(smi.amdsmi_get_gpu_activity(device)["gfx_activity"]),
+                "mem_used_bytes": lambda: whole(
+                    number(smi.amdsmi_get_gpu_vram_usage(device)["vram_used"]), BYTES_PER_MIB
+                ),
+                "throttle": self._throttle,
+            }
+        )
+
+    def _temperature(self) -> float | None:
+        """The hot spot's, like rocm-smi's junction; MI300 has no edge sensor."""
+        smi = self._smi
+        kinds, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
+        try:
+            return number(smi.amdsmi_get_temp_metric(self._device, kinds.HOTSPOT, current))
+        except smi.AmdSmiException:
+            return number(smi.amdsmi_get_temp_metric(self._device, kinds.EDGE, current))
+
+    def _power(self) -> float | None:
+        power = self._smi.amdsmi_get_power_info(self._device)
+        names = ("current_socket_power", "socket_power", "average_socket_power")
+        return first(*(number(power.get(name)) or None for name in names))  # 0 may mean that a field does not apply
+
+    def _clock(self, kind: str) -> float | None:
+        clock = self._smi.amdsmi_get_clock_info(self._device, getattr(self._smi.AmdSmiClkType, kind))
+        return first(number(clock.get("clk")), number(clock.get("cur_clk")))  # renamed in ROCm 6.2
+
+    def _throttle(self) -> list[str] | None:
+        smi = self._smi
+        if hasattr(smi, "amdsmi_get_violation_status"):
+            with suppress(smi.AmdSmiException):
+                reasons = violations(smi.amdsmi_get_violation_status(self._device))
+                if reasons is not None:
+                    return reasons
+        return throttlers(smi.amdsmi_get_gpu_metrics_info(self._device))
+
+    def settings(self) -> dict[str, Any]:
+        """Power cap, clock limits and locks, performance level."""
+        smi, device = self._smi, self._device
+
+        def cap(name: str) -> float | None:
+            value = number(smi.amdsmi_get_power_cap_info(device).get(name))
+            return value / 1e6 if value is not None and value >= _MICROWATTS_FROM else value
+
+        def clock(kind: str, name: str) -> Any:
+            value = smi.amdsmi_get_clock_info(device, getattr(smi.AmdSmiClkType, kind)).get(name)
+            return None if value == "N/A" else value
+
+        return known(
+            {
+                "power_cap_w": lambda: cap("power_cap"),
+                "power_cap_default_w": lambda: cap("default_power_cap"),
+                "sclk_max_mhz": lambda: clock("GFX", "max_clk"),
+                "mclk_max_mhz": lambda: clock("MEM", "max_clk"),
+                "sclk_locked": lambda: clock("GFX", "clk_locked"),
+                "performance_level": lambda: str(smi.amdsmi_get_gpu_perf_level(device)),
+            }
+        )
+
+    def raw(self) -> dict[str, Any]:
+        """Empty: the library has no raw output."""
+        return {}
+
+    def close(self) -> None:
+        """Shut the library down."""
+        with suppress(Exception):
+            self._smi.amdsmi_shut_down()
+
+
+def violations(status: Mapping[str, Any]) -> list[str] | None:
+    """Throttle reasons in a violation status; None where the card reports none of the fields."""
+    active = {name: status[key] for key, name in _VIOLATIONS.items() if isinstance(status.get(key), bool | int)}
+    return sorted(name for name, on in active.items() if on) if active else None
+
+
+def throttlers(metrics: Mapping[str, Any]) -> list[str] | None:
+    """Throttle reasons in the metrics of an earlier card; None where it does not report them."""
+    bits = metrics.get("indep_throttle_status")
+    if isinstance(bits, int) and not isinstance(bits, bool) and bits != 0xFFFF_FFFF_FFFF_FFFF:
+        return sorted({name for places, name in _THROTTLERS if any(bits >> place & 1 for place in places)})
+    on = metrics.get("throttle_status")
+    return None if not isinstance(on, bool | int) else ["other"] if on else []
