@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aorta
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
 
 if TYPE_CHECKING:
@@ -43,14 +45,14 @@ _WHOLE: Final = frozenset(
 _WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "derived_from", "reason", "slowdown_reason"})
 
 
-def kernel_frames(traces: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def kernel_frames(traces: TraceEntries) -> dict[str, pd.DataFrame]:
     """Every table of `KERNEL_TABLES`, one without rows too.
 
     Args:
         traces: the entry `traces` of a dataset in `summary.json`.
     """
-    found = traces["kernels"]
-    rows = {"kernels": _kernel_rows(traces)} | {name: found[name] for name in KERNEL_TABLES if name != "kernels"}
+    others = {name: as_json(getattr(traces.kernels, name)) for name in KERNEL_TABLES if name != "kernels"}
+    rows = {"kernels": _kernel_rows(traces)} | others
     return {name: _frame(each, KERNEL_TABLES[name]) for name, each in rows.items()}
 
 
@@ -60,15 +62,15 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> pd.Da
     return pd.DataFrame(rows, columns=list(columns)).astype({column: _kind(column) for column in columns})
 
 
-def _kernel_rows(traces: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _kernel_rows(traces: TraceEntries) -> list[dict[str, Any]]:
     """The totals of each device, each with its slowdown or why there is none."""
-    slowdowns = {(row["rank"], row["device"], row["name"]): row for row in traces["slowdowns"]}
+    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
     rows = []
-    for total in traces["kernels"]["totals"]:
-        found = slowdowns.get((total["rank"], total["device"], total["name"])) if total["cls"] == "compute" else None
-        told = {key: found[key] for key in _COMPARED} if found else {}
-        why = found["reason"] if found else _NOT_COMPARED[total["cls"]]
-        rows.append({**total, **told, "slowdown_reason": why})
+    for total in traces.kernels.totals:
+        found = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
+        told = {key: getattr(found, key) for key in _COMPARED} if found else {}
+        why = found.reason if found else _NOT_COMPARED[total.cls]
+        rows.append({**as_json(total), **told, "slowdown_reason": why})
     return rows
 
 

@@ -65,7 +65,7 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.verdict_rules",
+        "aorta.analysis.compare.verdict",
         _VERDICT,
         ("any alpha is taken", "if not 0 < self.alpha <= 0.5:", "if not 0 < self.alpha <= 1:"),
         ("an alpha of a half is refused", "if not 0 < self.alpha <= 0.5:", "if not 0 < self.alpha < 0.5:"),
@@ -78,7 +78,7 @@ COMPARISON: Final = (
         ("the primary is not the first of the sequence", "(self.primary, *SEQUENCE)", "(*SEQUENCE, self.primary)"),
     ),
     *rules(
-        "aorta.analysis.compare.verdict_rules",
+        "aorta.analysis.compare.verdict",
         _EFFECT,
         ("the interval is one of 90 %", "LEVEL: Final = 0.95", "LEVEL: Final = 0.90"),
     ),
@@ -141,7 +141,7 @@ COMPARISON: Final = (
         equivalent="a step time that improved did not get longer: it withholds nothing",
     ),
     *rules(
-        "aorta.analysis.compare.min_p",
+        "aorta.analysis.compare.rank_tests",
         ("tests/analysis/compare/test_min_p.py",),
         (
             "every metric is held against the smallest p of all",
@@ -164,12 +164,12 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.min_p",
+        "aorta.analysis.compare.rank_tests",
         _VERDICT,
         ("one launch more than alpha needs", "comb(2 * size, size) > alpha:", "comb(2 * size, size) >= alpha:"),
     ),
     *rules(
-        "aorta.analysis.compare.shifts",
+        "aorta.analysis.compare.effects",
         ("tests/analysis/compare/test_shifts.py",),
         (
             "a quotient is not less 1",
@@ -186,7 +186,7 @@ COMPARISON: Final = (
         ("the effect may lie outside", "held = [*ends, value, ", "held = [*ends, "),
     ),
     *rules(
-        "aorta.analysis.compare.mann_whitney",
+        "aorta.analysis.compare.rank_tests",
         _RANKS,
         ("ties are taken for order", "    if len(np.unique(values)) < len(values):\n", "    if False:\n"),
         ("U counts ties", "(candidate[:, None] > reference).sum()", "(candidate[:, None] >= reference).sum()"),
@@ -201,7 +201,7 @@ COMPARISON: Final = (
         ("many launches are exact as well", '"exact" if pairs <= EXACT_UP_TO', '"asymptotic" if pairs <= EXACT_UP_TO'),
     ),
     *rules(
-        "aorta.analysis.compare.detectable_effect",
+        "aorta.analysis.compare.effects",
         _POWER,
         ("the deviation is biased", "return sqrt(squares / freedom) / c4", "return sqrt(squares / freedom)"),
         (
@@ -224,7 +224,7 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.effect",
+        "aorta.analysis.compare.metric_verdicts",
         _EFFECT,
         (
             "the noise of launches is not relative to the reference",
@@ -268,7 +268,7 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.bootstrap",
+        "aorta.analysis.compare.effects",
         _BOOTSTRAP,
         ("the interval is one-sided", "[50 * (1 - level), 50 * (1 + level)]", "[100 * (1 - level), 100 * level]"),
         (
@@ -293,7 +293,7 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.comparability",
+        "aorta.analysis.compare.launch_comparison",
         _ALIKE,
         (
             "a side may mix settings of its strategy",
@@ -393,7 +393,7 @@ COMPARISON: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.compare.samples",
+        "aorta.analysis.compare.launch_set",
         _SETS,
         (
             "nulls are values",

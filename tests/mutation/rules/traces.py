@@ -22,7 +22,7 @@ _STEPS = ("tests/analysis/load/test_step_markers.py",)
 
 TRACES: Final = (
     *rules(
-        "aorta.analysis.attribution.assign_exposed",
+        "aorta.analysis.attribution.accumulate",
         _ASSIGN,
         (
             "one that outlasts the stretch is waited for like any other",
@@ -48,7 +48,7 @@ TRACES: Final = (
         ("a wait of 0 is not known", "    if row.wait_ns < 0:\n", "    if row.wait_ns <= 0:\n"),
     ),
     *rules(
-        "aorta.analysis.attribution.step_regions",
+        "aorta.analysis.attribution.accumulate",
         _ASSIGN,
         ("what brings belongs to the range before", "if kind in BRINGING else", "if kind not in BRINGING else"),
         ("an all-gather takes away", 'frozenset({"allgather", "broadcast"', 'frozenset({"broadcast"'),
@@ -122,7 +122,7 @@ TRACES: Final = (
         ),
     ),
     *rules(
-        "aorta.analysis.attribution.step_rows",
+        "aorta.analysis.attribution.accumulate",
         _ATTRIBUTE,
         (
             "the order within a step counts over groups",

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.assign_exposed import CollectiveSpan
+from aorta.analysis.attribution.accumulate import CollectiveSpan
 from aorta.analysis.attribution.typical_step import TypicalStep, typical_step
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
