@@ -27,7 +27,7 @@ _MODULES: Final = (
     ),
     *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
-    *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.config.train_cli"),
+    *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.train_command"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
     *("fsspec.implementations.zip", "fsspec.implementations.tar"),
 )
@@ -173,7 +173,7 @@ def _lines(case: Path) -> list[str]:
 def _configuration(case: Path, out: Path) -> int:
     from hydra.core.global_hydra import GlobalHydra
 
-    from aorta.config.train_cli import main
+    from aorta.train_command import compose as main
     from tests.config.conftest import InThisProcess
 
     words = [word for word in _lines(case) if word not in ("-m", "--multirun")]
@@ -184,8 +184,8 @@ def _configuration(case: Path, out: Path) -> int:
 
 def _words(case: Path, out: Path) -> None:
     from aorta.analysis.locate import is_location, label_of
+    from aorta.config.groups.profiling import selected_ranks
     from aorta.config.override_words import translate
-    from aorta.config.rank_words import selected_ranks
     from aorta.config.templates import problem_of
     from aorta.errors import AortaError
     from aorta.experiments.gather_nodes import url_of
@@ -210,9 +210,8 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 
 def _smi(case: Path, out: Path) -> None:
-    from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised
-    from aorta.device_metrics.sample_values import json_after_words
     from aorta.errors import DeviceUnreadable
+    from aorta.records.device_values import from_json, from_text, json_after_words, normalised
 
     text = _words_of(case, "out.txt").decode("utf-8", "replace")
     for cards in (lambda: from_text(text), lambda: from_json(json_after_words(text))):

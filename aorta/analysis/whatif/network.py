@@ -1,6 +1,6 @@
 """What a network charges for a collective, and what another network would charge.
 
-The emulated network of a run is known down to its law (`aorta.instrument.emulation.cost_model`), so any other can be
+The emulated network of a run is known down to its law (`aorta.config.groups.fabric`), so any other can be
 asked. Of a real network only the recorded costs are known. Must not change what was recorded but by these laws.
 """
 
@@ -12,9 +12,8 @@ from dataclasses import fields
 import msgspec
 
 from aorta.analysis.whatif.program import Issued
-from aorta.config.rules.fabric_rules import emulated_rules
+from aorta.config.groups.fabric import emulated_rules, network_cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
-from aorta.instrument.emulation.cost_model import network_cost_ns
 
 _ENUMS = {"algorithm": Algorithm, "sharing": Sharing}
 
