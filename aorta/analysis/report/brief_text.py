@@ -1,6 +1,8 @@
-"""The answer in a few lines: the verdict, three metrics, the cause, and where the page is (`aorta report --brief`).
+"""What would gain most, as lines for a terminal; and the answer in a few lines (`aorta report --brief`): the verdict,
+three metrics, the cause, and where the page is.
 
-Must not compute a number, or state an undecided difference as a fact: every change stands beside its own verdict.
+Must not compute a number, say a gain without its interval, or state an undecided difference as a fact: every change
+stands beside its own verdict.
 """
 
 from __future__ import annotations
@@ -12,15 +14,41 @@ from typing import Final
 from aorta.analysis.compare.verdict_sentences import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.dataset import DatasetEntry, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import TEXT, json_text
+from aorta.analysis.formatting import TEXT, json_text, rough_interval
 from aorta.analysis.metrics import JOB_STEP, metric_named
-from aorta.analysis.report.gain_text import gain_line
+from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html import PAGE_FILE
-from aorta.analysis.report.metric_table import metric_table
+from aorta.analysis.report.metric_table import metric_table, wrapped
 from aorta.analysis.report.terminal_text import led, notes_of, verdict_line
 from aorta.terminal_style import PLAIN, Style
+
+
+def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
+    """The changes that would gain most, what parts of the communication cost, and bounds."""
+    head = f"{label}: what would gain most"
+    if found.reason is not None:
+        return wrapped([f"{head}: no prediction: {found.reason}"], style.width)
+    lines = [f"{head} (replay of the last {found.steps} steps on {found.ranks} ranks)"]
+    lines += [f"  {number}. {gain_line(each)}" for number, each in enumerate(found.gains, start=1)]
+    lines += [] if found.gains else ["  none of the changes that were tried gains anything worth naming"]
+    lines.append("  a step would gain, were one part of the communication free:")
+    lines += [_row(each) for each in found.marginals[:SHOWN_MARGINALS]]
+    lines += ["  bounds:", *map(_row, found.bounds)]
+    lines += [] if found.check is None else [f"  check: {found.check}"]
+    lines += [f"  ! {note}" for note in (*found.notes, *found.flags)]
+    return f"{wrapped(lines, style.width)}\n  ask further: {found.command}"  # to be copied: in one line
+
+
+def gain_line(gain: GainEntry) -> str:
+    """One change: by how much, and whether that is significant."""
+    return "".join([gain.sentence, *(f" (note: {note})" for note in gain.notes)])
+
+
+def _row(found: MarginalEntry) -> str:
+    return f"    {rough_interval(found.gain_ms, found.low_ms, found.high_ms):<24}  {found.name}"
+
 
 METRICS: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP)
 """The share that is hidden, what is not, and what the step takes."""

@@ -15,8 +15,7 @@ import msgspec
 
 from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.load.engines import Local
-from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
-from aorta.analysis.report.kernel_text import kernel_block
+from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_block, kernel_frames
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError

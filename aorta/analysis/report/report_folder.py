@@ -26,11 +26,10 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
-from aorta.analysis.report.brief_text import brief_text
+from aorta.analysis.report.brief_text import brief_text, gain_block
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
-from aorta.analysis.report.gain_text import gain_block
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.report.kernel_text import kernel_block
 from aorta.analysis.report.report_tables import remove_tables, write_tables

@@ -14,8 +14,7 @@ from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelTotal
 from aorta.analysis.json_schemas import json_schema
 from aorta.analysis.load.kernel_slowdown import Slowdown
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
-from aorta.analysis.report.kernel_frames import KERNEL_TABLES
-from aorta.analysis.report.kernel_text import shortened
+from aorta.analysis.report.kernel_text import KERNEL_TABLES, shortened
 from aorta.analysis.report.kernels_command import main
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel

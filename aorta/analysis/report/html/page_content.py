@@ -19,7 +19,7 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
-from aorta.analysis.report.html.assembly import assemble
+from aorta.analysis.report.html.assembly import assemble, for_scripts
 from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
@@ -28,7 +28,6 @@ from aorta.analysis.report.html.kernel_tables import page_kernels
 from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
-from aorta.analysis.report.html.theme import for_scripts
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
