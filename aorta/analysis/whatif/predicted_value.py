@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from aorta.analysis.compare.bootstrap import step_medians
+from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.changes import (
     BucketCap,

@@ -13,10 +13,10 @@ import pytest
 
 from aorta.analysis import whatif
 from aorta.analysis.load.records import load_run
-from aorta.analysis.most_to_gain import most_to_gain
 from aorta.analysis.whatif.network import network_of
 from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
+from tests.analysis.by_json import most_to_gain
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record, truth
 
