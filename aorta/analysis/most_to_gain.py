@@ -17,7 +17,7 @@ import msgspec
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
 from aorta.analysis.documents.comparison import Marginal as CauseMarginal
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry, WhatIf
-from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
 from aorta.analysis.whatif.marginals import marginals

@@ -23,7 +23,7 @@ from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, T
 from aorta.analysis.collective_matching import group_members
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, FactDifference
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.manifest import Manifest, config_of
+from aorta.analysis.load.run_facts import Manifest, config_of
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 

@@ -25,8 +25,8 @@ from aorta.analysis.documents.dataset import MeasuredFrom, PaceFacts
 from aorta.analysis.frames import null_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import launch_folders, load_source
-from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.tables import COMPLETED, Floats, Run
 from aorta.errors import InputError

@@ -15,7 +15,7 @@ from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.load.manifest import config_of, flatten
+from aorta.analysis.load.run_facts import config_of, flatten
 from aorta.analysis.report.html.page_tables import facts_table
 from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
