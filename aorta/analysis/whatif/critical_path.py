@@ -3,7 +3,7 @@
 Walks back from the end of the rank on which the step took longest, along what each moment waited for, to the moment at
 which that rank began: own time, going on behind a wait, transfers, the backend, and from a collective to the rank that
 came last. The segments follow each other without a gap, so their lengths sum up to the step exactly. Must not change a
-program: what a segment's absence would gain is another question (`marginals`).
+program: what a segment's absence would gain is another question (`gains.marginals`).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from aorta.analysis.tables import Floats, Ints, Members
 from aorta.config.schema import EmulatedFabric
+from aorta.instrument.emulation.cost_model import network_cost_ns
 from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -57,6 +58,10 @@ class Issued(NamedTuple):
     bytes: int
     ranks: Members
     link: int | None
+
+    def charge_ns(self, world_size: int, network: EmulatedFabric) -> float:
+        """What an emulated network charges for it by its law; jitter left out."""
+        return network_cost_ns(self.kind, self.bytes, self.ranks, world_size, network)
 
 
 class RankLayout(NamedTuple):

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.tables import HOST_TIMER, Floats, Ints, RankTables, Run
-from aorta.analysis.whatif.network import charge_ns
 from aorta.analysis.whatif.program import (
     Column,
     Facts,
@@ -239,7 +238,7 @@ class ProgramReader:
         charged = np.zeros((places, len(different)), np.int64)
         for column, layout in enumerate(different):
             for place, issued in enumerate(known[layout].issued):
-                charged[place, column] = round(charge_ns(issued, world, self._network))
+                charged[place, column] = round(issued.charge_ns(world, self._network))
         return charged
 
     def _schedule(self, layouts: tuple[int, ...], global_step: int) -> ReplayOrder:

@@ -11,6 +11,7 @@ guess a wait, an end or a clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import reduce
 from pathlib import Path
 from typing import Final
@@ -23,12 +24,12 @@ from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.record_details import RecordDetails
 from aorta.analysis.tables import Ints, RankTables, Run
-from aorta.analysis.whatif.network import network_of
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
 from aorta.analysis.whatif.rank_program import StepLine
 from aorta.analysis.whatif.trace_program import program_of_traces
-from aorta.config.schema import EmulatedFabric
+from aorta.config.rules.fabric_rules import emulated_rules
+from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.schema import Anchor as ClockAnchor
@@ -108,6 +109,29 @@ def _network(run: Run) -> EmulatedFabric | None:
         return network_of(run.health.fabric, run.health.world_size)
     except (TypeError, ValueError) as error:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+
+
+def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
+    """The settings of an emulated network as a manifest states them; None: the network was real.
+
+    Raises:
+        ValueError: they are not settings of an emulated network.
+    """
+    if fabric is None:
+        return None
+    known = {each.name for each in fields(EmulatedFabric)}
+    values = {name: value for name, value in fabric.items() if name in known}
+    for name, kind in (("algorithm", Algorithm), ("sharing", Sharing)):
+        if name in values:
+            values[name] = kind(str(values[name]))
+    try:
+        settings = msgspec.convert(values, EmulatedFabric)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    problems = list(emulated_rules(settings, world_size))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
 
 
 def _common_steps(run: Run, last: int | None) -> Ints:

@@ -19,15 +19,12 @@ from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.change_words import forms, is_count, parse_change, parse_changes
-from aorta.analysis.whatif.changes import Change, in_order
+from aorta.analysis.whatif.change import Change, is_count
+from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
-from aorta.analysis.whatif.gains import WORTH, Gains, gains
+from aorta.analysis.whatif.gains import WORTH, Gains, Marginal, Marginals, gains, marginals
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
-from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
-from aorta.analysis.whatif.predicted_value import Value
-from aorta.analysis.whatif.prediction import Base, Identity, Prediction, base_of, predict_from
+from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of_source
 from aorta.analysis.whatif.replay import replay

@@ -14,7 +14,7 @@ import pytest
 from aorta.analysis import whatif
 from aorta.analysis.load.records import load_run
 from aorta.analysis.most_to_gain import most_to_gain
-from aorta.analysis.whatif.network import network_of
+from aorta.analysis.whatif.read_program import network_of
 from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
 from tests.analysis.whatif.simulated_job import Job
