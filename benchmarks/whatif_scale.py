@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from aorta.analysis import whatif
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.whatif.program import (
     Facts,
     Issued,
@@ -23,7 +24,6 @@ from aorta.analysis.whatif.program import (
     ProgramSpans,
     RankLayout,
     RunProgram,
-    SpanName,
     StepProgram,
     What,
     compact,

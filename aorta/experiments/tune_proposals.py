@@ -162,7 +162,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     Raises:
         InputError: the folder cannot be read.
     """
-    run = load_run(folder)
+    run = load_run(folder, contents=True)
     strategy = next(iter(run.ranks.values())).source.parallel
     if not grid(strategy, overlap=True, gradient_bytes=_MIB):
         return None, [
@@ -180,7 +180,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
 
 def replay_of(folder: Path) -> Base:
     """The replay of a run. Raises InputError where it cannot be read, or predicted from."""
-    return base_of(program_of(load_run(folder)))
+    return base_of(program_of(load_run(folder, contents=True)))
 
 
 def _sharded() -> str:

@@ -13,11 +13,14 @@ from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.records.reader import decode_line
 from aorta.records.schema import (
     Anchor,
+    AuxRange,
     BucketReady,
     Calibration,
+    ComputeRange,
     CounterValue,
     DeviceSample,
     EndSource,
@@ -28,6 +31,7 @@ from aorta.records.schema import (
     Line,
     MeasuredBy,
     Phase,
+    Stall,
     Step,
     UserRange,
     Wait,
@@ -97,6 +101,9 @@ class LeanStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
 _SAMPLES: Final = msgspec.json.Decoder(list[DeviceSample])
 _RANGES: Final = msgspec.json.Decoder(list[UserRange])
 _COUNTERS: Final = msgspec.json.Decoder(list[CounterValue])
+_COMPUTE: Final = msgspec.json.Decoder(list[ComputeRange])
+_AUX: Final = msgspec.json.Decoder(list[AuxRange])
+_STALLS: Final = msgspec.json.Decoder(list[Stall])
 _WAITS: Final = msgspec.json.Decoder(list[Wait])
 _READY: Final = msgspec.json.Decoder(list[BucketReady])
 _EXPERTS: Final = msgspec.json.Decoder(list[ExpertTokens])
@@ -168,6 +175,24 @@ def check_waits(waits: bytes, ready: bytes) -> None:
     try:
         _WAITS.decode(waits or b"[]")
         _READY.decode(ready or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not a line of this schema ({error})") from error
+
+
+def contents_of_line(line: LeanStep) -> StepContents:
+    """What ran inside a step.
+
+    Raises:
+        ValueError: one of its fields violates the schema.
+    """
+    try:
+        return contents_of(
+            _COMPUTE.decode(line.compute),
+            _AUX.decode(line.aux),
+            _STALLS.decode(line.stalls),
+            _WAITS.decode(line.waits) if line.waits else None,
+            _READY.decode(line.ready or b"[]"),
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a line of this schema ({error})") from error
 

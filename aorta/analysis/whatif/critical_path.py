@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.whatif.program import Issued, RunProgram, What
-from aorta.analysis.whatif.rank_program import HAND_OVER
 from aorta.analysis.whatif.replay import StepTimes, Times, replay
 from aorta.analysis.whatif.windows import span_edges
 from aorta.errors import InputError

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.tables import Floats, Ints, Members
 from aorta.config.schema import EmulatedFabric
 from aorta.instrument.emulation.cost_model import network_cost_ns
@@ -69,17 +70,6 @@ class RankLayout(NamedTuple):
 
     operations: tuple[Operation, ...]
     issued: tuple[Issued, ...]
-
-
-class SpanName(NamedTuple):
-    """What a span of a rank's time is: `lane` is "compute", "aux" or "hand_over", `name` the block or the work."""
-
-    lane: str
-    name: str
-    phase: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.phase}".strip()
 
 
 @dataclass(frozen=True)

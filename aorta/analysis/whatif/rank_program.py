@@ -1,4 +1,4 @@
-"""What one rank did in one step, as operations with own time between them: one line of its record, read.
+"""What one rank did in one step, as operations with own time between them.
 
 The order of operations follows from their times. At the same instant (virtual clocks know many) an issue comes before a
 wait where the wait blocked, or was for that collective; otherwise the wait was over before the issue. Must not look at
@@ -10,34 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import msgspec
+from aorta.analysis.step_intervals import SpanName, StepContents, WaitRow
+from aorta.analysis.whatif.program import Operation, What
 
-from aorta.analysis.whatif.program import Operation, SpanName, What
-from aorta.records.schema import AuxRange, BucketReady, Collective, ComputeRange, Gradient, Stall, Wait
-
-HAND_OVER: Final = "hand_over"
 Key: TypeAlias = tuple[str, int]
 """A collective: its group and its number in it."""
 Anchor: TypeAlias = tuple[int, int]
 """A moment: the index of the last operation before it, and nanoseconds since that operation ended."""
-
-
-class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
-    """The part of a step's line that a replay needs."""
-
-    global_step: int
-    start_mono_ns: int
-    end_mono_ns: int
-    t_start_ns: int
-    collectives: list[Collective]
-    compute: list[ComputeRange]
-    stalls: list[Stall]
-    aux: list[AuxRange]
-    waits: list[Wait] | None = None
-    ready: list[BucketReady] | None = None
-    gradient_order: list[Gradient] | None = None
 
 
 class Ended(NamedTuple):
@@ -72,9 +53,10 @@ class RankStep:
 
 
 def rank_step(
-    line: StepLine,
+    contents: StepContents,
     index: int,
     start_ns: int,
+    length_ns: int,
     before_ns: int,
     issue_ns: Sequence[int],
     known: Mapping[Key, Ended],
@@ -84,13 +66,14 @@ def rank_step(
     Args:
         index: of the step.
         start_ns: its start on the common clock.
+        length_ns: its duration.
         before_ns: when the step before it was over on this rank, on the common clock.
         issue_ns: of each of its collectives, when it reached its link, from the start of the step.
         known: collectives of this rank that were issued in this step or before, ends on the common clock.
     """
     host, wake, placed = list[int](), list[int](), list[_Moment]()
     now = before_ns - start_ns
-    for moment in _in_order(line, index, start_ns, issue_ns, known):
+    for moment in _in_order(contents.waits or (), index, start_ns, length_ns, issue_ns, known):
         enter = max(moment.enter_ns, now)
         leave = max(moment.leave_ns, enter)
         host.append(enter - now)
@@ -99,19 +82,24 @@ def rank_step(
         placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
         now = leave
     operations = tuple(moment.operation for moment in placed)
-    ready = [_before(placed, row.ready_ns) for row in line.ready or ()]
+    ready = [_before(placed, at_ns) for at_ns in contents.ready_ns]
     ready_ns = [sum(host[1 : after + 1]) + since for after, since in ready]
-    return RankStep(operations, host, wake, _spans(line, placed), start_ns + now, ready_ns)
+    return RankStep(operations, host, wake, _spans(contents.spans, placed), start_ns + now, ready_ns)
 
 
 def _in_order(
-    line: StepLine, index: int, start_ns: int, issue_ns: Sequence[int], known: Mapping[Key, Ended]
+    recorded: Sequence[WaitRow],
+    index: int,
+    start_ns: int,
+    length_ns: int,
+    issue_ns: Sequence[int],
+    known: Mapping[Key, Ended],
 ) -> list[_Moment]:
     """The operations of a step in the order in which the rank came to them. A wait for a collective that was issued
     before the first step of the program is own time.
     """
     waits = []
-    for row in line.waits or ():
+    for row in recorded:
         ended = known.get((row.group, row.seq))
         if ended is not None:
             operation = Operation(What.WAIT, ended.place, index - ended.step)
@@ -132,20 +120,14 @@ def _in_order(
             at = tied
         found.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
     found += waits[at:]
-    length = line.end_mono_ns - line.start_mono_ns
-    return [*found, _Moment(length, length, Operation(What.END))]
+    return [*found, _Moment(length_ns, length_ns, Operation(What.END))]
 
 
-def _spans(line: StepLine, placed: Sequence[_Moment]) -> list[tuple[SpanName, Anchor, Anchor]]:
-    """What the rank's own time was spent on. What the record calls a hand-over is a call of the backend that took long:
-    own time, in which nothing computes.
-    """
-    found = [(SpanName("compute", row.block, row.phase), row.start_ns, row.end_ns) for row in line.compute]
-    found += [(SpanName("aux", row.name), row.start_ns, row.end_ns) for row in line.aux]
-    found += [
-        (SpanName(HAND_OVER, "hand-over"), row.start_ns, row.end_ns) for row in line.stalls if row.cause == HAND_OVER
-    ]
-    return [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in found if begin < end]
+def _spans(
+    spans: Sequence[tuple[SpanName, int, int]], placed: Sequence[_Moment]
+) -> list[tuple[SpanName, Anchor, Anchor]]:
+    """What the rank's own time was spent on, each end placed behind an operation."""
+    return [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in spans if begin < end]
 
 
 def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:

@@ -56,7 +56,7 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
         return EXIT_OK
     if options.step is not None and changes and options.timeline is None:
         raise InputError("--step: a prediction is of all steps; --step goes with --timeline, or without --set")
-    run = load_source(folder)
+    run = load_source(folder, contents=True)
     program = program_of_source(run, last=options.last)
     base = base_of(program)
     drawn = _timeline(run, base, changes, options)

@@ -21,10 +21,10 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.merge.trace_writer import trace_file
 from aorta.analysis.merge.track_identity import PIDS_PER_RANK, TIDS_PER_RANK
 from aorta.analysis.merge.tracks import CATEGORY
+from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import RankTables, Run
-from aorta.analysis.whatif.program import RunProgram, SpanName, What
-from aorta.analysis.whatif.rank_program import HAND_OVER
-from aorta.analysis.whatif.read_program import clock_offsets
+from aorta.analysis.whatif.program import RunProgram, What
+from aorta.analysis.whatif.read_program import clock_offsets, contents_at
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import span_edges
 
@@ -81,16 +81,11 @@ def measured(tables: RankTables, global_steps: Sequence[int], index: int, begin_
     """
     steps, rows = tables.steps, tables.collectives
     places = [int(np.searchsorted(steps.global_step, number)) for number in global_steps[: index + 1]]
-    inside, known = tables.details.step(places[index]), dict[tuple[str, int], tuple[str, int, int]]()
+    inside, known = contents_at(tables, places[index]), dict[tuple[str, int], tuple[str, int, int]]()
     number = global_steps[index]
-    length = int(steps.end_mono_ns[places[index]] - steps.start_mono_ns[places[index]])
+    length = int(steps.length_ns[places[index]])
     found = [Slice("steps", f"step {number}", 0, length, {"global_step": number})]
-    named = [(SpanName("compute", part.block, part.phase), part.start_ns, part.end_ns) for part in inside.compute or ()]
-    named += [(SpanName("aux", part.name), part.start_ns, part.end_ns) for part in inside.aux or ()]
-    found += [Slice(name.lane, str(name), low, high, {}) for name, low, high in named]
-    for stall in inside.stalls or ():
-        if stall.cause == HAND_OVER:
-            found.append(Slice(HAND_OVER, "hand-over", stall.start_ns, stall.end_ns, {}))
+    found += [Slice(name.lane, str(name), low, high, {}) for name, low, high in inside.spans]
     for back in range(min(_EARLIER, index), -1, -1):
         these = rows.take(steps.rows_of(places[index - back], places[index - back] + 1))
         for place, row in enumerate(these.name.tolist()):

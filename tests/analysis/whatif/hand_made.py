@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.whatif.program import (
     Facts,
     Issued,
@@ -20,7 +21,6 @@ from aorta.analysis.whatif.program import (
     ProgramSpans,
     RankLayout,
     RunProgram,
-    SpanName,
     StepProgram,
     What,
 )
