@@ -14,14 +14,13 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_choice import scanning
-from aorta.analysis.merge.trace_writer import TraceWriter
-from aorta.analysis.merge.track_identity import TIDS_PER_RANK, TrackIdentity
+from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity
 from aorta.errors import InputError
 from aorta.records.rpc_files import CALL_MARK, Call, CallMemory
 from aorta.rpc.rpc_records import REMOTE_CALL, TO_HERE, RpcRecords, is_wait, memory_of
 
 _FIRST_ARROW: Final = 1 << 50
-"""Ids of the arrows lie above those of any trace (`merge.track_identity` numbers them from 0 by trace)."""
+"""Ids of the arrows lie above those of any trace (`merge.trace_writer` numbers them from 0 by trace)."""
 
 
 def write_trace(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import AnotherPlan
-from aorta.experiments import demo, plan_command
+from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import Plan
 
 
@@ -33,7 +33,7 @@ def test_a_different_demo_is_kept_beside_the_new_one(
     for content in ("first", "second"):
         folder.mkdir()
         (folder / "plan.json").write_text(content)
-        assert demo.main(["--output", str(folder)]) == 130
+        assert plan_command.demo(["--output", str(folder)]) == 130
     assert launched == [folder, folder]
     assert (tmp_path / "demo-earlier" / "plan.json").read_text() == "first"
     assert (tmp_path / "demo-earlier-2" / "plan.json").read_text() == "second"
@@ -51,6 +51,6 @@ def test_a_folder_that_cannot_move_is_named(
         raise PermissionError
 
     monkeypatch.setattr(Path, "rename", refused)
-    assert demo.main(["--output", str(folder)]) == 1
+    assert plan_command.demo(["--output", str(folder)]) == 1
     assert launched == []
     assert "holds another plan" in capsys.readouterr().err

@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.load import microseconds
-from aorta.analysis.merge.trace_writer import trace_file
-from aorta.analysis.merge.track_identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread, trace_file
 from aorta.analysis.merge.tracks import CATEGORY
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import RankTables, Run
@@ -186,11 +185,9 @@ def _events(rank: int, which: int, label: str, slices: Sequence[Slice], zero_ns:
     threads = [(name, lane) for name in tracks for lane in range(len(open_ends[name]))]
     pid, first = (rank + 1) * PIDS_PER_RANK + which, (rank + 1) * TIDS_PER_RANK + which * TIDS_PER_RANK // 2
     tids = {thread: first + number for number, thread in enumerate(threads)}
-    yield _named("process_name", pid, 0, {"name": label})
-    yield _named("process_sort_index", pid, 0, {"sort_index": pid})
+    yield from named_process(pid, label)
     for (name, lane), tid in tids.items():
-        yield _named("thread_name", pid, tid, {"name": name.replace("_", "-") + (f" ({lane + 1})" if lane else "")})
-        yield _named("thread_sort_index", pid, tid, {"sort_index": tid})
+        yield from named_thread(pid, tid, name.replace("_", "-") + (f" ({lane + 1})" if lane else ""), tid)
     for lane, each in placed:
         times = {"ts": each.begin_ns - zero_ns, "dur": each.end_ns - each.begin_ns}
         yield {
@@ -214,7 +211,3 @@ def _thread(open_ends: list[list[int]], each: Slice) -> int:
             return lane
     open_ends.append([each.end_ns])
     return len(open_ends) - 1
-
-
-def _named(what: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}

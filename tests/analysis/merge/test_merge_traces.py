@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.merge.alignment import RankAlignment
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
 from aorta.records.clocks import WallTime
 from aorta.records.schema import ActiveSegment, Anchor, ClockReading
