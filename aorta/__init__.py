@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aorta.version import __version__
+
 if TYPE_CHECKING:
     from aorta.loggers import Logger
     from aorta.runner.api import Recording, record
     from aorta.runner.profilers import Profiler, TorchProfiler
 
-__version__ = "0.1.0"
 __all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record"]
 
 

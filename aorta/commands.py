@@ -18,10 +18,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Final
 
-import aorta
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import check_alone
+from aorta.version import __version__
 
 _Main = Callable[[Sequence[str]], int]
 
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         to_stdout(_overview())
         return EXIT_OK
     if words[0] in {"-V", "--version"}:
-        to_stdout(f"aorta {aorta.__version__}")
+        to_stdout(f"aorta {__version__}")
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:

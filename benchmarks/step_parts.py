@@ -24,10 +24,8 @@ import torch
 import aorta.instrument
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
-from aorta.instrument.backward_end import BackwardEnds
-from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.open_step import OpenStep
+from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
+from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Aux
 from aorta.records.writer import RecordWriter
@@ -40,7 +38,7 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("end", StepRecorder, "end"),
     ("line", StepBuilder, "line"),
     ("write", RecordWriter, "write"),
-    ("handed_over", OpenStep, "hear"),
+    ("handed_over", OpenStep, "add_native_events"),
     ("aux", _Aux, "__enter__"),
     ("aux", _Aux, "__exit__"),
     ("scalars", Scalar, "__init__"),

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from aorta.profiling.destinations import destination
 from aorta.profiling.trace_names import Moment, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+from aorta.profiling.upload import destination
 from benchmarks import plans
 
 _SERVER = """

@@ -31,8 +31,8 @@ from aorta.analysis.whatif.program import (
 from aorta.analysis.whatif.recorded_costs import LONG_AGO
 from aorta.analysis.whatif.replay import replay
 from aorta.command_line import to_stdout
+from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.emulation.cost_model import network_cost_ns
 
 COLLECTIVES = 20
 BYTES = 4_000_000

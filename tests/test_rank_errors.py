@@ -15,18 +15,18 @@ from subprocess import PIPE
 
 import pytest
 
-from aorta import rank_errors
+from aorta import command_line
 from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
 
 pytestmark = pytest.mark.thorough
 
 MEET = """
 import os, sys, time
-from aorta import rank_errors
+from aorta import command_line
 from aorta.command_line import command
 from aorta.errors import ConfigError, PeerFailed
 
-rank_errors.GRACE_S, rank_errors._SPEAKER_S = 120.0, 240.0  # a rank that is held up is waited for
+command_line.GRACE_S, command_line._SPEAKER_S = 120.0, 240.0  # a rank that is held up is waited for
 
 @command()
 def main(text: str, of_a_peer: str) -> int:
@@ -96,8 +96,8 @@ def test_ranks_that_are_asked_to_end_while_they_wait_say_an_error_once() -> None
 
 
 def test_a_rank_speaks_where_the_one_that_was_to_speak_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_errors, "GRACE_S", 0.1)
-    monkeypatch.setattr(rank_errors, "_SPEAKER_S", 0.2)
+    monkeypatch.setattr(command_line, "GRACE_S", 0.1)
+    monkeypatch.setattr(command_line, "_SPEAKER_S", 0.2)
     seen = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(os.getpid())}
     speakers: list[Path] = []
     heard: list[tuple[str, str]] = []
@@ -106,11 +106,11 @@ def test_a_rank_speaks_where_the_one_that_was_to_speak_has_died(monkeypatch: pyt
         speakers.extend(Path(tempfile.gettempdir()).glob(f"aorta-errors-*-{os.getpid()}-*/*-speaker"))
         heard.append((ranks, text))
 
-    rank_errors.say_once("broken", say, environment=seen)
+    command_line.say_once("broken", say, environment=seen)
     (speaker,) = speakers
     speaker.parent.mkdir(mode=0o700)
     speaker.touch()
-    rank_errors.say_once("broken", say, environment=seen | {"RANK": "1"})
+    command_line.say_once("broken", say, environment=seen | {"RANK": "1"})
     assert heard == [("rank 0", "broken"), ("rank 1", "broken")]
     assert not speaker.parent.exists()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from unittest.mock import patch
 
-from aorta.config.decoder_sizes import SIZES, parameter_count
+from aorta.config.groups.workload import SIZES, parameter_count
 from aorta.config.schema import GROUPS
 from aorta.errors import ConfigError
 from tests.loop import resolved

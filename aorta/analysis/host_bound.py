@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.documents.dataset import MeasuredFrom
 from aorta.analysis.formatting import TEXT, rough_percent
 from aorta.analysis.tables import Bools, Floats, Run
 from aorta.records.schema import Calibration
@@ -45,8 +46,6 @@ _WITHOUT_COMPUTE: Final = frozenset(
 """Metrics that do not rest on when the device computed; nor do rates of copies."""
 _DECIDES: Final = ("overlap_ratio", "compute_ms")
 """Where marks leave one of these open, the host sets the pace."""
-
-MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
 
 
 @dataclass(frozen=True)

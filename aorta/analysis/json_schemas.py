@@ -2,9 +2,9 @@
 
     python -m aorta.analysis.json_schemas docs/schemas
 
-Generated from the types that write and read the record (`records.schema`) and from `document_types`, so that no schema
-is written by hand. Objects stay open: a later AORTA of the same version may add keys, never take one away. Must not
-describe a field that the types do not have.
+Generated from the types that write and read the record (`records.schema`) and from those of the documents
+(`aorta.analysis.documents`), so that no schema is written by hand. Objects stay open: a later AORTA of the same version
+may add keys, never take one away. Must not describe a field that the types do not have.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis import document_types
+from aorta.analysis.documents import Open, comparison, dataset, manifest, summary, traces
 from aorta.analysis.summary import SUMMARY_VERSION
 from aorta.records import schema
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final = {
     "record": (schema.Line, schema.SCHEMA_VERSION, "A line of rank_<rank>_metrics.jsonl"),
-    "run": (document_types.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
-    "summary": (document_types.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
+    "run": (manifest.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
+    "summary": (summary.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
 }
 """Name -> type, version of the format, title. Its file is `<name>-<version>.schema.json`."""
+_MODULES: Final = (schema, manifest, dataset, traces, comparison, summary)
 
 
 def file_name(name: str) -> str:
@@ -38,22 +39,55 @@ def json_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one of `FILES`."""
     kind, version, title = FILES[name]
     (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    for module in (schema, document_types):
+    opened = set()
+    for module in _MODULES:
         for defined in definitions.keys() & vars(module).keys():
-            _describe(definitions[defined], getattr(module, defined), version)
+            struct = getattr(module, defined)
+            _describe(definitions[defined], struct, version)
+            opened |= {f"#/$defs/{defined}"} if issubclass(struct, Open) else set()
     root.pop("discriminator", None)  # OpenAPI's; the tag `record` is a constant of each line
     identity = {"$schema": DIALECT, "$id": f"urn:aorta:{name}:{version}", "version": version, "title": title}
-    return {**identity, **root, "$defs": definitions}
+    promised = {defined: _opened(each, opened) for defined, each in definitions.items()}
+    mentioned = _references([root, *promised.values()])
+    return {**identity, **root, "$defs": {defined: promised[defined] for defined in promised if defined in mentioned}}
 
 
 def _describe(definition: dict[str, Any], struct: type[msgspec.Struct], version: int) -> None:
-    """Names the columns of a row, which JSON only numbers; holds `schema_version`; joins the lines of descriptions."""
+    """Name the columns of a row, which JSON only numbers; hold `schema_version`; leave out what is not promised; join
+    the lines of descriptions.
+    """
     for name, item in zip(struct.__struct_fields__, definition.get("prefixItems", ()), strict=False):
         item["title"] = name
-    if "schema_version" in definition.get("properties", {}):
-        definition["properties"]["schema_version"] = {"const": version}
+    properties = definition.get("properties", {})
+    if "schema_version" in properties:
+        properties["schema_version"] = {"const": version}
+    for name in [name for name, each in properties.items() if each.get("unpublished")]:
+        del properties[name]
+        if name in definition["required"]:
+            definition["required"].remove(name)
     if "description" in definition:
         definition["description"] = " ".join(definition["description"].split())
+
+
+def _opened(node: Any, opened: set[str]) -> Any:
+    """A schema in which the structs that promise no keys are plain objects."""
+    if isinstance(node, list):
+        return [_opened(each, opened) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("$ref") in opened:
+        return {"type": "object"}
+    return {key: _opened(each, opened) for key, each in node.items()}
+
+
+def _references(node: Any) -> set[str]:
+    """Names of the definitions that a schema refers to."""
+    if isinstance(node, list):
+        return set().union(*map(_references, node))
+    if not isinstance(node, dict):
+        return set()
+    own = {node["$ref"].removeprefix("#/$defs/")} if isinstance(node.get("$ref"), str) else set()
+    return own.union(*map(_references, node.values()))
 
 
 def main(folder: Path) -> None:

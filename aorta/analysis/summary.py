@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aorta import __version__
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute
 from aorta.analysis.compare.inputs import Subject, shown_by
@@ -20,6 +19,7 @@ from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.most_to_gain import most_to_gain, with_marginals
 from aorta.analysis.stats import PERCENTILE_METHOD
+from aorta.version import __version__
 
 SUMMARY_VERSION: Final = 1
 SUMMARY_FILE: Final = "summary.json"

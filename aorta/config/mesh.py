@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aorta.config.decoder_sizes import SIZES, dimensions_of
+from aorta.config.groups.workload import SIZES, dimensions_of
 from aorta.config.schema import (
     CP,
     EP,

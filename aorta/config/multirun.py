@@ -7,23 +7,53 @@ Must not start a process, or start anything before every job of the first batch 
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from types import ModuleType
+from typing import Any, Final, Protocol
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from aorta.config import schema
-from aorta.config.plugins import PLUGIN_MODULE, register_plugin
 from aorta.config.resolve import Resolved, environment_number, resolve
 from aorta.errors import ConfigError
+
+PLUGIN_MODULE: Final = "hydra_plugins.aorta"
+"""Hydra accepts plugins only below `hydra_plugins`; `register_plugin` creates this module in memory."""
+
+
+def register_plugin(group: str, name: str, plugin: type[Any], schema: type[Any]) -> None:
+    """Make `GROUP=NAME` select a plugin, whose `__module__` must be `PLUGIN_MODULE`.
+
+    Args:
+        group, name: of Hydra's configuration, e.g. `hydra/launcher` and `torchrun`.
+        plugin: a launcher or sweeper class.
+        schema: the dataclass of its settings.
+    """
+    plugins = Plugins.instance()  # scans installed plugins before our module exists
+    above, _, last = PLUGIN_MODULE.rpartition(".")
+    try:
+        parent = importlib.import_module(above)
+    except ImportError:
+        parent = sys.modules[above] = ModuleType(above)
+        parent.__path__ = []
+    module = sys.modules.setdefault(PLUGIN_MODULE, ModuleType(PLUGIN_MODULE))
+    setattr(parent, last, module)
+    setattr(module, plugin.__name__, plugin)
+    plugins.register(plugin)
+    ConfigStore.instance().store(group=group, name=name, node=schema, provider="aorta")
+
 
 LAUNCHER: Final = "torchrun"
 UNNAMED: Final = "sweep"

@@ -6,27 +6,28 @@ or touch the disk.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from aorta.config.groups.common import at_least
+from aorta.config.groups.fabric import fabric_rules
 from aorta.config.groups.loop import calibration_steps
-from aorta.config.known_keys import unknown_keys
+from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
+from aorta.config.groups.parallel import parallel_rules
+from aorta.config.groups.profiling import profiling_notes, profiling_rules
+from aorta.config.groups.workload import workload_rules
 from aorta.config.mesh import data_parallel_size, mesh_rules
-from aorta.config.rules.bounds import at_least
-from aorta.config.rules.fabric_rules import fabric_rules
-from aorta.config.rules.parallel_rules import parallel_rules
-from aorta.config.rules.profiling_rules import profiling_notes, profiling_rules
-from aorta.config.rules.workload_rules import workload_notes, workload_rules
-from aorta.config.schema import NAMES, Config, Mode
+from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
 from aorta.errors import ConfigError
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -37,6 +38,55 @@ HOW_TO_BUILD = (
 )
 MAX_FAKE_DRIFT_PPM = 10_000
 NOT_IN_HASH = ("label", "baseline", "training.output_dir", "training.overwrite", "training.start_step")
+
+
+def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Keys that the schema does not have, each with its value and what may stand there. Hydra adds such a key where it
+    is written `+key=value`, and nothing would ever read it.
+    """
+    kind = OmegaConf.get_type(node)
+    if kind is None or not is_dataclass(kind):
+        return
+    known = {field.name for field in fields(kind)}
+    for name in map(str, node):
+        key, value = prefix + name, node._get_node(name)
+        if name not in known:
+            yield "\n  ".join([f"{key}={value}: Key '{name}' not in '{kind.__name__}'", *choices(key)])
+        elif isinstance(value, DictConfig) and not value._is_none():
+            yield from unknown_keys(value, f"{key}.")
+
+
+def choices(key: str) -> Iterator[str]:
+    """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
+    *parents, last = key.split(".")
+    if not last:
+        return
+    nodes: dict[str, Any] = {"": Config}
+    for part in parents:
+        if part in GROUPS and nodes == {"": Config}:
+            nodes = {f"{part}={option}": node for option, node in GROUPS[part].items()}
+        else:
+            nodes = {
+                where: f.default_factory
+                for where, node in nodes.items()
+                for f in fields(node)
+                if f.name == part and is_dataclass(f.default_factory)
+            }
+    names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
+    elsewhere = [where for where, known in names.items() if last in known and where]
+    if len(elsewhere) < len(names) and elsewhere:
+        yield f"  {key} belongs to {' and '.join(elsewhere)}"
+    if any(last in known for known in names.values()):
+        return
+    shared = [key for key in next(iter(names.values()), ()) if all(key in known for known in names.values())]
+    if shared:
+        yield f"  keys of {'.'.join(parents) or 'the root'}: {', '.join(shared)}"
+    for where, known in names.items():
+        if own := [key for key in known if key not in shared]:
+            yield f"  also of {where}: {', '.join(own)}"
+    close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
+    if close:
+        yield f"  did you mean {close[0]}?"
 
 
 @dataclass(frozen=True)
@@ -66,7 +116,9 @@ def resolve(composed: DictConfig) -> Resolved:
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
     world_size = environment_number("WORLD_SIZE", 1)
-    notes = (*_length_notes(config, world_size), *profiling_notes(config, world_size), *workload_notes(config))
+    training = not isinstance(config.workload, Rpc)  # RPC runs have their own windows
+    windows = profiling_notes(config.profiling, config.training.max_steps, world_size) if training else ()
+    notes = (*_length_notes(config, world_size), *windows, *microbenchmark_notes(config))
     return Resolved(config, plain, _hash(plain), notes)
 
 
@@ -215,6 +267,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
     yield from workload_rules(config)
+    yield from microbenchmark_rules(config)
     yield from parallel_rules(config)
     yield from profiling_rules(config.profiling, world_size)
     cutoff_us = config.instrument.stall_cutoff_us

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
+from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.loop import (
     Baseline,
@@ -26,6 +26,7 @@ from aorta.config.groups.loop import (
     Scheduler,
     Training,
 )
+from aorta.config.groups.microbenchmarks import CopyOverlap, Rpc, Streams
 from aorta.config.groups.parallel import (
     CP,
     DDP,
@@ -44,7 +45,7 @@ from aorta.config.groups.parallel import (
 )
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.workload import CopyOverlap, Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
+from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Workload
 
 __all__ = [
     "CP",

@@ -16,15 +16,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 
-import aorta
 from aorta.command_line import command, to_stdout
 from aorta.config import multirun
-from aorta.config.known_keys import choices
-from aorta.config.older_files import expand
-from aorta.config.override_words import options_of_a_job, translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, environment_number, resolve
+from aorta.config.override_words import expand, options_of_a_job, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, resolve
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError
+from aorta.version import __version__
 
 Run = Callable[[Resolved], int]
 Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
@@ -42,7 +40,7 @@ def main(run: Run, config_dir: Path, sweep: Sweep) -> int:
     """
     try:
         if "--version" in sys.argv[1:]:  # Hydra would print its own
-            to_stdout(f"aorta {aorta.__version__}")
+            to_stdout(f"aorta {__version__}")
             return EXIT_OK
         expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
         if environment_number("RANK", 0) == 0:

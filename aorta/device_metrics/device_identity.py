@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from aorta.device_metrics.sample_values import pci_key
 from aorta.distributed.topology import platform_of
+from aorta.records.device_values import pci_key
 from aorta.records.schema import Platform
 
 _VISIBLE: dict[str, tuple[str, ...]] = {

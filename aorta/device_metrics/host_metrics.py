@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from aorta.device_metrics.sample_values import Values, ask_all
+from aorta.records.device_values import Values, ask_all
 
 _log = logging.getLogger(__name__)
 _CPUS = Path("/sys/devices/system/cpu")

@@ -16,10 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match
-from aorta.device_metrics.rocm_smi_output import Card, from_json, from_text, normalised
-from aorta.device_metrics.sample_values import BYTES_PER_MIB, Values, first, json_after_words, number, whole
 from aorta.distributed.environment_checks import untraced
 from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import (
+    BYTES_PER_MIB,
+    Card,
+    Values,
+    first,
+    from_json,
+    from_text,
+    json_after_words,
+    normalised,
+    number,
+    whole,
+)
 
 TIMEOUT_S = 20.0
 _SECTIONS = (

@@ -17,14 +17,14 @@ from typing import Any
 import psutil
 import torch
 
-import aorta
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.cuda import nccl_version
-from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, SECRET, hide
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.installation import checkout, commit_of
+from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, SECRET, hide
 from aorta.records.schema import SCHEMA_VERSION
+from aorta.version import __version__
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def recorded_command(words: list[str]) -> list[str]:
 
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {
-        "aorta": aorta.__version__,
+        "aorta": __version__,
         "aorta_commit": commit_of(checkout()),
         "python": platform.python_version(),
         "torch": torch.__version__,

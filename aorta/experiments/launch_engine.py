@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 from tqdm import tqdm
 
 from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
-from aorta.distributed.environment_variables import hide
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
 from aorta.experiments.journal import (
     DONE,
@@ -40,6 +39,7 @@ from aorta.experiments.journal import (
 from aorta.experiments.launch_folder import host, last_lines, log_file, put_aside, run_of
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
+from aorta.records.environment_variables import hide
 
 ATTEMPTS: Final = 2
 """A launch of a plan that failed is repeated once."""

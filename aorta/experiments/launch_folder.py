@@ -23,16 +23,16 @@ from typing import Any, Final
 
 import msgspec
 
-import aorta
 from aorta.analysis.load.manifest import flatten
-from aorta.distributed.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
 from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import end_marked, launch_environment
 from aorta.installation import commit_of, training_program
+from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
 from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
 from aorta.records.untrusted_files import decode_json, read_small
+from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
@@ -149,7 +149,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         plan.output.mkdir(parents=True, exist_ok=True)
         content = {
             "plan_version": PLAN_VERSION,
-            "aorta_version": aorta.__version__,
+            "aorta_version": __version__,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **wanted,
             "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aorta.distributed.environment_variables import hide, shown_values
 from aorta.installation import training_program
+from aorta.records.environment_variables import hide, shown_values
 
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"

@@ -22,7 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from aorta.analysis.metrics import metric_named
-from aorta.config.plugins import PLUGIN_MODULE, register_plugin
+from aorta.config.multirun import PLUGIN_MODULE, register_plugin
 from aorta.errors import ConfigError, ToolMissing
 from aorta.installation import install_command
 

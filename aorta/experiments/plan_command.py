@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.distributed.environment_variables import hide, shown_variables
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
+from aorta.records.environment_variables import hide, shown_variables
 
 REPORT_DIR: Final = "report"
 _PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")

@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import aorta
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
-from aorta.distributed.environment_variables import shown_values
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
 from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_proposals import TRIED, Proposal
+from aorta.records.environment_variables import shown_values
 from aorta.records.whole_files import whole_file
 from aorta.terminal_style import columns, csv_text, filled, paragraph
+from aorta.version import __version__
 
 TUNE_VERSION: Final = 1
 STUDY_VERSION: Final = 1
@@ -95,7 +95,7 @@ class Study(Search):
         chosen = None if self.chosen is None else cells[self.chosen]
         return {
             "study_version": STUDY_VERSION,
-            "aorta_version": aorta.__version__,
+            "aorta_version": __version__,
             "varied": {key: list(dict.fromkeys(cell.shown[key] for cell in self.cells)) for key in asked.varied},
             "words": list(asked.words),
             "environment": shown_values(asked.environment),
@@ -201,7 +201,7 @@ class Tuning(Search):
         chosen = None if self.chosen is None else self.sides[self.chosen].as_json()
         return {
             "tune_version": TUNE_VERSION,
-            "aorta_version": aorta.__version__,
+            "aorta_version": __version__,
             "predicted_from": str(self.recorded),
             "base": None if self.base is None else asdict(self.base.identity),
             "alpha": ALPHA,

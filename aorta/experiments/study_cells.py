@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from aorta.distributed.environment_variables import check_variable, shown_values, shown_variables
 from aorta.errors import InputError
+from aorta.records.environment_variables import check_variable, shown_values, shown_variables
 
 VARIABLE: Final = "env."
 """What a key begins with that names an environment variable."""

@@ -22,8 +22,8 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
 from aorta.analysis.whatif.strategy_changes import SHARDED
-from aorta.distributed.environment_variables import check_variable, shown_variables
 from aorta.errors import InputError
+from aorta.records.environment_variables import check_variable, shown_variables
 
 OVERRIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "overlap": ("parallel.overlap={}",),

@@ -28,14 +28,18 @@ from aorta.distributed.topology import Topology
 from aorta.gpu_check.check_table import (
     CheckRow,
     CheckVerdict,
+    Interval,
     busy_row,
+    busy_share,
     collective_rows,
     lead_row,
+    matched,
+    pooled_ratio,
     ratio_between,
     ratio_row,
     time_row,
+    windows,
 )
-from aorta.gpu_check.device_kernels import Interval, busy_share, matched, pooled_ratio, windows
 from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,12 +22,11 @@ import torch.distributed as dist
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.cpu_interceptor import CpuInterceptor, Member
-from aorta.instrument.device_streams import DeviceStreams, StreamWaits, wait_unseen
+from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits, wait_unseen
 from aorta.instrument.dispatcher import (
     Coalescing,
-    Looking,
+    Interception,
     Original,
-    Watches,
     Work,
     ends_on_streams,
     orders_streams,
@@ -39,7 +39,6 @@ from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink
 from aorta.instrument.event_clock import EventClock, Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
 from aorta.instrument.operators import Operator, tensors_in
-from aorta.instrument.stream_order import StreamOrder
 from aorta.instrument.timed_work import IssuedWork, TimedWork
 from aorta.instrument.waits import Name, Waited, name_of
 
@@ -110,11 +109,14 @@ class DeviceInterceptor(CpuInterceptor):
         self._launches = itertools.count()
         self._done_events: deque[torch.Event] = deque()
 
-    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
-        seam = super().open(device, on_captured)
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
+        hook = super().open(device, on_captured)
         coalescing = Coalescing(self._batch_begins, self._batch_ends)
         waits = StreamWaits(device, self._streams, self.clock.mark, self._on_stream_wait, self._order)
-        return Watches(seam, coalescing, waits)
+        interception = ExitStack()  # removed together, the last one first
+        for each in (hook, coalescing, waits):
+            interception.callback(each.close)
+        return interception
 
     def begin(self) -> None:
         self._streams.compute = self._streams.current()

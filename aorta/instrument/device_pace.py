@@ -62,13 +62,13 @@ class DevicePace:
         """Begin the next step."""
         self._points.clear()
 
-    def passed(self, at_ns: int, sent_ns: int) -> None:
-        """The stream came by a mark that the host had recorded at `sent_ns`."""
+    def add_mark(self, at_ns: int, sent_ns: int) -> None:
+        """Add a mark that the stream reached at `at_ns` and the host had recorded at `sent_ns`."""
         self._points.append((at_ns, sent_ns))
 
-    def measured(self) -> None:
-        """All marks of the step are in. Marks that follow each other at once show how long the device writes one: time
-        in which it does nothing else, and which belongs to the mark.
+    def update_mark_cost(self) -> None:
+        """Update how long the device takes to write a mark, once all marks of a step were added: marks that follow each
+        other at once show it. In that time the device does nothing else.
         """
         self._points.sort()
         for (before_ns, _), (at_ns, _) in zip(self._points, self._points[1:], strict=False):
@@ -84,11 +84,11 @@ class DevicePace:
         last = bisect.bisect_left(self._points, (stretch.end_ns, 0))
         found, start_ns = [], stretch.start_ns
         for at_ns, sent_ns in (*self._points[first:last], (stretch.end_ns, stretch.sent_ns)):
-            found += self.one(Stretch(start_ns, at_ns, sent_ns))
+            found += self.certain_span(Stretch(start_ns, at_ns, sent_ns))
             start_ns = at_ns
         return found
 
-    def is_behind(self, stretch: Stretch) -> bool:
+    def reached_after_recording(self, stretch: Stretch) -> bool:
         """Whether the device came by the second mark some time after the host had recorded it: what is between them
         ended there, not before.
         """
@@ -98,7 +98,7 @@ class DevicePace:
         """How long the device takes to write so many marks."""
         return count * self._mark_ns
 
-    def one(self, stretch: Stretch, begins_late: int = 0, ends_early: int = 1) -> list[Interval]:
+    def certain_span(self, stretch: Stretch, begins_late: int = 0, ends_early: int = 1) -> list[Interval]:
         """When a single thing between two marks certainly ran.
 
         Args:

@@ -284,23 +284,11 @@ class Coalescing:
             setattr(dist.ProcessGroup, name, method)
 
 
-class Looking(Protocol):
+class Interception(Protocol):
     """An active interception of collectives; ends when it is closed."""
 
     def close(self) -> None:
         """Restore torch as it was."""
-
-
-class Watches:
-    """Several interceptions that are removed together."""
-
-    def __init__(self, *watches: Looking) -> None:
-        self._watches = watches
-
-    def close(self) -> None:
-        """Restore torch as it was, last one first."""
-        for watch in reversed(self._watches):
-            watch.close()
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:

@@ -16,23 +16,21 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.instrument.backward_end import BackwardEnds
-from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.copies import FROM_PYTHON, INSTEAD, ON_A_CPU
+from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
-from aorta.instrument.dispatcher import DispatcherHook, Handler, Looking, all_groups, issued_by
+from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
 from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import clock_for
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import Group
-from aorta.instrument.native.algebra import compiled_algebra
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_device_interceptor import NativeDeviceClock, NativeDeviceInterceptor
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.native.ranges import NativeEnds, NativeRanges
+from aorta.instrument.native.ranges import NativeEnds, NativeRanges, compiled_algebra
+from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
@@ -107,34 +105,36 @@ class Instrumentation:
         self._device, self.clock, self._mode = device, clock, mode
         self._dedicated_async = dedicated_async
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._tap = (
-            None if mode == "off" else self._make_tap(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
+        self._interceptor = (
+            None
+            if mode == "off"
+            else self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
         )
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         self._ranges: BlockRanges | NativeRanges
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
         self._endings: BackwardEnds | NativeEnds
-        if isinstance(self._tap, NativeCpuInterceptor):
-            self._ranges = self._tap.ranges
+        if isinstance(self._interceptor, NativeCpuInterceptor):
+            self._ranges = self._interceptor.ranges
             self._endings = NativeEnds(self._ranges)
         else:
             self._ranges = BlockRanges(clock, self.recorder.on_range)
             self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
-        self._seam: Looking | None = None
+        self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
-        if self._tap is None:
+        if self._interceptor is None:
             self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
         else:
-            self._look()
+            self._install()
 
     def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Bracket the computation of named blocks; call after the parallel strategy has registered its own hooks on
         them.
         """
         self._blocks += (new := list(blocks))
-        if self._seam is not None:
+        if self._interception is not None:
             for name, block in new:
                 self._ranges.watch(name, block)
 
@@ -146,18 +146,18 @@ class Instrumentation:
         the steps inside are recorded as unobserved. Every rank must pause for the same steps: collectives are matched
         across ranks by the count of those seen.
         """
-        if self._seam is None:
+        if self._interception is None:
             yield
             return
         self.recorder.catch_up()  # steps observed so far are written now, unobserved ones after them
-        self._look_away()
+        self._uninstall()
         self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
         try:
             yield
         finally:
             self.recorder.catch_up()
             self.recorder.unseen = None
-            self._look()
+            self._install()
 
     @contextmanager
     def replaced(self, handler: Handler) -> Iterator[None]:
@@ -166,35 +166,35 @@ class Instrumentation:
         Collectives that it passes to a backend are not in the record, and show up as missing in a recorded step's
         coverage.
         """
-        assert self._seam is not None  # mode=off intercepts nothing
-        self._seam.close()
-        self._seam = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
+        assert self._interception is not None  # mode=off intercepts nothing
+        self._interception.close()
+        self._interception = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
         no_copies, self.recorder.no_copies = self.recorder.no_copies, self.recorder.no_copies or INSTEAD
         try:
             yield
         finally:
             self.recorder.no_copies = no_copies
-            self._seam.close()
-            self._seam = self._opened()
+            self._interception.close()
+            self._interception = self._opened()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the end of every backward pass that starts at or after `module`'s outputs."""
         self._outputs.append(module)
-        if self._seam is not None:
+        if self._interception is not None:
             self._endings.watch(module)
 
     def watch_gradients(self, model: nn.Module) -> None:
         """Note once in which order the gradients of a DDP model become ready; call after `watch`."""
-        if self._seam is not None and isinstance(model, DistributedDataParallel):
+        if self._interception is not None and isinstance(model, DistributedDataParallel):
             self.recorder.gradients = GradientOrder(model, self._blocks, on_device=self._device.type != "cpu")
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""
-        if self._seam is not None:
-            self._look_away()
-        if self._tap is not None:
-            self._tap.close()
-            self._tap = None
+        if self._interception is not None:
+            self._uninstall()
+        if self._interceptor is not None:
+            self._interceptor.close()
+            self._interceptor = None
 
     def __enter__(self) -> Self:
         return self
@@ -204,28 +204,28 @@ class Instrumentation:
     ) -> None:
         self.close()
 
-    def _look(self) -> None:
-        self._seam = self._opened()
+    def _install(self) -> None:
+        self._interception = self._opened()
         for name, block in self._blocks:
             self._ranges.watch(name, block)
         for module in self._outputs:
             self._endings.watch(module)
-        if self._device.type == "cpu" and isinstance(self._tap, CpuInterceptor):
+        if self._device.type == "cpu" and isinstance(self._interceptor, CpuInterceptor):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-    def _opened(self) -> Looking:
-        assert self._tap is not None  # mode=off has no interceptor
-        return self._tap.open(self._device, self.recorder.on_captured)
+    def _opened(self) -> Interception:
+        assert self._interceptor is not None  # mode=off has no interceptor
+        return self._interceptor.open(self._device, self.recorder.on_captured)
 
-    def _look_away(self) -> None:
-        assert self._seam is not None
+    def _uninstall(self) -> None:
+        assert self._interception is not None
         self._ranges.close()
         self._endings.close()
-        self._seam.close()
-        self._seam = None
+        self._interception.close()
+        self._interception = None
         sys.setswitchinterval(self._switch_interval_s)
 
-    def _make_tap(
+    def _make_interceptor(
         self,
         device: torch.device,
         stream_priority: int | None,

@@ -1,26 +1,87 @@
-"""A step while it runs, or has not been read yet: what the loop knows of it, and its marks.
+"""A step while it runs, or has not been read yet: what the loop knows of it, its marks, its copies, and values that
+live on the device and are recorded without waiting for them (R4).
 
-Must not read a mark.
+Must not read a mark, or synchronise with the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+import torch
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.copies import Copied
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.gradient_order import ReadyGradient
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Counts, Scalar
 from aorta.instrument.user_marks import MarksOfStep
 from aorta.instrument.waits import Name, Waited
 from aorta.instrument.window_kernels import WindowKernels
-from aorta.records.schema import Phase
+from aorta.records.schema import CopyDirection, Phase
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NO_COPIES, Unseen
+
+DIRECTIONS: Final[tuple[CopyDirection, ...]] = ("h2d", "d2h", "d2d", "p2p")
+"""In the order of the compiled part's numbers (`native/step.hpp`)."""
+ON_A_CPU: Final = "on a CPU a copy is made by the threads that compute: it is part of computation"
+FROM_PYTHON: Final = "copies are looked at by the compiled interceptor only"
+INSTEAD: Final = "copies are not looked at in an isolated baseline"
+
+
+@dataclass(slots=True)
+class Copied:
+    """One copy between two marks (docs/measuring.md, R1); None where none could be taken: it was issued on a stream of
+    another device. `computes`: it was issued on the stream that computes.
+
+    Copies are timed by the compiled interceptor alone (`native/copies.hpp`), which brackets `aten::copy_` and
+    `aten::_local_scalar_dense` with marks at the dispatcher. A kernel in Python there has been tried: threads of a
+    backend, which copy as well, then wait for the interpreter, and a thread that holds it may wait for them.
+    """
+
+    direction: CopyDirection
+    bytes: int
+    start: Mark | None
+    end: Mark | None
+    computes: bool = False
+
+
+class Scalar:
+    """The value of a one-element tensor, as it is now.
+
+    On CUDA/HIP it is copied to page-locked memory in the current stream; `read` must be called only once the stream is
+    known to have passed that point (the recorder reads a step only after its end mark).
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy: torch.Tensor | None = None
+        if tensor.is_cpu:
+            self._value = float(tensor.item())
+        else:
+            self._copy = _page_locked(tensor)
+
+    def read(self) -> float:
+        """The value."""
+        return self._value if self._copy is None else float(self._copy)
+
+
+class Counts:
+    """Some whole numbers in a tensor that nobody changes; on CUDA/HIP copied and read as `Scalar`."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy = tensor if tensor.is_cpu else _page_locked(tensor)
+
+    def read(self) -> list[int]:
+        """The numbers."""
+        return [int(number) for number in self._copy.tolist()]
+
+
+def _page_locked(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in page-locked memory of the host, which is there once the current stream has passed this point."""
+    copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
+    return copy.copy_(tensor.detach(), non_blocking=True)
+
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
@@ -39,7 +100,7 @@ class StepFacts:
 
 
 @dataclass(frozen=True)
-class Told:
+class NativeEvents:
     """Events of a step that were recorded by compiled code. `passes` are block ranges already read, `ranges` are not;
     `calls` are those of backends that may have been stalls.
     """
@@ -57,9 +118,9 @@ class Told:
 class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
 
-    `unseen` says why the step is not observed, if it is not. `tell` returns the events recorded by compiled code, if
-    any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
-    the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
+    `unseen` says why the step is not observed, if it is not. `native_events` returns those recorded by compiled code,
+    if any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one,
+    and the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
     times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
     range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
     `kernels`: those of a window that the step is part of, if of any.
@@ -89,7 +150,7 @@ class OpenStep:
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     experts: list[tuple[str, Counts]] = field(default_factory=list)
-    tell: Callable[[], Told] | None = None
+    native_events: Callable[[], NativeEvents] | None = None
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None
 
@@ -110,14 +171,14 @@ class OpenStep:
         for copied in self.copies:
             yield from (copied.start, copied.end)
 
-    def hear(self) -> None:
+    def add_native_events(self) -> None:
         """Add the events recorded by compiled code."""
-        if self.tell is not None:
-            told, self.tell = self.tell(), None
-            self.collectives += told.collectives
-            self.waits += told.waits
-            self.passes += told.passes
-            self.tails += told.tails
-            self.compute += told.ranges
-            self.calls += told.calls
-            self.copies += told.copies
+        if self.native_events is not None:
+            events, self.native_events = self.native_events(), None
+            self.collectives += events.collectives
+            self.waits += events.waits
+            self.passes += events.passes
+            self.tails += events.tails
+            self.compute += events.ranges
+            self.calls += events.calls
+            self.copies += events.copies

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.instrument.device_pace import lead_ms, nearly_all
+from aorta.instrument.device_pace import Stretch, lead_ms, nearly_all
 from aorta.instrument.event_clock import EventClock, on_host
 from aorta.instrument.gradient_order import gradient_rows
 from aorta.instrument.in_flight import Group
@@ -91,9 +91,7 @@ class StepBuilder:
         groups = {group for group, *_ in stages}
         computing = [(low, high) for _, _, low, high in compute]
         comm = _by_kind((one.kind, [one.possible]) for one in marked.communication)
-        blocked = self._blocked(
-            [stretch.span for stretch in marked.stood], [stretch.span for stretch in marked.maybe], comm, window
-        )
+        blocked = self._blocked(_spans(marked.blocked), _spans(marked.possibly_blocked), comm, window)
         stalls = self._with_calls(blocked, step.calls, window)
         measured = partial(
             measure_lanes,
@@ -117,9 +115,9 @@ class StepBuilder:
         if kernels is not None:
             assert step.kernels is not None
             by_marks = overlap
-            stood = Certain[Any](kernels.compute, kernels.comm, stalls if certain is None else certain.stalls)
+            by_kernels = Certain[Any](kernels.compute, kernels.comm, stalls if certain is None else certain.stalls)
             overlap, _ = measured(
-                compute=kernels.compute, comm=kernels.comm, of_unknown_kind=kernels.of_unknown_kind, certain=stood
+                compute=kernels.compute, comm=kernels.comm, of_unknown_kind=kernels.of_unknown_kind, certain=by_kernels
             )
             step.kernels.compare(by_marks, overlap, marked, algebra.pairs(stalls), kernels.compute)
         metrics, reasons = overlap.metrics(unseen)
@@ -204,15 +202,19 @@ class StepBuilder:
         return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
     def _blocked(
-        self, stood: list[Interval], maybe: list[Interval], comm: Mapping[str, list[Interval]], window: Interval
+        self,
+        blocked: list[Interval],
+        possibly_blocked: list[Interval],
+        comm: Mapping[str, list[Interval]],
+        window: Interval,
     ) -> Any:
-        """When what computes stood: all of `stood`, and of `maybe` what coincides with communication."""
+        """When what computes was blocked: `blocked`, and of `possibly_blocked` what coincides with communication."""
         algebra = self._algebra
-        blocked = algebra.lane(stood, window)
-        if not maybe:
-            return blocked
+        certain = algebra.lane(blocked, window)
+        if not possibly_blocked:
+            return certain
         everywhere = algebra.lane([span for spans in comm.values() for span in spans], window)
-        return algebra.union([blocked, algebra.intersect(algebra.lane(maybe, window), everywhere)])
+        return algebra.union([certain, algebra.intersect(algebra.lane(possibly_blocked, window), everywhere)])
 
     def _certain(self, marked: ReadMarks, stages: set[str], window: Interval) -> Certain[Any] | None:
         """What certainly ran; None: all that is possible, as where the host is ahead, or there is no device.
@@ -226,7 +228,7 @@ class StepBuilder:
             return None
         pace, algebra = self._marks.pace, self._algebra
         blocks = [(stretch.span, pace.block(stretch)) for _, _, stretch in marked.blocks]
-        waits = [(stretch.span, pace.one(stretch)) for stretch in (*marked.stood, *marked.maybe)]
+        waits = [(stretch.span, pace.certain_span(stretch)) for stretch in (*marked.blocked, *marked.possibly_blocked)]
         possible = [span for span, _ in blocks], [one.possible for one in marked.communication], [s for s, _ in waits]
         certain = [
             [span for _, spans in parts for span in spans]
@@ -235,14 +237,17 @@ class StepBuilder:
         if nearly_all(possible, certain):
             return None
         comm = _by_kind((one.kind, one.certain) for one in marked.communication)
-        stood, maybe = ([span for one in some for span in pace.one(one)] for some in (marked.stood, marked.maybe))
+        blocked, possibly_blocked = (
+            [span for one in some for span in pace.certain_span(one)]
+            for some in (marked.blocked, marked.possibly_blocked)
+        )
         # A wait of the compute stream for another one is no computation, whatever it waited for, and no copy is.
-        paused = algebra.lane([stretch.span for stretch in marked.pauses], window)
+        paused = algebra.lane(_spans(marked.gaps), window)
         return Certain(
             algebra.subtract(algebra.lane(certain[0], window), paused),
             comm,
-            self._blocked(stood, maybe, comm, window),
-            [span for name, wait in marked.waits if name.group in stages for span in pace.one(wait)],
+            self._blocked(blocked, possibly_blocked, comm, window),
+            [span for name, wait in marked.waits if name.group in stages for span in pace.certain_span(wait)],
         )
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
@@ -355,6 +360,10 @@ def _pace_of(marked: ReadMarks, overlap: Overlap, unseen: Unseen | None) -> dict
         return {}
     least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
     return {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
+
+
+def _spans(stretches: Iterable[Stretch]) -> list[Interval]:
+    return [stretch.span for stretch in stretches]
 
 
 def _by_kind(spans: Iterable[tuple[str, list[Interval]]]) -> dict[str, list[Interval]]:

@@ -10,15 +10,40 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.copies import Copied
 from aorta.instrument.device_pace import DevicePace, Stretch
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.gloo_workers import GlooWorkers
 from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.open_step import OpenStep, Pass
+from aorta.instrument.open_step import Copied, OpenStep, Pass
 from aorta.instrument.waits import Name
 from aorta.records.schema import Collective
 from aorta.timeline.intervals import Interval
+
+
+class GlooWorkers:
+    """The gloo workers of one group, from which follows when a collective that was queued really began.
+
+    gloo reports no start time. It runs the collectives of one group first in, first out on a fixed number of worker
+    threads, so a start is the later of the issue time and the moment a worker became free (docs/measuring.md, section
+    1). `start_ns` is called in issue order:
+
+        workers = GlooWorkers(1)
+        workers.start_ns(issue_ns=0, end_ns=50)   # 0
+        workers.start_ns(issue_ns=10, end_ns=80)  # 50: queued behind the first
+
+    Args:
+        count: how many collectives run at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free_at_ns = [0] * max(count, 1)
+
+    def start_ns(self, issue_ns: int, end_ns: int) -> int:
+        """Start of the next collective in order; its worker is busy until `end_ns`."""
+        free_at_ns = min(self._free_at_ns)
+        start = min(max(issue_ns, free_at_ns), end_ns)
+        self._free_at_ns[self._free_at_ns.index(free_at_ns)] = end_ns
+        return start
+
 
 _ROUND_A_COLLECTIVE = (1, 2)
 """Marks that the device writes between the mark before a collective and its beginning, and from its end until the mark
@@ -40,9 +65,9 @@ class ReadMarks(NamedTuple):
     Attributes:
         rows: of the collectives issued in the step; `communication`: of those that touch it.
         passes: of all blocks; `blocks`: the stretches of those that a device marked.
-        waits: for collectives, those that returned; `stood`: all in which what computes stood; `maybe`: those in which
-            it did as far as they coincide with communication; `tails`: of those, the ends of backward passes.
-        pauses: between marks of the compute stream that have nothing that computes between them: a wait, or a copy.
+        waits: for collectives, those that returned; `blocked`: all that blocked what computes; `possibly_blocked`:
+            those that did as far as they coincide with communication; `tails`: of those, the ends of backward passes.
+        gaps: between marks of the compute stream that have nothing that computes between them: a wait, or a copy.
         copies: with their times; None where a mark could not be taken, or is not known yet.
     """
 
@@ -51,10 +76,10 @@ class ReadMarks(NamedTuple):
     passes: list[Pass]
     blocks: list[tuple[str, str, Stretch]]
     waits: list[tuple[Name, Stretch]]
-    stood: list[Stretch]
-    maybe: list[Stretch]
+    blocked: list[Stretch]
+    possibly_blocked: list[Stretch]
     tails: list[Interval]
-    pauses: list[Stretch]
+    gaps: list[Stretch]
     copies: list[tuple[Copied, int | None, int | None]]
 
 
@@ -88,7 +113,7 @@ class MarkReader:
         ]
         tails, stalls = self._stretches(step.tails), self._stretches(step.stalls)
         copies = [self._copy(copied) for copied in step.copies]
-        self.pace.measured()
+        self.pace.update_mark_cost()
         rows = []
         for issued in step.collectives:
             row, communication = self._row(issued, window[0])
@@ -99,8 +124,8 @@ class MarkReader:
         self._spilling = [one for one in communicated if one.possible[1] > window[1]]
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
         begun = [stretch.start_ns for _, stretch in stream_waits]
-        maybe = [tail for tail in tails if not any(tail.start_ns <= begin <= tail.end_ns for begin in begun)]
-        pauses = [stretch for _, stretch in stream_waits]
+        possibly_blocked = [tail for tail in tails if not any(tail.start_ns <= begin <= tail.end_ns for begin in begun)]
+        gaps = [stretch for _, stretch in stream_waits]
         found = [(wait.of, stretch) for wait, stretch in waits if wait.over]
         found += [(name, stretch) for of, stretch in stream_waits for name in of]
         return ReadMarks(
@@ -110,9 +135,9 @@ class MarkReader:
             blocks,
             found,
             [*stalls, *(stretch for wait, stretch in waits if wait.blocked)],
-            maybe + pauses,
+            possibly_blocked + gaps,
             [tail.span for tail in tails],
-            [*pauses, *(stretch for _, stretch in waits), *(between for _, between in copies if between is not None)],
+            [*gaps, *(stretch for _, stretch in waits), *(between for _, between in copies if between is not None)],
             [timed for timed, _ in copies],
         )
 
@@ -133,11 +158,11 @@ class MarkReader:
                 first_ns = start_ns = self._lanes_of(issued.group).start_ns(issue_ns, end_ns)
             elif issued.communicator is not None:
                 marked_ns = start_ns
-                start_ns = self._in_turn(issued.communicator, issued.launch, start_ns, end_ns)
+                start_ns = self._serialised_start_ns(issued.communicator, issued.launch, start_ns, end_ns)
                 first_ns = self._first_ns(issued.communicator, marked_ns, start_ns, Stretch(start_ns, end_ns, sent_ns))
             else:
                 first_ns = start_ns
-            certain = self.pace.one(Stretch(start_ns, end_ns, sent_ns), *_ROUND_A_COLLECTIVE)
+            certain = self.pace.certain_span(Stretch(start_ns, end_ns, sent_ns), *_ROUND_A_COLLECTIVE)
             communication = Communication(issued.kind, (first_ns, end_ns), certain, sent_ns is not None)
             end_ns -= origin_ns
         row = Collective(
@@ -154,10 +179,8 @@ class MarkReader:
         )
         return row, communication
 
-    def _in_turn(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
-        """When a launch could begin: a communicator runs one after another, on whatever streams, and queues the
-        others.
-        """
+    def _serialised_start_ns(self, communicator: str, launch: int | None, start_ns: int, end_ns: int) -> int:
+        """Clamp a start to the end of the previous launch: launches of one communicator are serialised."""
         before_launch, before_ns, free_at_ns = self._communicators.get(communicator, (None, 0, 0))
         if launch is None or launch != before_launch:
             before_ns = free_at_ns
@@ -169,7 +192,7 @@ class MarkReader:
         mark that the host recorded late lies behind the end of what it marks.
         """
         before_was_late = communicator in self._late
-        (self._late.discard if self.pace.is_behind(stretch) else self._late.add)(communicator)
+        (self._late.discard if self.pace.reached_after_recording(stretch) else self._late.add)(communicator)
         return marked_ns if before_was_late else max(marked_ns, start_ns - self.pace.marks_ns(_ROUND_A_COLLECTIVE[1]))
 
     def _lanes_of(self, group: str) -> GlooWorkers:
@@ -198,7 +221,7 @@ class MarkReader:
         if at_ns is None:
             return None
         if sent_ns is not None:
-            self.pace.passed(at_ns, sent_ns)
+            self.pace.add_mark(at_ns, sent_ns)
         return at_ns, sent_ns
 
     def read_ns(self, mark: Mark | None) -> int | None:

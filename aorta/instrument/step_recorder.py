@@ -18,8 +18,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Counts, Scalar
-from aorta.instrument.open_step import OpenStep, StepFacts, Told
+from aorta.instrument.open_step import Counts, NativeEvents, OpenStep, Scalar, StepFacts
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.waits import Name, Waited
@@ -53,7 +52,7 @@ class QuietInterceptor(Protocol):
     def begin(self) -> None:
         """Start recording events."""
 
-    def end(self) -> Callable[[], Told]:
+    def end(self) -> Callable[[], NativeEvents]:
         """Stop recording; the returned callable gives the events since `begin`."""
 
     def abandon(self) -> None:
@@ -156,7 +155,7 @@ class StepRecorder:
             done.start, done.end = self._on_host(done.start), self._on_host(done.end)
             done.unseen = Unseen(_CAPTURED, compute=True)
         if self.quiet_interceptor is not None:
-            done.tell = self.quiet_interceptor.end()  # also reports how many collectives were captured
+            done.native_events = self.quiet_interceptor.end()  # also reports how many collectives were captured
         done.captured = self._captured
         done.user_marks = self.user_marks.take()
         if self.gradients is not None:
@@ -328,7 +327,7 @@ class StepRecorder:
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """Whether the step, its collectives and copies have ended on the device; `late`: no longer wait for these."""
-        step.hear()
+        step.add_native_events()
         if (step.kernels is not None and not step.kernels.known) or not self._happened(step.end):
             return False
         ended = True

@@ -1,8 +1,9 @@
 """Records the device allocator's own history, for `python -m torch.cuda._memory_viz`.
 
 Of a window: `<name>.snapshot.pickle` beside the memory timeline. Of the whole loop: a snapshot where memory runs out,
-or when the loop asks for one. On a CUDA or HIP build with a device, and nothing elsewhere. Must not call what torch has
-deprecated (`export_memory_timeline`), or turn an error of memory into another one.
+or when the loop asks for one. On a CUDA or HIP build with a device, and nothing elsewhere. `by_category` divides what a
+window of torch.profiler allocated, on any device. Must not call what torch has deprecated (`export_memory_timeline`),
+or turn an error of memory into another one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from aorta.distributed import cuda
-from aorta.profiling.trace_archive import PART, free_name
-from aorta.profiling.trace_export import error_line
+from aorta.profiling.trace_files import PART, error_line, free_name
 
 _log = logging.getLogger(__name__)
 MAX_ENTRIES = 100_000
@@ -119,3 +120,43 @@ def _write(target: Path) -> None:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+NAMES = {
+    "PARAMETER": "parameters",
+    "GRADIENT": "gradients",
+    "OPTIMIZER_STATE": "optimizer state",
+    "ACTIVATION": "activations",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporary",
+    "AUTOGRAD_DETAIL": "autograd's own",
+    None: "unknown",
+}
+"""torch's category -> what pages call it, in the order in which they are stacked."""
+
+
+def by_category(results: Any) -> dict[str, dict[str, Any]]:
+    """Device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
+
+    torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
+    whole step. It reads every event in Python: never on the training thread.
+
+    Args:
+        results: of Kineto, of one window.
+
+    Raises:
+        Exception: this torch does not offer it, or cannot make it of this window.
+    """
+    from torch.profiler import _memory_profiler as of_torch
+
+    timeline = of_torch.MemoryProfileTimeline(of_torch.MemoryProfile(results))
+    # Column 0 of each row is torch's own, for stacking.
+    columns = {index + 1: category for category, index in of_torch._CATEGORY_TO_INDEX.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
+        times, rows = timeline._coalesce_timeline(device)  # type: ignore[no-untyped-call]
+        sizes = {
+            NAMES[category and category.name]: [row[column] for row in rows] for column, category in columns.items()
+        }
+        found[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
+    return found

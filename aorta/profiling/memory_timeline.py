@@ -3,7 +3,7 @@
     python -m aorta.profiling.memory_timeline TRACE OUT.html [-]
 
 TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events); with `-`, what
-`window_recording.by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
+`memory_history.by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
 allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that made
 them; and what of it were parameters, gradients and so on, stacked. It runs in its own process, so that reading a large
 trace does not stall training. Must not import torch, or refer to anything on a network.
@@ -143,7 +143,7 @@ class _Enclosing:
 
 
 def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
-    """The whole HTML page; `categories` as `window_recording.by_category` gives them."""
+    """The whole HTML page; `categories` as `memory_history.by_category` gives them."""
     found = timelines(trace)
     body = [_section(timeline) for timeline in found] or [
         "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
@@ -253,14 +253,12 @@ def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
     """Draw the page in a separate process: reading a large trace would hold the GIL.
 
     Args:
-        categories: as `window_recording.by_category` gives them.
+        categories: as `memory_history.by_category` gives them.
 
     Raises:
         OSError: it failed; includes its error output.
     """
-    import aorta
-
-    root = str(Path(aorta.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(
         [sys.executable, "-m", "aorta.profiling.memory_timeline", str(trace), str(target), "-"],

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aorta.profiling.destinations import Destination
 from aorta.profiling.memory_timeline import draw
-from aorta.profiling.trace_archive import PART, free_name, pack
-from aorta.profiling.trace_export import error_line, export
+from aorta.profiling.trace_files import PART, error_line, export, free_name, pack
 from aorta.profiling.trace_names import TraceWindow
+from aorta.profiling.upload import Destination
 
 _log = logging.getLogger(__name__)
 Kind = Literal["trace", "chrome", "memory", "snapshot"]

@@ -12,13 +12,15 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aorta.config.rules.profiling_rules import IN_PROCESS, scheme_of
+from aorta.config.groups.profiling import IN_PROCESS, scheme_of
+from aorta.config.templates import fill
 from aorta.errors import ConfigError
-from aorta.profiling.trace_export import error_line
+from aorta.profiling.trace_files import error_line
+from aorta.profiling.trace_names import compressed
 
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
@@ -181,6 +183,51 @@ class Remote:
             return False
         with self._fs.open(path, "rb") as there, source.open("rb") as here:
             return _digest(there) == _digest(here)
+
+
+class Destination(Remote):
+    """One upload destination, and the template of names there.
+
+    Args:
+        root: `profiling.remote_root`; not needed where the template is a full address.
+        template: of names.
+        known: variables known before the run.
+
+    Raises:
+        ConfigError: the destination cannot be used.
+    """
+
+    def __init__(self, root: str | None, template: str, known: Mapping[str, Any], *, overwrite: bool) -> None:
+        if "://" in template:
+            begin, brace, rest = fill(template, known).partition("{")
+            root, _, name = begin.rpartition("/")
+            template = name + brace + rest
+        assert root  # `destination` creates none without
+        super().__init__(root, overwrite=overwrite)
+        self._template = template
+
+    def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
+        """Name of a file at the destination.
+
+        Args:
+            values: variables of file templates.
+            file: its path below the trace folder, compression included.
+        """
+        wanted = PurePosixPath(fill(self._template, {**values, "file": str(file)}).lstrip("/"))
+        return str(compressed(wanted, compression))
+
+
+def destination(
+    root: str | None, template: str | None, known: Mapping[str, Any], *, overwrite: bool
+) -> Destination | None:
+    """The configured destination; None where nothing is to be uploaded.
+
+    Raises:
+        ConfigError: the destination cannot be used.
+    """
+    if template is None or not (root or "://" in template):
+        return None
+    return Destination(root, template, known, overwrite=overwrite)
 
 
 def may_pass(error: BaseException) -> bool:

@@ -11,81 +11,22 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
 from torch.profiler import ProfilerAction, profile, record_function
 
-from aorta.config.rank_words import selected_ranks
+from aorta.config.groups.profiling import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
-from aorta.profiling.memory_history import MemoryHistory
-from aorta.profiling.schedule import Action, Schedule
-from aorta.profiling.trace_archive import free_name
+from aorta.profiling.memory_history import MemoryHistory, by_category
+from aorta.profiling.profiler_plan import NO_EXPORT, ProfilerPlan, export_disabled
+from aorta.profiling.schedule import Action
+from aorta.profiling.trace_files import free_name
 from aorta.profiling.trace_names import STEP_BASE, TraceWindow
-from aorta.profiling.trace_outputs import Recipe
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver
-
-
-def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
-    """Which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
-
-    Args:
-        averages: `key_averages()` of the last profile.
-        rows: number of rows of each table.
-        memory: whether allocations were recorded.
-        device: whether an accelerator was recorded.
-    """
-    orders = ["cpu_time_total"]
-    if memory:
-        orders.append("self_cpu_memory_usage")
-    if device:
-        orders += ["device_time_total", "self_device_memory_usage"] if memory else ["device_time_total"]
-    for order in orders:
-        yield f"profiling: operators of the last window by {order}\n{averages.table(sort_by=order, row_limit=rows)}"
-
-
-NAMES = {
-    "PARAMETER": "parameters",
-    "GRADIENT": "gradients",
-    "OPTIMIZER_STATE": "optimizer state",
-    "ACTIVATION": "activations",
-    "INPUT": "inputs",
-    "TEMPORARY": "temporary",
-    "AUTOGRAD_DETAIL": "autograd's own",
-    None: "unknown",
-}
-"""torch's category -> what pages call it, in the order in which they are stacked."""
-
-
-def by_category(results: Any) -> dict[str, dict[str, Any]]:
-    """Device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
-
-    torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
-    whole step. It reads every event in Python: never on the training thread.
-
-    Args:
-        results: of Kineto, of one window.
-
-    Raises:
-        Exception: this torch does not offer it, or cannot make it of this window.
-    """
-    from torch.profiler import _memory_profiler as of_torch
-
-    timeline = of_torch.MemoryProfileTimeline(of_torch.MemoryProfile(results))
-    # Column 0 of each row is torch's own, for stacking.
-    columns = {index + 1: category for category, index in of_torch._CATEGORY_TO_INDEX.items()}
-    found: dict[str, dict[str, Any]] = {}
-    for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
-        times, rows = timeline._coalesce_timeline(device)  # type: ignore[no-untyped-call]
-        sizes = {
-            NAMES[category and category.name]: [row[column] for row in rows] for column, category in columns.items()
-        }
-        found[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
-    return found
-
 
 _log = logging.getLogger(__name__)
 _ACTIONS = {
@@ -108,12 +49,12 @@ def all_threads() -> Any:
 
 
 class WindowRecording(profile):
-    """torch's own profiler with global steps, whose failures do not affect the loop. Created by `Profiler.open`."""
+    """torch's own profiler with global steps, whose failures do not affect the loop. Created by `open_profiler`."""
 
-    def __init__(self, recipe: Recipe, plan: Schedule, first_step: int, metadata: Mapping[str, Any]) -> None:
-        settings = recipe.settings
+    def __init__(self, plan: ProfilerPlan, first_step: int) -> None:
+        settings = plan.settings
         self.saver = Saver(settings.num_traces_to_keep, overwrite=settings.overwrite)
-        self._recipe, self._settings, self._plan, self._metadata = recipe, settings, plan, metadata
+        self._plan, self._settings, self._schedule = plan, settings, plan.schedule(first_step)
         self._first = self._finished = first_step
         self._kept: list[int] = []
         self._closing: TraceWindow | None = None
@@ -121,13 +62,11 @@ class WindowRecording(profile):
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
         self._last: Any = None
-        self._memory = MemoryHistory(
-            settings.memory_filename is not None, settings.oom_snapshot, recipe.tagged_snapshot
-        )
+        self._memory = MemoryHistory(settings.memory_filename is not None, settings.oom_snapshot, plan.tagged_snapshot)
         self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
         super().__init__(
             activities=profiled(),
-            schedule=lambda step: _ACTIONS[self._plan(step)],
+            schedule=lambda step: _ACTIONS[self._schedule(step)],
             on_trace_ready=lambda _: self._ready(),
             record_shapes=settings.record_shapes,
             profile_memory=settings.profile_memory,
@@ -137,11 +76,11 @@ class WindowRecording(profile):
         )
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
-        self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[plan(first_step)])
+        self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[self._schedule(first_step)])
 
     def _speaks(self) -> bool:
         """Whether this is the first of the ranks that are profiled."""
-        return self._recipe.place.rank == min(selected_ranks(self._settings.ranks) or (0,))
+        return self._plan.place.rank == min(selected_ranks(self._settings.ranks) or (0,))
 
     @property
     def files(self) -> list[Path]:
@@ -186,7 +125,7 @@ class WindowRecording(profile):
 
     def step(self) -> None:
         """Called after each step."""
-        action, done = self._plan(self._finished), self._finished
+        action, done = self._schedule(self._finished), self._finished
         self._finished += 1
         if self._broken or self._closed:
             return
@@ -196,7 +135,7 @@ class WindowRecording(profile):
             if action is Action.ACTIVE_AND_SAVE:
                 self._mark()
             super().step()
-        now, per_epoch = time.monotonic(), self._recipe.counters.steps_per_epoch
+        now, per_epoch = time.monotonic(), self._plan.counters.steps_per_epoch
         self._times[2] = now
         if per_epoch and self._finished % per_epoch == 0:
             self._times[1] = now
@@ -222,14 +161,14 @@ class WindowRecording(profile):
         if not worked:
             return
         if not self._saved_any:
-            plan = self._plan
+            schedule = self._schedule
             _log.log(
                 logging.WARNING if self._speaks() else logging.DEBUG,  # all ranks took the same steps
                 "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
                 "warmup %d, active %d, repeat %d, counted from step %d)",
                 self._finished - self._first,
                 self._first,
-                *(plan.wait, plan.warmup, plan.active, plan.repeat, plan.skip_first),
+                *(schedule.wait, schedule.warmup, schedule.active, schedule.repeat, schedule.skip_first),
             )
         elif self._settings.summary_rows:
             self.saver.call(self._log_tables)
@@ -237,7 +176,7 @@ class WindowRecording(profile):
     def _stopped(self, failed: bool) -> bool:
         """Stop torch's profiler; returns whether it worked."""
         with self._harmless("stop"):
-            if self._plan(self._finished).kept:
+            if self._schedule(self._finished).kept:
                 # A loop that does not mark its steps fails inside one: they follow each other without gaps.
                 if failed and self._began in (None, self._finished):
                     self._kept.append(self._finished)
@@ -257,26 +196,26 @@ class WindowRecording(profile):
         """Add the metadata while the trace is being recorded; afterwards it is too late."""
         self._closing = window = self._window()
         for key, value in {
-            "global_rank": self._recipe.place.rank,
+            "global_rank": self._plan.place.rank,
             "first_step": window.first_step,
             "last_step": window.last_step,
             "step_base": STEP_BASE,
             "partial": window.partial,
-            **self._metadata,
+            **self._plan.metadata,
         }.items():
             self.add_metadata_json(key, json.dumps(value))
 
     def _window(self) -> TraceWindow:
         now, kept = time.monotonic(), self._kept
         moment = dataclasses.replace(
-            self._recipe.counters.at(self._finished),
+            self._plan.counters.at(self._finished),
             total_wct=now - self._times[0],
             epoch_wct=now - self._times[1],
             batch_wct=now - self._times[2],
         )
         if not kept:
             return TraceWindow(None, None, True, moment)
-        return TraceWindow(kept[0], kept[-1], not self._plan.whole(kept[0], kept[-1]), moment)
+        return TraceWindow(kept[0], kept[-1], not self._schedule.whole(kept[0], kept[-1]), moment)
 
     def _ready(self) -> None:
         if self._broken:
@@ -299,19 +238,19 @@ class WindowRecording(profile):
         if self._settings.summary_rows:
             self._last = inner
         assert inner is not None  # torch calls this only with a trace
-        outputs = list(self._recipe.outputs(window))
+        outputs = list(self._plan.outputs(window))
         if self._memory.running and (snapshot := self._snapshot(window)):
             outputs.insert(0, snapshot)
         # Keep this object: torch replaces it at the next window, or when stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
         if outputs:
-            export = (lambda path: results.save(str(path))) if self._recipe.exports else None
+            export = (lambda path: results.save(str(path))) if self._plan.exports else None
             self.saver.submit(Job(window, export, outputs, lambda: by_category(results)))
 
     def _snapshot(self, window: TraceWindow) -> SavedOutput | None:
         """Write the allocator's history right here: only this thread may read it."""
-        output = self._recipe.snapshot(window)
+        output = self._plan.snapshot(window)
         path = output.path if self._settings.overwrite else free_name(output.path)
         try:
             with self.saver.filling(path.parent):
@@ -332,3 +271,60 @@ class WindowRecording(profile):
                 profile.stop(self)
             with suppress(Exception):
                 self._memory.stop()
+
+
+def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
+    """Which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
+
+    Args:
+        averages: `key_averages()` of the last profile.
+        rows: number of rows of each table.
+        memory: whether allocations were recorded.
+        device: whether an accelerator was recorded.
+    """
+    orders = ["cpu_time_total"]
+    if memory:
+        orders.append("self_cpu_memory_usage")
+    if device:
+        orders += ["device_time_total", "self_device_memory_usage"] if memory else ["device_time_total"]
+    for order in orders:
+        yield f"profiling: operators of the last window by {order}\n{averages.table(sort_by=order, row_limit=rows)}"
+
+
+class NullProfiler:
+    """The profiler of a rank that is not profiled."""
+
+    files: tuple[Path, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def iteration(self, global_step: int) -> AbstractContextManager[Any]:  # noqa: ARG002  as WindowRecording's
+        """No-op."""
+        return nullcontext()
+
+    def step(self) -> None:
+        """No-op."""
+
+    def memory_snapshot(self, tag: str) -> Path | None:  # noqa: ARG002  as WindowRecording's
+        """No-op."""
+        return None
+
+    def close(self, *, failed: bool = False) -> None:
+        """No-op."""
+
+
+def open_profiler(plan: ProfilerPlan, first_step: int = 0) -> WindowRecording | NullProfiler:
+    """The profiler of a loop that begins at global step `first_step`, for a `with` block; nothing is touched before."""
+    if plan.selected and export_disabled(plan.settings):
+        _log.warning(NO_EXPORT)
+    if not plan.selected or not plan.records:
+        return NullProfiler()
+    try:
+        return WindowRecording(plan, first_step)
+    except Exception as error:  # noqa: BLE001  a missing prerequisite of the profiler must not stop the record
+        _log.error("profiling: torch.profiler failed to start and is left out from here on: %s", error)
+        return NullProfiler()

@@ -31,8 +31,8 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
-from aorta.profiling.torch_profiler import NO_EXPORT, export_disabled
-from aorta.profiling.trace_export import export
+from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
+from aorta.profiling.trace_files import export
 from aorta.profiling.window_recording import all_threads
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker

@@ -24,8 +24,7 @@ from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.loss_scalars import Scalar
-from aorta.instrument.open_step import StepFacts
+from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers

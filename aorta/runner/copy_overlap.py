@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from aorta.config.groups.microbenchmarks import COPIES_NEED_DEVICE
 from aorta.config.resolve import Resolved
-from aorta.config.rules.workload_rules import COPIES_NEED_DEVICE
 from aorta.config.schema import CopyOverlap
 from aorta.distributed import cuda
 from aorta.distributed.output_folder import write_whole

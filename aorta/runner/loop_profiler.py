@@ -17,22 +17,21 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import Profiling
+from aorta.config.groups.profiling import Profiling, profiling_rules, selected_ranks
 from aorta.config.resolve import LABEL
 from aorta.config.schema import Training
 from aorta.config.templates import fill
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers, gather_when_idle, leave_value
 from aorta.distributed.topology import Topology, default_label
-from aorta.errors import ConfigError, PeerFailed, TraceExists, TracesIncomplete
-from aorta.profiling.destinations import Destination
+from aorta.errors import ConfigError, FolderNotEmpty, PeerFailed, TraceExists, TracesIncomplete
+from aorta.profiling.profiler_plan import ProfilerPlan, export_disabled, placed
 from aorta.profiling.schedule import Action
-from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan, export_disabled
 from aorta.profiling.trace_names import Counters, Moment, TracePlace, coordinate_of
-from aorta.profiling.window_recording import WindowRecording
+from aorta.profiling.upload import Destination, destination
+from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 from aorta.runner import trace_accounts
 from aorta.runner.caller_group import meet
-from aorta.runner.profiler_checks import agree, checked_destinations, must_be_empty, refuse_broken
 from aorta.runner.trace_accounts import SavedTraces
 
 _SIGNAL_WAIT_S = 20.0
@@ -213,16 +212,17 @@ class LoopProfiler:
         coordinate = coordinate_of(place.rank, list(sizes.values()), place.world_size)
         where = self._own_folder() or self._folder or folder
         assert where is not None  # a run gives it here, a loop of one's own at the start
-        self._recording = ProfilerPlan(
+        mesh = self._mesh if self.settings.enabled else None  # which `check` has looked at
+        plan = ProfilerPlan(
             self.settings,
-            replace(place, coordinate=coordinate, dimensions=tuple(sizes)),
+            placed(replace(place, coordinate=coordinate, dimensions=tuple(sizes)), mesh),
             where.absolute(),
-            mesh=self._mesh,
             counters=self._counters,
             trace_remote=self._trace_remote,
             memory_remote=self._memory_remote,
             metadata=metadata,
-        ).open(first_step)
+        )
+        self._recording = open_profiler(plan, first_step)
         return self._recording
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:
@@ -316,3 +316,75 @@ class LoopProfiler:
         if self.settings.folder is None:
             return None
         return Path(self._root, fill(self.settings.folder, self._place().variables())).absolute()
+
+
+def agree(peers: Peers, check: Callable[[], None]) -> None:
+    """Run this rank's check; collective.
+
+    Raises:
+        ConfigError: on every rank, when the check of any rank raised it; names the rank.
+    """
+    answer: list[str] | None = None
+    try:
+        check()
+    except ConfigError as error:
+        answer = [type(error).__name__, str(error)]
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a folder that cannot be looked into: the others must not wait for this rank
+        answer = [ConfigError.__name__, f"{type(error).__name__}: {error}"]
+    answers = peers.gather("profiling", answer)
+    failed = {rank: found for rank, found in enumerate(answers) if found}
+    if failed:
+        kind = FolderNotEmpty if FolderNotEmpty.__name__ in {name for name, _ in failed.values()} else ConfigError
+        said: dict[str, list[int]] = {}
+        for rank, (_, text) in failed.items():
+            said.setdefault(text, []).append(rank)
+        raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items()))
+
+
+def refuse_broken(settings: Profiling, world_size: int) -> None:
+    """Check the rules of the group.
+
+    Raises:
+        ConfigError: lists the broken ones.
+    """
+    if broken := list(profiling_rules(settings, world_size)):
+        raise ConfigError("; ".join(broken))
+
+
+def checked_destinations(settings: Profiling, place: TracePlace) -> tuple[Destination | None, Destination | None]:
+    """Where this rank uploads traces, and memory pages; None where it does not.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    selected = selected_ranks(settings.ranks)
+    if selected is not None and place.rank not in selected:
+        return None, None
+    root, known = settings.remote_root, place.variables()
+    of_traces = destination(root, settings.remote_file_name, known, overwrite=settings.overwrite)
+    of_memory = None
+    if settings.memory_filename is not None:
+        of_memory = destination(root, settings.memory_remote_file_name, known, overwrite=settings.overwrite)
+    addresses = {to.address: to for to in (of_traces, of_memory) if to}
+    for to in addresses.values():
+        to.check(f"rank{place.rank}")
+    return of_traces, of_memory
+
+
+def must_be_empty(folder: Path) -> None:
+    """Check that a folder is empty; hidden files and folders do not count, and a missing folder is empty.
+
+    Raises:
+        FolderNotEmpty: names the folder and a file in it.
+    """
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        inside = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in inside.parts):
+            raise FolderNotEmpty(
+                f"FileExistsError: {folder} is not empty; {inside} exists. Set profiling.overwrite=true, choose "
+                "another profiling.folder, or label the run; in a loop of your own: overwrite=True, folder=... or "
+                "run_name=..."
+            )

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from aorta.command_line import rounded_time
 from aorta.config.schema import Training, Wording
 from aorta.records.schema import Step
-from aorta.runner.logs import EVERY_RANK
+from aorta.runner.rank_process import EVERY_RANK
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.device_metrics.device_identity import identify
-from aorta.device_metrics.sampler import DeviceSampler
-from aorta.device_metrics.source_choice import open_source
+from aorta.device_metrics.sampler import DeviceSampler, open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.environment_checks import (
@@ -65,7 +64,7 @@ from aorta.records.schema import (
 )
 from aorta.runner.calibration import Calibrator
 from aorta.runner.live_loggers import LiveLoggers
-from aorta.runner.logs import log_to
+from aorta.runner.rank_process import log_to
 from aorta.runner.rank_record import RankRecordWriter
 
 _log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from aorta.distributed.provenance import Asked
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.emulation.arrivals import meeting_place
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.shared_links import meeting_place
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers
@@ -41,10 +41,9 @@ from aorta.runner.calibration import calibration_plan
 from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.live_loggers import refuse_missing_clients
-from aorta.runner.logs import log_to
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.progress_display import announced, progress_of
-from aorta.runner.rank_process import run_rank
+from aorta.runner.rank_process import log_to, run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.workload.task import Batch, Batches

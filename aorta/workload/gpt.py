@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-from aorta.config.decoder_sizes import Dimensions
+from aorta.config.groups.workload import Dimensions
 from aorta.workload.task import Model, layers_of
 
 ROTARY_BASE = 10_000.0

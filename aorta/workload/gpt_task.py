@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from aorta.config.decoder_sizes import dimensions_of
+from aorta.config.groups.workload import dimensions_of
 from aorta.config.schema import Config
 from aorta.config.schema import Gpt as Shape
 from aorta.workload.data import InMemory, TensorBatches, home_of

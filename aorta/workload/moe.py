@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from aorta.config.decoder_sizes import Dimensions
+from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import Moe as Settings
 from aorta.workload.gpt import FeedForward, Gpt
 

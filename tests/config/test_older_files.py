@@ -7,8 +7,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from aorta.config.older_files import expand
-from aorta.config.override_words import DEAD
+from aorta.config.override_words import DEAD, expand
 
 OLDER = {
     "training": {

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from aorta.config.rank_words import selected_ranks
+from aorta.config.groups.profiling import profiling_notes, profiling_rules, selected_ranks
 from aorta.config.resolve import resolve
-from aorta.config.rules.profiling_rules import profiling_notes, profiling_rules
-from aorta.config.schema import Config, Naming, Profiling
+from aorta.config.schema import Naming, Profiling
 from tests.profiling.windows import preset
 
 STATED = {
@@ -89,9 +88,8 @@ def test_a_run_shorter_than_a_cycle_is_told(composed):
     (note,) = resolve(composed(*words, "training.max_steps=17")).notes
     assert "a cycle takes 18 steps (wait 10 + warmup 5 + active 3)" in note
     assert resolve(composed(*words, "training.max_steps=18")).notes == ()
-    config = Config(profiling=preset("tutorial", skip_first=4))
-    config.training.max_steps = 20
-    assert "skip_first=4" in next(profiling_notes(config, 1))
+    profiling = preset("tutorial", skip_first=4)
+    assert "skip_first=4" in next(profiling_notes(profiling, 20, 1))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.sample_values import Values
 from aorta.device_metrics.smi_programs import AmdSmiProgram, amd_smi_values, entries
 from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import Values
 
 
 def unit(value: float, name: str) -> dict[str, object]:

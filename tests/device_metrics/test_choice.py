@@ -9,7 +9,7 @@ import pytest
 
 from aorta.config.schema import Devices
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.source_choice import open_source
+from aorta.device_metrics.sampler import open_source
 
 CARD = {"card0": {"GPU use (%)": "3"}}
 CPU, CUDA, ROCM = DeviceIdentity("cpu"), DeviceIdentity("cuda", index=0), DeviceIdentity("rocm", index=0)

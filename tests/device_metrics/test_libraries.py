@@ -7,11 +7,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from aorta.device_metrics.amdsmi import AmdSmi, throttlers, violations
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.nvml import Nvml
-from aorta.device_metrics.sample_values import Values
+from aorta.device_metrics.vendor_libraries import AmdSmi, Nvml, throttlers, violations
 from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import Values
 
 
 class NVMLError(Exception):

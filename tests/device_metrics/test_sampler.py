@@ -12,11 +12,10 @@ import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
 from aorta.device_metrics.host_metrics import Host
-from aorta.device_metrics.sample_values import Values
-from aorta.device_metrics.sampler import DeviceSampler, is_failed
+from aorta.device_metrics.sampler import DeviceSampler, Opened, is_failed
 from aorta.device_metrics.smi_programs import RocmSmi
-from aorta.device_metrics.source_choice import Opened
 from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import Values
 from aorta.records.schema import DeviceTelemetry, Step
 from tests.analysis.builders import metrics
 from tests.analysis.builders import step as make_step

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match, physical_index
-from aorta.device_metrics.sample_values import Values, ask_all, json_after_words, known, megahertz, number, pci_key
 from aorta.errors import DeviceUnreadable
+from aorta.records.device_values import Values, ask_all, json_after_words, known, megahertz, number, pci_key
 
 
 @pytest.mark.parametrize(

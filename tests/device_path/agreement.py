@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.instrument.copies import FROM_PYTHON
+from aorta.instrument.open_step import FROM_PYTHON
 from aorta.records.schema import Collective, Step
 from tests.device_path.collective_patterns import Part
 from tests.device_path.rig import Groups

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutation.mutant import ROOT
+from tests.mutation.operators import ROOT
 
 FOLDER: Final = "aorta/instrument/native"
 
@@ -19,10 +19,15 @@ FOLDER: Final = "aorta/instrument/native"
 class NativeMutant:
     """`quote` stands once in the file, without its two brackets; what is between them becomes `new`."""
 
-    name: str
+    rule: str
     file: str
     quote: str
     new: str
+
+    @property
+    def name(self) -> str:
+        """The file, and what is then wrong."""
+        return f"{FOLDER}/{self.file}: {self.rule}"
 
     @property
     def path(self) -> Path:
@@ -33,6 +38,10 @@ class NativeMutant:
     def old(self) -> str:
         """What changes."""
         return self.quote.partition("⟪")[2].partition("⟫")[0]
+
+    def diff(self) -> str:
+        """What changes, and what it becomes."""
+        return f"- {self.old}\n+ {self.new}"
 
     def span(self) -> tuple[int, int]:
         """Where it stands in the file.
@@ -295,16 +304,6 @@ NATIVE_MUTANTS: Final = (
             "what is stacked in a batch has no stream",
             "⟪side ? Untimed::STACKED_IN_A_BATCH : Untimed::NO_STREAM⟫",
             "Untimed::NO_STREAM",
-        ),
-        (
-            "a synchronous collective's handle is not waited for",
-            "if (const auto work = original()) {\n        ⟪work->wait();⟫",
-            "",
-        ),
-        (
-            "batches are timed on the stream of what is moved",
-            'side(⟪"beside " + group.name⟫);\n    if (!side || b',
-            "group.name",
         ),
         (
             "both directions share a side stream where nothing is known",

@@ -1,6 +1,6 @@
 """One of three ranks sends to both others at once, in every mode and with both taps.
 
-Enters: a folder; a tap and the name of a mutant, if any. Leaves: `rank_<r>.json`: by mode and tap, kind, start and end
+Enters: a folder. Leaves: `rank_<r>.json`: by mode and tap, kind, start and end
 of each transfer in the record and on the device. Run by `test_rules`.
 """
 
@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from aorta.records.schema import InstrumentMode
-from tests.device_path.mutants import instrument
 from tests.device_path.program_rules import one_of_the_ranks
 from tests.device_path.rig import Groups, stream_id
 from tests.device_path.scenes import TAPS, Scene
@@ -26,15 +25,15 @@ MODES: tuple[InstrumentMode, ...] = ("dedicated", "observe")
 
 
 def main() -> None:
-    """Every way; or those of a tap, with a mutant of Python."""
-    folder, taps, name = Path(sys.argv[1]), sys.argv[2:3] or TAPS, "".join(sys.argv[3:])
+    """Every way."""
+    folder = Path(sys.argv[1])
     told: dict[str, Any] = {}
-    with one_of_the_ranks() as device, instrument(name) as make:
+    with one_of_the_ranks() as device:
         unbound = unbound_group()
         transfer(torch.zeros(1, device=device), unbound)  # communicators' own streams, before an instrument takes any
         groups = Groups(*[unbound] * 6, {priority: stream_id(priority) for priority in (0, -1)})
-        for mode, tap in product(MODES, taps):
-            told[f"{mode}-{tap}"] = sent(Scene(device, groups, mode, tap == "compiled", make))
+        for mode, tap in product(MODES, TAPS):
+            told[f"{mode}-{tap}"] = sent(Scene(device, groups, mode, tap == "compiled"))
         rank = dist.get_rank()
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
 

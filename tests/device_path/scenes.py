@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
@@ -27,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from aorta.config.schema import EmulatedFabric
+from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.emulation import emulated_link
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import DeviceClock
@@ -51,13 +51,12 @@ TAPS: tuple[Tap, ...] = ("python", "compiled")
 
 @dataclass
 class Scene:
-    """A device, and an instrument that looks at it. `make`: makes the instrument."""
+    """A device, and an instrument that looks at it."""
 
     device: torch.device
     groups: Groups
     mode: InstrumentMode
     native: bool
-    make: Callable[..., Instrumentation] = Instrumentation
     dedicated_async: bool = False
     lines: list[Step] = field(default_factory=list)
     number: int = 0
@@ -72,7 +71,7 @@ class Scene:
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
         simulated.reset()
-        with self.make(
+        with Instrumentation(
             self.device,
             self.mode,
             self.rank,
@@ -694,6 +693,91 @@ def marks_cost(scene: Scene) -> Any:
     return behind.start_ns - before.end_ns, (scene.rows()[1][1] or 0) - scene.kernels()[1][1]
 
 
+def copies_here(scene: Scene) -> Any:
+    """Bytes of the copies in the record, where one is onto itself, one is of one value for many elements, and one is on
+    a stream that does not compute. What certainly computes where the host is late, beside that copy and beside a kernel
+    as long.
+    """
+    block, side = Block(scene.device), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    inputs, into, one = torch.ones(16, 16, device=scene.device), scene.tensor(), scene.tensor()[:1]
+    source, copied = torch.ones(100, device=scene.device), torch.zeros(100, device=scene.device)
+    beside: list[Callable[[], Any]] = [lambda: copied.copy_(source), lambda: copied.add_(1)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            beside[0]()
+        return x @ x @ x
+
+    block.forward = forward  # type: ignore[method-assign]
+    with scene.looking() as instrument:
+        instrument.watch([("block", block)])
+        long = (2_000_000, 0.0)
+        simulated.lengths(copy_d2d=long, operators={"aten::mm": (100_000, 0.0), "aten::add_": long})
+        simulated.costs(launch_ns=150_000)
+        for _ in range(2):
+            with scene.step(instrument):
+                into.copy_(into)
+                into.copy_(one)
+                block(inputs)
+            beside.reverse()
+    return [[row.bytes for row in scene.lines[0].copies or ()], *((line.bounds or {}) for line in scene.lines)]
+
+
+def recursive_block(scene: Scene) -> Any:
+    """A block that runs itself once more: whether its inner pass lies within its outer one."""
+
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+            x = x @ x
+            return self(x, depth - 1) @ x if depth else x
+
+    block = Recursive()
+    with scene.looking() as instrument:
+        instrument.watch([("block", block)])
+        with scene.step(instrument):
+            block(torch.ones(16, 16, device=scene.device))
+    outer, inner = scene.lines[0].compute
+    return outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns
+
+
+def backward_end_cost(scene: Scene) -> Any:
+    """Marks at the end of a backward pass that three gradients reach, as the time of the host where each costs 1 ms."""
+    block = Block(scene.device)
+    spent_ns = []
+    for watched in (False, True):
+        with scene.looking() as instrument:
+            if watched:
+                instrument.watch_backward(block)
+            with scene.step(instrument):
+                inputs = torch.ones(16, 16, device=scene.device, requires_grad=True)
+                output = sum(block(inputs).sum() for _ in range(3))
+                assert isinstance(output, torch.Tensor)
+                simulated.costs(event_ns=1_000_000)
+                begin_ns = simulated.host_ns()
+                output.backward()
+                spent_ns.append(simulated.host_ns() - begin_ns)
+                simulated.costs(event_ns=0)
+    without, with_marks = spent_ns
+    return round((with_marks - without) / 1e6)
+
+
+def failed_handle(scene: Scene) -> Any:
+    """What the handle of a collective that failed says."""
+    group = dist.new_group()
+    with scene.looking() as instrument, scene.step(instrument):
+        simulated.fail_next_collective(group, "link down")
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # it fails when it runs, not where it is issued
+        work = dist.all_reduce(scene.tensor(), group=group, async_op=True)
+        assert work is not None
+        with suppress(dist.DistBackendError):
+            torch.accelerator.synchronize()
+        said = str(work.exception())
+        group._get_backend(torch.device("cuda")).abort()
+        torch.accelerator.synchronize()
+    return "link down" in said
+
+
 def copies_elsewhere(scene: Scene) -> Any:
     """A value for the host, a copy of nothing, one to another device, and one that this makes itself."""
     here = scene.tensor()
@@ -755,13 +839,12 @@ def waits_told(scene: Scene) -> Any:
     device's stream of the same number, one of a stream that does not compute. What it waits for where a third stream
     has waited for that twice, and whether torch is then as it was.
     """
-    streams: Any = importlib.import_module("aorta.instrument.device_streams")  # which may be a mutant's
-    order = importlib.import_module("aorta.instrument.stream_order").StreamOrder()
+    order = StreamOrder()
     classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
     before = [dict(vars(one)) for one in classes]
     counts, told = [], list[Any]()
-    watched = streams.DeviceStreams(scene.device)
-    looking = streams.StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
+    watched = DeviceStreams(scene.device)
+    looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
     try:
         compute, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         event, elsewhere = side.record_event(), torch.cuda.default_stream(1 - scene.device.index)
@@ -959,6 +1042,10 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     moved,
     marks_cost,
     copies_elsewhere,
+    copies_here,
+    recursive_block,
+    backward_end_cost,
+    failed_handle,
     no_stream_to_time_on,
     configured_priority,
     many_joined,
@@ -973,13 +1060,11 @@ ALL_DEDICATED: tuple[Callable[[Scene], Any], ...] = (every_form, limited_wait, m
 ONCE: tuple[Callable[[Scene], Any], ...] = (spins,)
 
 
-def play(
-    device: torch.device, groups: Groups, taps: Sequence[Tap], make: Callable[..., Instrumentation] = Instrumentation
-) -> dict[str, Any]:
+def play(device: torch.device, groups: Groups) -> dict[str, Any]:
     """All of them: by scene, and by mode and tap where those matter."""
     told: dict[str, Any] = {}
     modes: tuple[InstrumentMode, ...] = ("dedicated", "observe")
-    for tap, mode in product(taps, modes):
+    for tap, mode in product(TAPS, modes):
         scenes = [*BOTH_TAPS]
         if mode == "dedicated":
             scenes += ONE_MODE
@@ -987,9 +1072,9 @@ def play(
             scenes += PYTHON_ONLY
             scenes += ONCE if mode == "dedicated" else ()
         for scene in scenes:
-            played(told, scene, Scene(device, groups, mode, tap == "compiled", make))
-    for tap, scene in product(taps, ALL_DEDICATED):
-        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", make, dedicated_async=True))
+            played(told, scene, Scene(device, groups, mode, tap == "compiled"))
+    for tap, scene in product(TAPS, ALL_DEDICATED):
+        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", dedicated_async=True))
     return told
 
 

@@ -17,7 +17,7 @@ from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
-from aorta.gpu_check.device_kernels import matched, pooled_ratio, windows
+from aorta.gpu_check.check_table import matched, pooled_ratio, windows
 from aorta.records.schema import Collective, Step
 from aorta.timeline.overlap import Overlap
 from tests.device_path.program_kineto import STEPS

@@ -236,6 +236,33 @@ def test_a_copy_has_a_direction_and_no_times_where_another_device_makes_it(
 
 
 @every_way
+def test_only_what_moves_bytes_is_a_copy_and_one_on_another_stream_leaves_the_computation(
+    told: list[dict[str, Any]], way: str
+) -> None:
+    for copies, beside_a_copy, beside_a_kernel in scene(told, "copies_here", way):
+        assert copies == ([400] if way.endswith("compiled") else [])
+        at_least_ms, at_most_ms = beside_a_copy["compute_ms"]
+        assert 0 < at_least_ms < at_most_ms
+        assert beside_a_copy["compute_ms"] == beside_a_kernel["compute_ms"]
+
+
+@every_way
+def test_a_block_may_run_itself(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "recursive_block", way) == [True, True]
+
+
+@every_way
+def test_the_end_of_a_backward_pass_takes_two_marks(told: list[dict[str, Any]], way: str) -> None:
+    """However many gradients reach its outputs."""
+    assert scene(told, "backward_end_cost", way) == [2, 2]
+
+
+@every_way
+def test_the_handle_of_a_failed_collective_has_its_exception(told: list[dict[str, Any]], way: str) -> None:
+    assert scene(told, "failed_handle", way) == [True, True]
+
+
+@every_way
 def test_a_collective_without_a_stream_to_time_it_on_says_so(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "no_stream_to_time_on", way):
         why = "collectives could not be timed: the device has no stream left to time them on"

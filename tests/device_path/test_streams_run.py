@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.config.groups.choices import StreamPattern
+from aorta.config.groups.common import StreamPattern
 from aorta.records.streams_file import StreamsFile, StreamsPoint
 from aorta.streams.patterns import PATTERNS
 from tests.ranks import forked

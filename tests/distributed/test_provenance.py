@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 
 from aorta import installation
-from aorta.distributed.environment_variables import ENVIRONMENT_PREFIXES
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.provenance import (
     Asked,
@@ -19,6 +18,7 @@ from aorta.distributed.provenance import (
     recorded_command,
     recorded_environment,
 )
+from aorta.records.environment_variables import ENVIRONMENT_PREFIXES
 from tests.distributed.conftest import place
 from tests.strategies import environments
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aorta.distributed import environment_variables
-from aorta.records import schema
+from aorta.records import environment_variables, schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
 

@@ -8,8 +8,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.distributed import provenance
-from aorta.distributed.environment_variables import hide
 from aorta.experiments.launch_plan import Plan, Side
+from aorta.records.environment_variables import hide
 
 
 def side(name: str, **changes: object) -> Side:

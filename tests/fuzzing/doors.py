@@ -182,8 +182,8 @@ def _configuration(case: Path, out: Path) -> int:
 
 def _words(case: Path, out: Path) -> None:
     from aorta.analysis.locate import is_location, label_of
+    from aorta.config.groups.profiling import selected_ranks
     from aorta.config.override_words import translate
-    from aorta.config.rank_words import selected_ranks
     from aorta.config.templates import problem_of
     from aorta.errors import AortaError
     from aorta.experiments.gather_nodes import url_of
@@ -208,9 +208,8 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 
 def _smi(case: Path, out: Path) -> None:
-    from aorta.device_metrics.rocm_smi_output import from_json, from_text, normalised
-    from aorta.device_metrics.sample_values import json_after_words
     from aorta.errors import DeviceUnreadable
+    from aorta.records.device_values import from_json, from_text, json_after_words, normalised
 
     text = _words_of(case, "out.txt").decode("utf-8", "replace")
     for cards in (lambda: from_text(text), lambda: from_json(json_after_words(text))):

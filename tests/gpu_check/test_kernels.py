@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aorta.gpu_check.device_kernels import KernelWindow, busy_share, matched, pooled_ratio, windows
+from aorta.gpu_check.check_table import KernelWindow, busy_share, matched, pooled_ratio, windows
 
 BASE = 1_800_000_000_000_000_000
 

@@ -11,6 +11,7 @@ from aorta.gpu_check.check_table import (
     CheckReport,
     CheckRow,
     CheckVerdict,
+    Pair,
     busy_row,
     collective_rows,
     lead_row,
@@ -19,7 +20,6 @@ from aorta.gpu_check.check_table import (
     render,
     report_of,
 )
-from aorta.gpu_check.device_kernels import Pair
 
 FACTS = {"world_size": 2, "device": "Stand-in", "torch": "2.13.0", "nccl": "2.27.3"}
 GOOD = CheckRow("ddp", "coverage", "6 of 6 steps", "all", CheckVerdict.OK)

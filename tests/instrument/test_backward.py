@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.instrument.backward_end import BackwardEnds
+from aorta.instrument.compute_ranges import BackwardEnds
 from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
 

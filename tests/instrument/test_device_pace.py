@@ -40,15 +40,15 @@ def test_what_is_certain_was_busy(program, costs, all_marks):
     pace = DevicePace((latency_ns + 1) // 2)
     pace.begin()
     for mark in marks if all_marks else (marks[0], marks[-1]):
-        pace.passed(*mark)
-    pace.measured()
+        pace.add_mark(*mark)
+    pace.update_mark_cost()
     busy = merge(kernels)
     whole = Stretch(marks[0][0], *marks[-1])
     certain = merge(pace.block(whole))
     assert measure(intersect(certain, busy)) == measure(certain)
     assert measure(intersect([whole.span], busy)) == measure(busy)  # and nothing ran that is not possible
     for (low, _), high in pairwise(marks):
-        alone = merge(pace.one(Stretch(low, *high)))
+        alone = merge(pace.certain_span(Stretch(low, *high)))
         assert measure(intersect(alone, busy)) == measure(alone)
 
 
@@ -57,8 +57,8 @@ def paced(bound_ns: int = 0) -> DevicePace:
     pace = DevicePace(bound_ns)
     pace.begin()
     for _ in range(2):
-        pace.passed(0, 0)
-    pace.measured()
+        pace.add_mark(0, 0)
+    pace.update_mark_cost()
     pace.begin()
     return pace
 
@@ -70,21 +70,21 @@ def test_the_host_is_ahead():
 def test_the_host_sets_the_pace():
     assert paced(5).block(Stretch(100, 200, 150)) == [(160, 200)]
     assert paced(5).block(Stretch(100, 200, 195)) == []
-    assert not paced(5).is_behind(Stretch(100, 200, 195))
-    assert paced(5).is_behind(Stretch(100, 200, 150))
+    assert not paced(5).reached_after_recording(Stretch(100, 200, 195))
+    assert paced(5).reached_after_recording(Stretch(100, 200, 150))
 
 
 def test_marks_inside_a_block_leave_less_open():
     pace = DevicePace(0)
     pace.begin()
-    pace.passed(130, 90)
-    pace.passed(160, 140)
-    pace.measured()
+    pace.add_mark(130, 90)
+    pace.add_mark(160, 140)
+    pace.update_mark_cost()
     assert pace.marks_ns(1) == 30
     pace.begin()
     for mark in ((130, 90), (130, 91), (160, 140), (200, 150)):
-        pace.passed(*mark)
-    pace.measured()
+        pace.add_mark(*mark)
+    pace.update_mark_cost()
     assert pace.marks_ns(2) == 0  # two marks were written at once
     assert merge(pace.block(Stretch(100, 200, 150))) == [(100, 130), (140, 200)]
 
@@ -92,22 +92,22 @@ def test_marks_inside_a_block_leave_less_open():
 def test_a_block_is_cut_by_the_marks_inside_it_in_their_order():
     """Whatever the order in which they are read; not by those round it, nor by those of another step."""
     pace = paced()
-    pace.passed(140, 120)
+    pace.add_mark(140, 120)
     pace.begin()
     for mark in ((250, 150), (180, 170), (50, 10), (130, 90)):
-        pace.passed(*mark)
-    pace.measured()
+        pace.add_mark(*mark)
+    pace.update_mark_cost()
     assert merge(pace.block(Stretch(100, 200, 195))) == [(100, 130), (170, 180), (195, 200)]
 
 
 def test_writing_a_mark_is_neither_computation_nor_communication():
     pace = DevicePace(0)
     pace.begin()
-    pace.passed(100, 0)
-    pace.passed(103, 1)
-    pace.measured()
+    pace.add_mark(100, 0)
+    pace.add_mark(103, 1)
+    pace.update_mark_cost()
     assert pace.block(Stretch(100, 200, 5)) == [(103, 197)]
-    assert pace.one(Stretch(200, 300, 5), begins_late=1, ends_early=2) == [(203, 294)]
+    assert pace.certain_span(Stretch(200, 300, 5), begins_late=1, ends_early=2) == [(203, 294)]
 
 
 def test_readings_of_the_hosts_clock_are_certain():

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from aorta.config.groups.fabric import cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.arrivals import SLOTS, Arrivals, meeting_place
-from aorta.instrument.emulation.cost_model import cost_ns
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.shared_links import SLOTS, Arrivals, meeting_place
 from aorta.timeline.classes import KINDS
 
 US = 1_000

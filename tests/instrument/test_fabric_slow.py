@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from aorta.config.rules.fabric_rules import fabric_rules
+from aorta.config.groups.fabric import fabric_rules
 from aorta.config.schema import Config, EmulatedFabric, Mode
 from aorta.instrument.emulation.network import EmulatedNetwork
 

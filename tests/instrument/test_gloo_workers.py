@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.instrument.gloo_workers import GlooWorkers
+from aorta.instrument.step_marks import GlooWorkers
 
 
 def simulate(count: int, jobs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
-from aorta.instrument.native.algebra import compiled_algebra
 from aorta.instrument.native.build import load
+from aorta.instrument.native.ranges import compiled_algebra
 from aorta.timeline.overlap import PAIRS, Algebra, measure_lanes
 from tests.strategies import bases, collectives, interval_lists
 from tests.strategies import intervals as windows

@@ -14,7 +14,7 @@ from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeEnds
-from aorta.instrument.open_step import Told
+from aorta.instrument.open_step import NativeEvents
 
 FORWARD_S, BACKWARD_S = 0.02, 0.03
 
@@ -49,7 +49,7 @@ class Watched:
         self.ranges, self.ends = self.tap.ranges, NativeEnds(self.tap.ranges)
         self.tap.begin()
 
-    def told(self) -> Told:
+    def told(self) -> NativeEvents:
         told = self.tap.end()()
         self.tap.begin()
         return told

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.copies import ON_A_CPU, Copied
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.open_step import ON_A_CPU, Copied, Scalar
 from aorta.timeline.overlap import NO_COPIES
 from tests.instrument.steps import MS, Rig
 

@@ -7,7 +7,7 @@ import torch
 
 from aorta.instrument import step_recorder as recorder_module
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.loss_scalars import Scalar
+from aorta.instrument.open_step import Scalar
 from aorta.instrument.step_recorder import MAX_STEPS_LATE
 from aorta.timeline.overlap import Unseen
 from tests.instrument.steps import MS, Pending, Rig

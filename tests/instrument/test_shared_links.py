@@ -17,10 +17,9 @@ from aorta.analysis.report.report_folder import write_report
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.dispatcher import DispatcherHook
-from aorta.instrument.emulation.arrivals import SLOTS, Arrivals
 from aorta.instrument.emulation.emulated_link import HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import SharedLinks
+from aorta.instrument.emulation.shared_links import SLOTS, Arrivals, SharedLinks
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS

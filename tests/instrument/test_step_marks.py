@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.copies import Copied
 from aorta.instrument.device_pace import Stretch
 from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.open_step import OpenStep, StepFacts
+from aorta.instrument.open_step import Copied, OpenStep, StepFacts
 from aorta.instrument.step_marks import MarkReader, ReadMarks
 from aorta.instrument.waits import Name, Waited
 from tests.instrument.steps import Pending, SetClock
@@ -87,7 +86,7 @@ def test_only_marks_of_the_stream_that_computes_cut_a_block(reader: MarkReader) 
         step.copies.append(Copied("d2d", 8, Pending(150, 60), Pending(160, 70), computes=computes))
         found = reader.read(step, WINDOW)
         certain[computes] = reader.pace.block(found.blocks[-1][2])
-        assert found.pauses == ([Stretch(150, 160, 70)] if computes else [])
+        assert found.gaps == ([Stretch(150, 160, 70)] if computes else [])
         assert found.copies == [(step.copies[0], 150, 160)]
     assert certain == {False: [(190, 197)], True: [(100, 147), (150, 157), (190, 197)]}
 
@@ -112,8 +111,8 @@ def test_a_wait_that_failed_was_for_nothing_and_one_for_what_had_ended_is_no_sta
     found = reader.read(step, WINDOW)
     failed, ended = Stretch(100, 110, 11), Stretch(120, 130, 13)
     assert found.waits == [(REDUCED, ended)]
-    assert found.stood == [failed]
-    assert found.pauses == [failed, ended]
+    assert found.blocked == [failed]
+    assert found.gaps == [failed, ended]
 
 
 def test_a_range_without_an_end_is_none(reader: MarkReader) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from aorta.gpu_check.device_kernels import Interval, span, union
+from aorta.gpu_check.check_table import Interval, span, union
 
 HOOKS = ("FSDP::", "FullyShardedDataParallel.")
 FUNCTIONAL = ("_c10d_functional::", "c10d_functional::")

@@ -1,6 +1,6 @@
 """What torch.profiler's rows say of communication and computation on a CPU, per step.
 
-Enters: a Chrome trace, and windows in wall-clock nanoseconds. Leaves: a `aorta.gpu_check.device_kernels.KernelWindow` a
+Enters: a Chrome trace, and windows in wall-clock nanoseconds. Leaves: a `aorta.gpu_check.check_table.KernelWindow` a
 step, whose communication is in order of issue. Must not: use anything of the record or of AORTA's hooks.
 
 **Communication.** `c10d::*` rows on the training thread say when each collective was issued, `gloo:*` rows on gloo's
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.gpu_check.device_kernels import Interval, KernelWindow, span, union
+from aorta.gpu_check.check_table import Interval, KernelWindow, span, union
 
 NOT_COMPUTING = ("c10d::", "_c10d_functional::", "fsdp::", "FSDP::", "Optimizer.")
 ASYNCHRONOUS = "c10d::allreduce_"

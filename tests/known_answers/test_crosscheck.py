@@ -19,7 +19,7 @@ from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_totals import kernel_totals
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
-from aorta.gpu_check.device_kernels import Interval, KernelWindow, pooled_ratio
+from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
 from aorta.records.reader import read_rank
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed

@@ -1,23 +1,25 @@
-"""Runs the tests of each mutant against a copy of the tree that holds it, and says which mutants survive.
+"""Runs the tests of a module against a copy of the tree that holds a mutant of it, and says which go unnoticed.
 
-    scripts/mutants                       # all of them
-    scripts/mutants --only stragg         # those whose module or name has it; a regular expression
-    scripts/mutants --workers 4 --limit 60
-    scripts/mutants --device                   # those of the device path instead (tests/device_path/run_mutants.py)
+    scripts/mutants                                          # 100 of all, drawn with a new seed
+    scripts/mutants --sample 40 --seed 7 --only 'analysis/(stats|compare)'
+    scripts/mutants --sample 0 --only timeline/intervals     # every one of a module
+    scripts/mutants --device --only 'device.hpp'             # of the device path, on the simulated device
 
-Each worker has a copy of the working tree in a temporary folder; the tests run in a fork of this process, which has
-loaded numpy, pandas, pytest and hypothesis but nothing of AORTA. A mutant is killed when a test fails or takes longer
-than the limit; one that cannot be imported, or whose tests do not run, is a mistake in the list. Exit code: 0 when
-every mutant that is not named equivalent is killed; 1 when one survives; 2 when one, or the code as it is, cannot be
-tested. Must not: change the checkout.
+Python mutants are generated (`operators`), those of the interceptor's C++ are `tests/device_path/native_mutants.py`,
+switched at run time in one build. A mutant is noticed when a test fails, cannot be collected or takes too long. An
+unnoticed one is printed as a diff: either a test is missing, or the change is equivalent, which somebody has to decide.
+The last line is one JSON object. Exit code: 0 when every mutant was noticed, 1 when one was not, 2 when one could not
+be tested, as its tests fail on the code as it is. Must not: change the checkout.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import multiprocessing
+import ast
+import json
 import os
+import queue
+import random
 import re
 import shutil
 import signal
@@ -26,68 +28,183 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from tests.device_path.run_mutants import main as on_device
-from tests.mutation.mutant import ROOT, CheckedMutant
-from tests.mutation.rules import MUTANTS
+from tests.device_path.native_mutants import NATIVE_MUTANTS, NativeMutant
+from tests.mutation import operators
+from tests.mutation.operators import Mutant
 
-WARM: Final = ("numpy", "pandas", "msgspec", "hypothesis", "pytest", "_pytest.assertion.rewrite", "yaml")
-"""Loaded before forking, so that a mutant costs little more than its tests."""
-PYTEST: Final = ("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider")
-PASSED, FAILED, OTHER = 10, 11, 12
-"""Exit codes of the processes that run tests; any other is that of a process that came to no end."""
-Ending = Literal["killed", "took too long", "survived", "not tested"]
+PYTEST: Final = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider")
+WITH_LAUNCHES: Final = "not alone and not gpu and not simulated and not slow"
+WITHOUT_LAUNCHES: Final = f"{WITH_LAUNCHES} and not dist"
+"""Which tests of a module run: those that start several processes only where there are no others."""
+DEVICE_PATH: Final = (
+    r"aorta\.instrument\.(device_\w+|event_clock|timed_work|stream_order|waits|step_\w+|native\.native\w+)"
+)
+"""Modules that `tests/device_path` holds to the simulated device."""
+NOTHING_RAN: Final = 5
+"""pytest's exit code when no test was chosen."""
+NUMBER: Final = "AORTA_MUTANT"
+"""The variable that says which of the compiled mutants is in force."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that belong to a module, and with which variables they run. `marks`: those that are tried, in turn."""
+
+    tests: tuple[str, ...]
+    marks: tuple[str, ...] = (WITHOUT_LAUNCHES, WITH_LAUNCHES)
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
-class Work:
-    """A mutant, or the code as it is, whose tests run in `process`, in one of the copies."""
+class Account:
+    """How many mutants were noticed, and which were not."""
 
-    mutant: CheckedMutant | None
-    process: ForkProcess
-    copy: Path
-    begun_s: float
+    noticed: int = 0
+    unnoticed: list[str] = field(default_factory=list)
+    not_tested: list[str] = field(default_factory=list)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the chosen mutants; the exit code."""
-    told = _arguments(words)
-    if told.device:
-        return on_device(told.only, told.limit)
-    chosen, workers, limit_s = told.chosen, told.workers, told.limit
-    for name in WARM:
-        importlib.import_module(name)
-    endings: dict[CheckedMutant, Ending] = {}
-    with _copies(workers) as copies:
-        begun_s = time.monotonic()
-        if not _code_as_it_is_passes(chosen, copies[0]):
-            _say("the tests fail on the code as it is: nothing can be said of mutants")
-            return 2
-        for mutant, ending, seconds in _endings(chosen, copies, limit_s):
-            endings[mutant] = ending
-            _say(f"[{len(endings)}/{len(chosen)}] {seconds:5.1f} s  {ending:13}  {mutant.module}: {mutant.name}")
-    return _report(endings, time.monotonic() - begun_s)
+    """Run the mutants that were drawn; the exit code."""
+    options = _options(words)
+    population = [mutant for mutant in _population(options.device) if re.search(options.only, mutant.name)]
+    if not population:
+        sys.stderr.write(f"mutants: --only {options.only}: no mutant's file or operator has it\n")
+        return 2
+    chosen = _drawn(population, options.sample, options.seed)
+    began_s = time.monotonic()
+    _say(f"{len(chosen)} of {len(population)} mutants, seed {options.seed}")
+    with _copies(options.workers) as copies:
+        account = _run(chosen, copies, options.limit, device=options.device)
+    total = account.noticed + len(account.unnoticed)
+    answer = {
+        "seed": options.seed,
+        "population": len(population),
+        "run": total,
+        "noticed": account.noticed,
+        "share": account.noticed / total if total else None,
+        "unnoticed": account.unnoticed,
+        "not_tested": account.not_tested,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    _say(json.dumps(answer))
+    return 2 if account.not_tested else 1 if account.unnoticed else 0
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description="Are the tests able to fail?")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that MODULE: NAME holds")
+    parser.add_argument("--sample", type=int, default=100, metavar="N", help="how many are drawn; 0: all (default 100)")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the draw; a new one is printed")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression for FILE:LINE: OPERATOR")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="mutants at a time")
-    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="time for the tests of one mutant")
-    parser.add_argument("--device", action="store_true", help="those of the device path, one at a time, FILE: NAME")
-    told = parser.parse_args(words)
-    told.chosen = [mutant for mutant in MUTANTS if re.search(told.only, f"{mutant.module}: {mutant.name}")]
-    if not told.chosen and not told.device:
-        parser.error(f"--only {told.only}: no mutant's module or name has it")
-    if told.workers < 1:
-        parser.error(f"--workers {told.workers}: at least 1")
-    return told
+    parser.add_argument(
+        "--limit", type=float, default=30.0, metavar="SECONDS", help="beyond twice the time without a mutant (30)"
+    )
+    parser.add_argument("--device", action="store_true", help="those of the device path, C++ too, simulated")
+    options = parser.parse_args(words)
+    if options.workers < 1 or options.sample < 0:
+        parser.error(f"--workers {options.workers} --sample {options.sample}: at least one worker, no negative sample")
+    return options
+
+
+def _population(device: bool) -> Iterator[Mutant | NativeMutant]:
+    for path in sorted((operators.ROOT / "aorta").rglob("*.py")):
+        module = ".".join(path.relative_to(operators.ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not device or re.fullmatch(DEVICE_PATH, module):
+            yield from operators.mutants(module)
+    if device:
+        yield from NATIVE_MUTANTS
+
+
+def _drawn(population: list[Mutant | NativeMutant], count: int, seed: int) -> list[Mutant | NativeMutant]:
+    """The same for the same population, count and seed."""
+    shuffled = random.Random(seed).sample(population, len(population))
+    drawn = list[Mutant | NativeMutant]()
+    for mutant in shuffled:
+        if len(drawn) == (count or len(population)):
+            break
+        if isinstance(mutant, NativeMutant) or mutant.changes_something():
+            drawn.append(mutant)
+    return drawn
+
+
+def _run(chosen: Sequence[Mutant | NativeMutant], copies: Sequence[Path], limit_s: float, *, device: bool) -> Account:
+    """Run every mutant's tests, first without it."""
+    account, free = Account(), queue.SimpleQueue[Path]()
+    for copy in copies:
+        free.put(copy)
+    suites = {mutant: _on_device(mutant) if device else tests_of(mutant.module) for mutant in chosen}
+    with ThreadPoolExecutor(len(copies)) as pool:
+        unique = sorted(set(suites.values()), key=str)
+        as_it_is = dict(zip(unique, pool.map(lambda suite: _without_mutant(suite, free), unique), strict=True))
+        running = {}
+        for mutant, suite in suites.items():
+            marks, seconds = as_it_is[suite]
+            if marks is None:
+                account.not_tested.append(mutant.name)
+                _say(f"{mutant.name}: its tests fail on the code as it is: {' '.join(suite.tests)}")
+            else:
+                suite = replace(suite, marks=(marks,))
+                running[pool.submit(_noticed, mutant, suite, free, 2 * seconds + limit_s)] = mutant
+        for number, ended in enumerate(as_completed(running), 1):
+            mutant, (noticed, seconds) = running[ended], ended.result()
+            _say(f"[{number}/{len(running)}] {seconds:5.1f} s  {'noticed' if noticed else 'UNNOTICED'}  {mutant.name}")
+            account.noticed += noticed
+            if not noticed:
+                account.unnoticed.append(mutant.name)
+                _say(mutant.diff())
+    return account
+
+
+@cache
+def tests_of(module: str) -> Suite:
+    """The tests of a module: those that import it, then the others of the folder that mirrors its package."""
+    folder = operators.ROOT.joinpath("tests", *module.split(".")[1:-1])
+    while not folder.is_dir():
+        folder = folder.parent
+    named = [path for path, names in _imports().items() if module in names]
+    files = [*named, *(path for path in sorted(folder.glob("test_*.py")) if path not in named)]
+    if not files:
+        files = sorted(folder.rglob("test_*.py"))
+    return Suite(tuple(str(path.relative_to(operators.ROOT)) for path in files))
+
+
+@cache
+def _imports() -> dict[Path, frozenset[str]]:
+    """The dotted names that each file of tests imports, and of the packages they are in."""
+    found = {}
+    for path in sorted((operators.ROOT / "tests").rglob("test_*.py")):
+        names = set[str]()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[path] = frozenset(names)
+    return found
+
+
+def _on_device(mutant: Mutant | NativeMutant) -> Suite:
+    """What holds the device path, on the simulated device; a compiled mutant is named by a variable."""
+    variables = [("AORTA_SIMULATED_DEVICE", "virtual"), ("AORTA_STOP_WHEN_WRONG", "1")]
+    if isinstance(mutant, NativeMutant):
+        variables.append(("XDG_CACHE_HOME", _compiled()))
+    return Suite(("tests/device_path/test_rules.py",), ("simulated",), tuple(variables))
+
+
+@cache
+def _compiled() -> str:
+    """The folder of the library with all mutants of C++."""
+    from tests.device_path.switched import build
+
+    return str(build())
 
 
 @contextmanager
@@ -95,115 +212,77 @@ def _copies(count: int) -> Iterator[list[Path]]:
     """Folders with the files of the working tree that Git would keep."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
+        cwd=operators.ROOT,
         check=True,
         capture_output=True,
     )
-    files = [Path(name.decode()) for name in listed.stdout.split(b"\0") if name]
     with tempfile.TemporaryDirectory(prefix="aorta-mutants-") as folder:
         copies = [Path(folder, str(number)) for number in range(count)]
-        for copy in copies:
-            for file in files:
-                if (ROOT / file).is_file() or (ROOT / file).is_symlink():
-                    (copy / file).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / file, copy / file, follow_symlinks=False)
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if os.path.lexists(operators.ROOT / name):
+                (copies[0] / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(operators.ROOT / name, copies[0] / name, follow_symlinks=False)
+        for copy in copies[1:]:
+            shutil.copytree(copies[0], copy, symlinks=True)
         yield copies
 
 
-def _code_as_it_is_passes(chosen: Sequence[CheckedMutant], copy: Path) -> bool:
-    tests = sorted({test for mutant in chosen for test in mutant.tests})
-    work = _start(None, tests, copy)
-    work.process.join()
-    return work.process.exitcode == PASSED
+def _without_mutant(suite: Suite, free: queue.SimpleQueue[Path]) -> tuple[str | None, float]:
+    """The first marks that a test has, and how long those take on the code as it is; no marks where they fail."""
+    copy = free.get()
+    try:
+        for marks in suite.marks:
+            began_s = time.monotonic()
+            code = _pytest(replace(suite, marks=(marks,)), copy, None)
+            if code != NOTHING_RAN:
+                return None if code else marks, time.monotonic() - began_s
+        return None, 0.0
+    finally:
+        free.put(copy)
 
 
-def _endings(
-    chosen: Sequence[CheckedMutant], copies: Sequence[Path], limit_s: float
-) -> Iterator[tuple[CheckedMutant, Ending, float]]:
-    """How each mutant ended, and after how many seconds, in the order in which they end."""
-    left, free, running = list(reversed(chosen)), list(copies), list[Work]()
-    while left or running:
-        while left and free:
-            mutant = left.pop()
-            copy = free.pop()
+def _noticed(
+    mutant: Mutant | NativeMutant, suite: Suite, free: queue.SimpleQueue[Path], limit_s: float
+) -> tuple[bool, float]:
+    """Whether a test fails, or the limit is passed; and after how long."""
+    copy, began_s = free.get(), time.monotonic()
+    try:
+        if isinstance(mutant, NativeMutant):
+            code = _pytest(suite, copy, limit_s, **{NUMBER: str(NATIVE_MUTANTS.index(mutant) + 1)})
+        else:
             (copy / mutant.file).write_text(mutant.source())
-            running.append(_start(mutant, mutant.tests, copy))
-        first_s = min(work.begun_s for work in running)
-        wait([work.process.sentinel for work in running], max(0.0, first_s + limit_s - time.monotonic()))
-        for work in list(running):
-            seconds = time.monotonic() - work.begun_s
-            if work.process.is_alive() and seconds < limit_s:
-                continue
-            assert work.mutant is not None
-            late = work.process.is_alive()
-            _end(work.process)
-            shutil.copy2(work.mutant.path, work.copy / work.mutant.file)
-            running.remove(work)
-            free.append(work.copy)
-            yield work.mutant, "took too long" if late else _ending(work.process.exitcode), seconds
+            code = _pytest(suite, copy, limit_s)
+            shutil.copy2(operators.ROOT / mutant.file, copy / mutant.file)
+        return code != 0, time.monotonic() - began_s
+    finally:
+        free.put(copy)
 
 
-def _ending(code: int | None) -> Ending:
-    return "survived" if code == PASSED else "killed" if code == FAILED else "not tested"
-
-
-def _start(mutant: CheckedMutant | None, tests: Sequence[str], copy: Path) -> Work:
-    process = multiprocessing.get_context("fork").Process(target=_test, args=(mutant, list(tests), copy))
-    process.start()
-    return Work(mutant, process, copy, time.monotonic())
-
-
-def _end(process: ForkProcess) -> None:
-    """The process and what it started, which is in its process group."""
-    assert process.pid is not None
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def _test(mutant: CheckedMutant | None, tests: list[str], copy: Path) -> None:
-    """In a process of its own, which it ends with `PASSED`, `FAILED` or `OTHER`."""
-    import pytest
-
-    os.setpgid(0, 0)
-    os.chdir(copy)
-    os.environ |= {"PYTHONPATH": str(copy), "HYPOTHESIS_PROFILE": "mutants", "OMP_NUM_THREADS": "1"}
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # one short run has no use for them
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("aorta", "tests")]:
-        del sys.modules[name]
-    sys.path[:] = [str(copy), *(place for place in sys.path if Path(place or ".").resolve() != ROOT)]
-    importlib.invalidate_caches()
-    if mutant is None:
-        stop_at = ["--maxfail=5"]
-    else:
-        stop_at = ["-x"]
-        # Byte code of the code as it is, which the first run left, stays good for every module but this one.
-        sys.dont_write_bytecode = True
-        Path(importlib.util.cache_from_source(mutant.file)).unlink(missing_ok=True)
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
-    found = pytest.main([*PYTEST, *stop_at, *tests])
-    os._exit({pytest.ExitCode.OK: PASSED, pytest.ExitCode.TESTS_FAILED: FAILED}.get(found, OTHER))
-
-
-def _report(endings: dict[CheckedMutant, Ending], seconds: float) -> int:
-    """Print the share and the names; the exit code."""
-    wanted = [mutant for mutant in endings if mutant.equivalent is None]
-    killed = [mutant for mutant in wanted if endings[mutant] in ("killed", "took too long")]
-    of_note: list[tuple[str, list[CheckedMutant]]] = [
-        ("survived", [mutant for mutant in wanted if endings[mutant] == "survived"]),
-        ("NOT TESTED (does not import, or its tests do not run)", [m for m in endings if endings[m] == "not tested"]),
-        ("named equivalent, yet killed", [m for m in endings if m.equivalent is not None and endings[m] == "killed"]),
-    ]
-    for what, mutants in of_note:
-        for mutant in mutants:
-            _say(f"{what}: {mutant.module}: {mutant.name}  ({', '.join(mutant.tests)})")
-    share = f" ({len(killed) / len(wanted):.1%})" if wanted else ""
-    others = f"{len(endings) - len(wanted)} more are named equivalent"
-    _say(f"{len(killed)} of {len(wanted)} mutants killed{share} in {seconds:.0f} s; {others}")
-    survived, untested, not_equivalent = (mutants for _, mutants in of_note)
-    return 2 if untested else 1 if survived or not_equivalent else 0
+def _pytest(suite: Suite, copy: Path, limit_s: float | None, **variables: str) -> int | None:
+    """pytest's exit code; None where it took too long. Byte code is kept of the code as it is, which has no limit."""
+    own = {
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "" if limit_s is None else "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "HYPOTHESIS_PROFILE": "mutants",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *PYTEST, "-m", suite.marks[0], *suite.tests],
+        cwd=copy,
+        env=os.environ | own | dict(suite.variables) | variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what it starts ends with it
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _say(line: str) -> None:

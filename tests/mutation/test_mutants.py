@@ -1,79 +1,119 @@
-"""The list of mutants fits the code and the tests as they are, so that `scripts/mutants` can run it at any time."""
+"""`scripts/mutants` notices what the tests notice, shows what they do not, and draws the same for the same seed."""
 
 from __future__ import annotations
 
 import ast
-from functools import cache
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.device_path.mutants import EQUIVALENT
-from tests.device_path.mutants import MUTANTS as DEVICE_MUTANTS
-from tests.device_path.native_mutants import NATIVE_MUTANTS
-from tests.mutation.mutant import ROOT, CheckedMutant, Mutant
-from tests.mutation.rules import MUTANTS
+from tests.mutation import operators, run
+
+MODULE = '''
+def largest(values, start=0, *, absolute=False):
+    """The largest of some values, or the first of `start` on."""
+    best = values[start]
+    for value in values[start:]:
+        if value > best:
+            best = value
+    return best
+'''
+TEST = """
+from aorta.small import largest
+
+def test_largest():
+    assert largest([1, 3, 2]) == 3
+"""
 
 
-@cache
-def _tests_of(file: str) -> frozenset[str]:
-    """Names of the tests in a file, or of the files of tests in a folder."""
-    path = ROOT / file
-    if path.is_dir():
-        return frozenset(found.name for found in path.rglob("test_*.py"))
-    return frozenset(
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    )
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one module and one test, which the commands take for this one."""
+    for name, text in {"aorta/__init__.py": "", "aorta/small.py": MODULE, "tests/test_small.py": TEST}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    monkeypatch.setattr(operators, "ROOT", tmp_path)
+    run.tests_of.cache_clear()
+    run._imports.cache_clear()
+    yield tmp_path
+    run.tests_of.cache_clear()
+    run._imports.cache_clear()
 
 
-def test_there_are_at_least_150_that_are_not_equivalent() -> None:
-    assert sum(mutant.equivalent is None for mutant in MUTANTS) >= 150
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what is printed, and the object in the last line."""
+    code = run.main([*words, "--workers", "1"])
+    said = capsys.readouterr().out
+    return code, said, json.loads(said.splitlines()[-1])
 
 
-def test_no_two_are_the_same() -> None:
-    assert len({(mutant.module, mutant.name) for mutant in MUTANTS}) == len(MUTANTS)
-    assert len({(mutant.module, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+def test_a_negated_condition_is_noticed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said, account = outcome(capsys, "--only", "negate")
+    assert (code, account["run"], account["noticed"], account["share"]) == (0, 1, 1, 1.0)
+    assert "noticed  aorta/small.py:6: negate a condition" in said
 
 
-@pytest.mark.parametrize("module", sorted({mutant.module for mutant in MUTANTS}))
-def test_the_old_text_stands_once_and_what_becomes_of_it_is_python(module: str) -> None:
-    for mutant in (each for each in MUTANTS if each.module == module):
-        ast.parse(mutant.source(), mutant.file)
-        assert mutant.old != mutant.new
+def test_an_equivalent_one_is_shown_and_the_source_stays(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said, account = outcome(capsys, "--only", "> becomes >=", "--seed", "7")
+    assert (code, account["seed"], account["noticed"]) == (1, 7, 0)
+    assert account["unnoticed"] == ["aorta/small.py:6: > becomes >="]
+    assert "-        if value > best:\n+        if value >= best:" in said
+    assert (tree / "aorta/small.py").read_text() == MODULE
 
 
-def test_the_quotes_of_the_device_path_stand_once_and_do_not_overlap() -> None:
-    assert len(DEVICE_MUTANTS) >= 40
-    assert len(NATIVE_MUTANTS) >= 70
-    for mutant in DEVICE_MUTANTS:
-        ast.parse(mutant.source(), mutant.file)
-        assert mutant.old != mutant.new
-    ends: dict[str, int] = {}
-    for file, (begin, end) in sorted({(native.file, native.span()) for native in NATIVE_MUTANTS}):
-        assert begin >= ends.get(file, 0), f"two mutants overlap in {file}, at character {begin}"
-        ends[file] = end
-    names = [mutant.name for mutant in DEVICE_MUTANTS]
-    assert len(set(names)) == len(names)
-    assert len({(native.file, native.name) for native in NATIVE_MUTANTS}) == len(NATIVE_MUTANTS)
-    assert set(EQUIVALENT) <= {*names, *(native.name for native in NATIVE_MUTANTS)}
+def test_nothing_is_said_where_the_tests_fail_anyway(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "tests/test_small.py").write_text(TEST.replace("== 3", "== 4"))
+    code, said, account = outcome(capsys, "--only", "negate")
+    assert (code, account["run"], account["share"]) == (2, 0, None)
+    assert account["not_tested"] == ["aorta/small.py:6: negate a condition"]
+    assert "its tests fail on the code as it is: tests/test_small.py" in said
 
 
-def test_the_tests_that_have_to_notice_are_there() -> None:
-    for mutant in MUTANTS:
-        assert mutant.tests, mutant.name
-        for test in mutant.tests:
-            file, _, name = test.partition("::")
-            assert name in _tests_of(file) if name else _tests_of(file), f"{mutant.name}: {test}"
+def test_a_pattern_that_nothing_has_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--only", "nowhere"]) == 2
+    assert "no mutant's file or operator has it" in capsys.readouterr().err
 
 
-def test_an_equivalent_one_has_its_reason() -> None:
-    for mutant in MUTANTS:
-        assert mutant.equivalent is None or mutant.equivalent.strip()
+def test_a_seed_draws_the_same_again() -> None:
+    population = list(operators.mutants("aorta.timeline.intervals"))
+    assert run._drawn(population, 5, 3) == run._drawn(population, 5, 3) != run._drawn(population, 5, 4)
+    assert len(run._drawn(population, 5, 3)) == 5
 
 
-def test_a_mutant_whose_text_has_changed_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gone: the old text stands 0 times in aorta/errors.py"):
-        Mutant("gone", "aorta.errors", "this text is nowhere", "").source()
-    with pytest.raises(ValueError, match=r"twice"):
-        CheckedMutant("twice", "aorta.errors", "class ", "class", ()).source()
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("f(x)", {"pass"}),
+        ('"""Words."""', set()),
+        ("x: int = f[1:]", {"x: int = f[(2):]", "x: int = f[(0):]"}),
+        ("def f(): return x", {"def f(): return None"}),
+        ("y = 1 if x else z", {"y = 1 if (not (x)) else z", "y = (2) if x else z", "y = (0) if x else z"}),
+        ("y = [x for x in z if x]", {"y = [x for x in z if True]"}),
+        ("y = x is not z", {"y = x is z"}),
+        ("y = a < b <= c", {"y = a <= b <= c", "y = a < b < c"}),
+        ("y = a and (b)", {"y = ((a) or (b))", "y = ((a))", "y = ((b))"}),
+        ("y = a // b", {"y = a / b"}),
+        ("y = min(a, key=b)", {"y = max(a, key=b)", "y = min(a)"}),
+        ("y = f(a=b, *c)", {"y = f(*c)"}),
+        ("y = f(a=b)", {"y = f()"}),
+        ("y = -x, True", {"y = (x), True", "y = -x, False"}),
+        ("raise E(1)", {"pass"}),
+        ("y = f'ü{1}', 2", {"y = f'ü{1}', (3)", "y = f'ü{1}', (1)"}),
+        ("@d(a=1)\ndef f(): pass", set()),
+    ],
+)
+def test_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: set[str]) -> None:
+    monkeypatch.setattr(operators, "ROOT", tmp_path)
+    (tmp_path / "small.py").write_text(source)
+    assert {mutant.source() for mutant in operators.mutants("small") if mutant.changes_something()} == expected
+
+
+def test_nearly_every_change_of_the_product_is_python() -> None:
+    mutants = operators.mutants("aorta.analysis.straggler")
+    assert len(mutants) > 50
+    for mutant in mutants:
+        ast.parse(mutant.source())

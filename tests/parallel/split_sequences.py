@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from aorta.config.decoder_sizes import Dimensions
+from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import CP, FSDPCP, Precision
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology

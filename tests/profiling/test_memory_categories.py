@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import aorta
+from aorta.profiling.memory_history import NAMES, by_category
 from aorta.profiling.memory_timeline import page
-from aorta.profiling.window_recording import NAMES, by_category
 from tests.profiling.windows import listening
 
 WIDTH, LAYERS, BATCH, FLOAT_BYTES = 256, 3, 128, 4

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
-from aorta.profiling import trace_archive
-from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
+from aorta.profiling import trace_files
+from aorta.profiling.profiler_plan import ProfilerPlan, placed
 from aorta.profiling.trace_names import TracePlace, coordinate_of
+from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 
 
@@ -33,7 +34,7 @@ def eight_steps(tmp_path_factory):
 
 @pytest.mark.spec("A1")
 def test_making_one_touches_nothing(tmp_path):
-    ProfilerPlan(d9d(), TracePlace("run"), tmp_path / "none" / "yet", mesh=None)
+    ProfilerPlan(d9d(), TracePlace("run"), tmp_path / "none" / "yet")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,9 +102,8 @@ def test_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
         def get_coordinate(self):
             return None  # as torch answers a rank that is not in the mesh
 
-    profiler = ProfilerPlan(d9d(), TracePlace("run", 2, world_size=3), tmp_path, mesh=Elsewhere())
     with pytest.raises(ConfigError, match="rank 2 is not in the mesh"):
-        profiler.open(0)
+        placed(TracePlace("run", 2, world_size=3), Elsewhere())
 
 
 @pytest.mark.spec("A8")
@@ -121,7 +121,7 @@ def test_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace_archive.tarfile, "open", fail)
+    monkeypatch.setattr(trace_files.tarfile, "open", fail)
     loop(tmp_path, d9d(2, 0, 1), 2)
     assert files_below(tmp_path) == ["step_2/trace.json"]
     assert numbers(read(tmp_path / "step_2/trace.json")) == [1]
@@ -136,9 +136,9 @@ def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatc
     def fail(*_):
         raise OSError(5, "I/O error")
 
-    monkeypatch.setattr(trace_archive.os, "replace", fail)
+    monkeypatch.setattr(trace_files.os, "replace", fail)
     with pytest.raises(OSError, match="I/O error"):
-        trace_archive.pack(source, target)
+        trace_files.pack(source, target)
     assert files_below(tmp_path) == ["trace.json"]
 
 
@@ -151,13 +151,13 @@ def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_p
     (mm,) = [event for event in events if event.get("name") == "aten::mm"]
     assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
     assert any(event.get("cat") == "python_function" for event in events)
-    with ProfilerPlan(d9d(), TracePlace("run"), tmp_path).open(0) as profiler:  # warnings are errors here
+    with open_profiler(ProfilerPlan(d9d(), TracePlace("run"), tmp_path), 0) as profiler:  # warnings are errors here
         assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
 
 
 @pytest.mark.spec("A11")
 def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
-    with ProfilerPlan(d9d(), TracePlace("run"), tmp_path).open(6) as profiler:
+    with open_profiler(ProfilerPlan(d9d(), TracePlace("run"), tmp_path), 6) as profiler:
         assert isinstance(profiler, torch.profiler.profile)
         assert profiler.step_num == 6
         profiler.step()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from aorta.profiling import window_recording
-from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
+from aorta.profiling.profiler_plan import ProfilerPlan
+from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import HERE, files_below, loop, numbers, preset, read, steps_in
 
 
@@ -259,7 +260,7 @@ def loader():
 @pytest.mark.parametrize("on", [True, False])
 def test_threads_that_began_before_the_profiler_are_in_it_where_asked(folder, loader, on):
     settings = preset("aorta", all_threads=on)
-    with ProfilerPlan(settings, HERE, folder).open(0) as window:
+    with open_profiler(ProfilerPlan(settings, HERE, folder), 0) as window:
         for _ in range(5):
             torch.ones(8, 8) @ torch.ones(8, 8)
             before = loader[0]
@@ -278,7 +279,7 @@ def test_threads_that_began_before_the_profiler_are_in_it_where_asked(folder, lo
 @pytest.mark.parametrize("on", [True, False])
 def test_a_torch_without_the_setting_of_all_threads_lacks_that_only(folder, on, monkeypatch, caplog):
     monkeypatch.delattr(torch._C._profiler, "_ExperimentalConfig")
-    with ProfilerPlan(preset("aorta", all_threads=on), HERE, folder).open(0) as window:
+    with open_profiler(ProfilerPlan(preset("aorta", all_threads=on), HERE, folder), 0) as window:
         for _ in range(5):
             torch.ones(8, 8) @ torch.ones(8, 8)
             window.step()

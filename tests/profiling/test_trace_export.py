@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aorta.profiling.trace_export import error_line, export
+from aorta.profiling.trace_files import error_line, export
 from tests.profiling.windows import files_below
 from tests.runs import HANGS_S, ROOT, environment
 

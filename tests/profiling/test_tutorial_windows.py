@@ -6,11 +6,10 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from aorta.config.rank_words import selected_ranks
-from aorta.config.rules.profiling_rules import profiling_notes
-from aorta.config.schema import Config
-from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
+from aorta.config.groups.profiling import profiling_notes, selected_ranks
+from aorta.profiling.profiler_plan import ProfilerPlan
 from aorta.profiling.trace_names import TracePlace
+from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import files_below, loop, numbers, preset, read
 
 
@@ -54,15 +53,15 @@ def test_what_is_no_rank_is_named(asked):
 
 @pytest.mark.spec("B1")
 def test_a_rank_beyond_the_world_is_one_warning():
-    config = Config(profiling=preset("tutorial", ranks="0, 2, 5"))
-    assert list(profiling_notes(config, 2)) == ["profiling.ranks: this run has no rank 2, 5; its last is 1"]
-    assert list(profiling_notes(config, 6)) == []
+    profiling = preset("tutorial", ranks="0, 2, 5")
+    assert list(profiling_notes(profiling, 200, 2)) == ["profiling.ranks: this run has no rank 2, 5; its last is 1"]
+    assert list(profiling_notes(profiling, 200, 6)) == []
 
 
 @pytest.mark.spec("B4")
 def test_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
-    profiler = ProfilerPlan(preset("tutorial", ranks="1"), TracePlace("run", 0, world_size=2), tmp_path / "none").open(
-        0
+    profiler = open_profiler(
+        ProfilerPlan(preset("tutorial", ranks="1"), TracePlace("run", 0, world_size=2), tmp_path / "none"), 0
     )
     assert isinstance(profiler, NullProfiler)
     with profiler as same:

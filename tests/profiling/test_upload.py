@@ -11,10 +11,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from aorta.errors import ConfigError
-from aorta.profiling.destinations import destination
 from aorta.profiling.trace_names import Moment, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver
-from aorta.profiling.upload import ATTEMPTS, CHECK, Remote, may_pass
+from aorta.profiling.upload import ATTEMPTS, CHECK, Remote, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset
 
 KNOWN = {"run_name": "named", "rank": 0}
@@ -222,7 +221,7 @@ def test_no_destination_no_upload_and_gz_is_added_there_too(flaky):
 def windows(flaky, folder, count=5, **settings):
     settings = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "folder": None} | settings
     to = destination("flaky://there", "{run_name}/{batch}.json", {"run_name": "run", "rank": 0}, overwrite=False)
-    to.remote._sleep = lambda _: None
+    to._sleep = lambda _: None
     return loop(folder, preset("composer", **settings), count, trace_remote=to)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.profiling.destinations import destination
-from aorta.profiling.upload import Remote
+from aorta.profiling.upload import Remote, destination
 from tests.profiling.windows import files_below, loop, preset
 
 pytest.importorskip("s3fs")
@@ -43,7 +42,7 @@ def s3():
 @pytest.mark.spec("E11", "E15")
 def test_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
     to = destination("s3://bucket/traces", "{run_name}/rank{rank}.{batch}.json", {"run_name": "run"}, overwrite=False)
-    to.remote.check("rank0")
+    to.check("rank0")
     settings = preset("composer", wait=0, warmup=0, active=1, repeat=2, folder=None, num_traces_to_keep=1)
     profiler = loop(tmp_path, settings, 2, trace_remote=to)
     s3.invalidate_cache()

@@ -17,9 +17,9 @@ import torch
 from omegaconf import OmegaConf
 
 from aorta.config.schema import GROUPS, Profiling
-from aorta.profiling.torch_profiler import NullProfiler, ProfilerPlan
+from aorta.profiling.profiler_plan import ProfilerPlan, placed
 from aorta.profiling.trace_names import Counters, TracePlace
-from aorta.profiling.window_recording import WindowRecording
+from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 from tests.runs import ROOT
 
 HERE = TracePlace("run", host="node7", pid=42)
@@ -56,8 +56,8 @@ def loop(
 ) -> WindowRecording | NullProfiler:
     """Steps `first` to `stop` of a loop; gives the closed profiler."""
     of.setdefault("counters", Counters(steps_per_epoch=100, samples_per_step=4, tokens_per_sample=10))
-    place = of.pop("place", HERE)
-    with ProfilerPlan(settings, place, folder, **of).open(first) as profiler:
+    place = placed(of.pop("place", HERE), of.pop("mesh", None))
+    with open_profiler(ProfilerPlan(settings, place, folder, **of), first) as profiler:
         for step in range(first, stop):
             with profiler.iteration(step):
                 torch.ones(8, 8) @ torch.ones(8, 8)

@@ -10,7 +10,7 @@ from aorta.distributed import clock_measurement
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology, select_device
 from aorta.rpc.rpc_run import RpcRun, WorkerWindow
-from aorta.runner.logs import start_logging
+from aorta.runner.rank_process import start_logging
 from tests.loop import resolved
 
 

@@ -26,7 +26,7 @@ from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology, select_device
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.runner.isolated_baselines import Baselines
-from aorta.runner.logs import start_logging
+from aorta.runner.rank_process import start_logging
 from aorta.runner.train import run_training
 from aorta.runner.train_step import TrainStep
 from tests.loop import resolved

@@ -14,8 +14,7 @@ from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete
-from aorta.runner.loop_profiler import LoopProfiler
-from aorta.runner.profiler_checks import must_be_empty
+from aorta.runner.loop_profiler import LoopProfiler, must_be_empty
 from aorta.runner.trace_accounts import publish, saved_traces
 from tests.distributed.conftest import place
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aorta.config.schema import Config, Optimizer, Ranking, Scheduler
-from aorta.runner.optimization import clip, make_optimizer, make_schedule
+from aorta.runner.train_step import clip, make_optimizer, make_schedule
 from aorta.workload.tasks import task_of
 
 

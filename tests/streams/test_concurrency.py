@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.streams.concurrency import concurrency, elapsed_ns, knee, most_at_once, ran_together
+from aorta.streams.issue import concurrency, elapsed_ns, knee, most_at_once, ran_together
 
 US = 1_000
 

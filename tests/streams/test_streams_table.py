@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aorta.records.streams_file import StreamsPattern, StreamsPoint, StreamsRank
-from aorta.streams.streams_table import table
+from aorta.streams.streams_run import table
 from aorta.terminal_style import Style
 
 POINT = StreamsPoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aorta.config.decoder_sizes import SIZES, Dimensions, dimensions_of, parameter_count
+from aorta.config.groups.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.errors import ConfigError
 from aorta.workload.gpt import Attention, CausalAttention, NextTokenLoss, rotated

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from aorta.config.decoder_sizes import Dimensions, parameter_count, parameters_of_feed_forward
+from aorta.config.groups.workload import Dimensions, parameter_count, parameters_of_feed_forward
 from aorta.config.schema import Moe as Settings
 from aorta.errors import ConfigError
 from aorta.workload.moe import MixtureOfExperts, Moe, balance_loss

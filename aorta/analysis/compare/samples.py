@@ -15,8 +15,8 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun, by_step, single_values
 from aorta.analysis.compare.bootstrap import step_medians
+from aorta.analysis.documents.dataset import MeasuredFrom
 from aorta.analysis.frames import null_reasons
-from aorta.analysis.host_bound import MeasuredFrom
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.tables import Floats
 

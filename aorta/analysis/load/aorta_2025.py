@@ -36,8 +36,8 @@ from aorta.analysis.load.interval_table import (
 from aorta.analysis.load.kernel_classifier import kind_of
 from aorta.analysis.metrics import RECORDED_2025
 from aorta.analysis.tables import LOSSES
-from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
+from aorta.records.device_values import read_words
 from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64
 

@@ -16,8 +16,8 @@ import msgspec
 
 from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
 from aorta.analysis.tables import Ints
-from aorta.device_metrics.rocm_smi_output import read_words
 from aorta.errors import InputError
+from aorta.records.device_values import read_words
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.schema import (
     ActiveSegment,

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.tables import Floats, Ints, Members
+from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.emulation.cost_model import network_cost_ns
 from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
 

@@ -29,9 +29,9 @@ from aorta.analysis.whatif.program import (
 from aorta.analysis.whatif.rank_program import Anchor, Ended, Key, RankStep, rank_step
 from aorta.analysis.whatif.recorded_costs import Costs, Recorded
 from aorta.analysis.whatif.schedule import ReplayOrder, schedule
+from aorta.config.groups.fabric import spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.errors import InputError
-from aorta.instrument.emulation.cost_model import spans_nodes
 from aorta.records.schema import Gradient
 
 LEAST_STEPS: Final = 2

@@ -26,7 +26,7 @@ from aorta.analysis.tables import Ints, RankTables, Run
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, RankSteps
 from aorta.analysis.whatif.trace_program import program_of_traces
-from aorta.config.rules.fabric_rules import emulated_rules
+from aorta.config.groups.fabric import emulated_rules
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.errors import InputError
 

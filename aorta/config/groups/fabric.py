@@ -1,10 +1,24 @@
-"""`fabric=...`: the network between ranks."""
+"""`fabric=...`: the network between ranks, its rules, and what a collective costs in it.
+
+The cost model is latency plus bytes over bandwidth (Hockney) with the usual costs of ring and tree algorithms: Thakur,
+Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", Int. J. of High Performance
+Computing Applications 19 (2005) 49-66. The arithmetic of reductions is not charged. The run that emulates a network and
+the analysis that asks what another network would have cost (`aorta.analysis.whatif`) both count by it. Must not read a
+clock, or import torch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aorta.config.groups.choices import Algorithm, Sharing
+from aorta.config.groups.common import Algorithm, Mode, Sharing, at_least
+from aorta.timeline.classes import KINDS
+
+if TYPE_CHECKING:
+    from aorta.config.schema import Config
 
 
 @dataclass
@@ -53,3 +67,156 @@ class EmulatedFabric(Fabric):
     slow_min_bytes: int | None = None
     # bytes up to which a collective is slow; null = any
     slow_max_bytes: int | None = None
+
+
+def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
+    """One message per broken rule."""
+    if isinstance(config.fabric, EmulatedFabric):
+        yield from emulated_rules(config.fabric, world_size)
+        if config.instrument.mode is Mode.off:
+            yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
+
+
+def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
+    """One message per broken rule of the emulated network alone."""
+    for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
+        if not 0 < (value := getattr(fabric, name)) < math.inf:
+            yield f"fabric.{name}={value}: must be greater than 0 and finite"
+    for name in ("intra_latency_us", "inter_latency_us", "straggler_ms"):
+        if not 0 <= (value := getattr(fabric, name)) < math.inf:
+            yield f"fabric.{name}={value}: must be at least 0 and finite"
+    yield from at_least(1, {"fabric.ranks_per_node": fabric.ranks_per_node})
+    if not 0 <= fabric.jitter < 1:
+        yield f"fabric.jitter={fabric.jitter}: must be in [0, 1)"
+    if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
+        yield (
+            f"fabric.emulated_world_size={fabric.emulated_world_size}: must not be below the real world size "
+            f"{world_size}; null takes the real one"
+        )
+    if fabric.straggler_rank is not None and not 0 <= fabric.straggler_rank < world_size:
+        yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
+    if fabric.straggler_rank is None and fabric.straggler_ms != 0:
+        yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
+    yield from _slow_rules(fabric)
+
+
+def _slow_rules(fabric: EmulatedFabric) -> Iterator[str]:
+    if not 0 < fabric.slow_factor < math.inf:
+        yield f"fabric.slow_factor={fabric.slow_factor}: must be greater than 0 and finite; 1 changes nothing"
+    if fabric.slow_kind is not None and fabric.slow_kind not in KINDS:
+        yield f"fabric.slow_kind={fabric.slow_kind}: must be one of {', '.join(KINDS)}; null is every kind"
+    low, high = fabric.slow_min_bytes, fabric.slow_max_bytes
+    yield from at_least(0, {"fabric.slow_min_bytes": low, "fabric.slow_max_bytes": high})
+    if low is not None and high is not None and low > high:
+        yield f"fabric.slow_max_bytes={high}: must be at least fabric.slow_min_bytes={low}"
+    for name in ("slow_kind", "slow_min_bytes", "slow_max_bytes"):
+        if fabric.slow_factor == 1 and (value := getattr(fabric, name)) is not None:
+            yield f"fabric.{name}={value}: changes nothing at fabric.slow_factor=1; set fabric.slow_factor"
+
+
+_NS_PER_US = 1_000
+
+
+def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settings: EmulatedFabric) -> int:
+    """Time of one collective once its last rank has arrived and its link is free, in nanoseconds.
+
+    Args:
+        kind: one of `timeline.classes.KINDS`.
+        size_bytes: of the full array (all-to-all: one rank's send buffer), as docs/measuring.md, section 1 counts it.
+        ranks: n, the size of the group.
+        spans_nodes: whether the group's slowest link is one between nodes.
+        settings: latency, bandwidth and algorithm.
+
+    Raises:
+        KeyError: an unknown kind.
+    """
+    if ranks == 1:
+        return 0
+    rounds, arrays = _ring(kind, ranks) if settings.algorithm is Algorithm.ring else _tree(kind, ranks)
+    if spans_nodes:
+        latency_us, gb_per_s = settings.inter_latency_us, settings.inter_bandwidth_gb_per_s
+    else:
+        latency_us, gb_per_s = settings.intra_latency_us, settings.intra_bandwidth_gb_per_s
+    # 1 GB/s is 1e9 bytes a second: 1 byte a nanosecond.
+    return round(rounds * latency_us * _NS_PER_US + arrays * size_bytes / gb_per_s)
+
+
+def _ring(kind: str, n: int) -> tuple[int, float]:
+    """Number of consecutive messages, and how many times the full array passes a rank's link.
+
+    Broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all exchanges
+    pairwise; a barrier is always the dissemination of Hensgen, Finkel and Manber (1988).
+    """
+    part = (n - 1) / n
+    return {
+        "allreduce": (2 * (n - 1), 2 * part),
+        "reducescatter": (n - 1, part),
+        "allgather": (n - 1, part),
+        "alltoall": (n - 1, part),
+        "broadcast": (n - 1, 1.0),
+        "reduce": (n - 1, 1.0),
+        "gather": (n - 1, part),
+        "scatter": (n - 1, part),
+        "send": (1, 1.0),
+        "recv": (1, 1.0),
+        "barrier": (_log2(n), 0.0),
+    }[kind]
+
+
+def _tree(kind: str, n: int) -> tuple[int, float]:
+    """As `_ring`, for algorithms of about log2(n) rounds.
+
+    Reduce-scatter uses recursive halving, all-gather recursive doubling, and all-reduce the one after the other
+    (Rabenseifner); gather and scatter are binomial; all-to-all is Bruck's, which sends half its buffer in every round.
+    """
+    part, rounds = (n - 1) / n, _log2(n)
+    return {
+        "allreduce": (2 * rounds, 2 * part),
+        "reducescatter": (rounds, part),
+        "allgather": (rounds, part),
+        "alltoall": (rounds, rounds / 2),
+        "broadcast": (rounds, 1.0),
+        "reduce": (rounds, 1.0),
+        "gather": (rounds, part),
+        "scatter": (rounds, part),
+        "send": (1, 1.0),
+        "recv": (1, 1.0),
+        "barrier": (rounds, 0.0),
+    }[kind]
+
+
+def _log2(n: int) -> int:
+    """Rounds that reach n ranks when each round doubles them."""
+    return (n - 1).bit_length()
+
+
+def network_cost_ns(
+    kind: str, size_bytes: int, ranks: Sequence[int], world_size: int, settings: EmulatedFabric
+) -> float:
+    """As `cost_ns` for the group with these global ranks, the injected fault included, jitter not."""
+    size = group_size(ranks, world_size, settings)
+    between = spans_nodes(ranks, world_size, settings)
+    return cost_ns(kind, size_bytes, size, spans_nodes=between, settings=settings) * slowness(
+        kind, size_bytes, settings
+    )
+
+
+def group_size(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> int:
+    """How many ranks the group with these global ranks counts as: groups of all ranks may be emulated larger."""
+    if len(ranks) == world_size and settings.emulated_world_size is not None:
+        return settings.emulated_world_size
+    return len(ranks)
+
+
+def spans_nodes(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> bool:
+    """Whether the slowest link of the group with these global ranks is one between nodes."""
+    nodes = {rank // settings.ranks_per_node for rank in ranks}
+    return len(nodes) > 1 or group_size(ranks, world_size, settings) > settings.ranks_per_node
+
+
+def slowness(kind: str, size_bytes: int, settings: EmulatedFabric) -> float:
+    """The injected fault: the factor by which collectives of this kind and size are slower."""
+    wanted = settings.slow_kind in (None, kind)
+    large_enough = settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
+    small_enough = settings.slow_max_bytes is None or size_bytes <= settings.slow_max_bytes
+    return settings.slow_factor if wanted and large_enough and small_enough else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aorta.config.groups.choices import Mode, Precision, Wording
+from aorta.config.groups.common import Mode, Precision, Wording
 from aorta.errors import ConfigError
 
 

@@ -1,12 +1,21 @@
-"""`workload=...`: what is computed."""
+"""`workload=...`: the models that are trained, their sizes and their rules.
+
+Must not import torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from omegaconf import MISSING
 
-from aorta.config.groups.choices import DType, StreamPattern
+from aorta.config.groups.common import DType, Precision, at_least
+
+if TYPE_CHECKING:
+    from aorta.config.schema import Config
 
 
 @dataclass
@@ -105,65 +114,148 @@ class Moe(Gpt):
     hot_expert: int | None = None
 
 
-@dataclass
-class Rpc(Workload):
-    """Calls through torch.distributed.rpc: rank 0 drives, the others serve, so two processes are the least; `parallel`,
-    `optimizer` and the like have no meaning here.
-    """
+class Dimensions(NamedTuple):
+    """Of a decoder. The fields are called as in the configuration."""
 
-    name: str = "rpc"
-    # what the processes are called; {rank} counts from 0, {number} from 1
-    worker_name: str = "worker{rank}"
-    # threads that serve calls in each process
-    num_worker_threads: int = 4
-    # profiling windows; each is one trace a worker
-    windows: int = 2
-    # calls that rank 0 issues in a window
-    calls: int = 12
-    # side of the square tensors that are sent
-    tensor_size: int = 64
-    # seconds after which a call, or a worker that gives no sign, counts as lost
-    timeout_s: float = 60.0
+    num_layers: int
+    model_dim: int
+    num_heads: int
+    num_kv_heads: int
+    mlp_hidden_dim: int
+    vocab_size: int
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers in one head of queries, keys or values."""
+        return self.model_dim // self.num_heads
 
 
-@dataclass
-class CopyOverlap(Workload):
-    """Matrix multiplications beside copies, by a kernel and by copy calls (memcpy, which the driver may give to a copy
-    engine), of several sizes: the bandwidth that each copy reaches alone and together with them, and what it costs
-    them. One process and an accelerator; trains nothing, so `parallel`, `optimizer` and the like have no meaning here.
-    """
-
-    name: str = "copy_overlap"
-    # bytes of one copy; each is measured
-    sizes_bytes: list[int] = field(default_factory=lambda: [65_536, 1_048_576, 16_777_216, 268_435_456])
-    # side of the square matrices
-    matrix_size: int = 4096
-    # multiplications beside which copies run
-    multiplications: int = 20
-    # measurements of which the median is taken
-    repeats: int = 10
-    # type of the matrices: fp32, bf16 or fp16
-    dtype: DType = DType.bf16
+SIZES: Final = {
+    "10m": Dimensions(8, 256, 8, 4, 704, 8_000),
+    "100m": Dimensions(12, 768, 12, 4, 2_048, 16_000),
+    "350m": Dimensions(24, 1_024, 16, 8, 2_816, 32_000),
+    "1b": Dimensions(22, 2_048, 32, 4, 5_632, 32_000),
+    "3b": Dimensions(26, 3_200, 32, 32, 8_640, 32_000),
+    "7b": Dimensions(32, 4_096, 32, 32, 11_008, 32_000),
+}
+"""Name -> dimensions; 1b, 3b and 7b are those of TinyLlama (arXiv 2401.02385), OpenLLaMA 3B, and Llama 2 7B (arXiv
+2307.09288)."""
 
 
-@dataclass
-class Streams(Workload):
-    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
-    nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
-    """
+def dimensions_of(workload: Gpt) -> Dimensions:
+    """Those of its size, but for the ones that it sets itself; `workload.size` must be one of `SIZES`."""
+    own = {name: value for name in Dimensions._fields if (value := getattr(workload, name)) is not None}
+    return SIZES[workload.size]._replace(**own)
 
-    name: str = "streams"
-    # numbers of streams that each pattern is run on, from 1 to 64
-    streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
-    # which patterns; none: all (docs/streams.md lists them)
-    patterns: list[StreamPattern] = field(default_factory=list)
-    # microseconds that a kernel of one block computes
-    kernel_us: float = 100.0
-    # side of the matrices that are multiplied
-    matrix_size: int = 512
-    # bytes of a copy, and of an all-reduce
-    transfer_bytes: int = 4_194_304
-    # how often each point is measured; the median counts
-    repeats: int = 5
-    # more streams that gain less than this share of the throughput gain nothing
-    knee_tolerance: float = 0.05
+
+def parameters_of_attention(dims: Dimensions) -> int:
+    """Queries and output are square; keys and values have a share of the heads. No biases."""
+    return 2 * dims.model_dim**2 + 2 * dims.model_dim * dims.num_kv_heads * dims.head_dim
+
+
+def parameters_of_feed_forward(dims: Dimensions) -> int:
+    """SwiGLU's three matrices."""
+    return 3 * dims.model_dim * dims.mlp_hidden_dim
+
+
+def parameter_count(dims: Dimensions) -> int:
+    """Of the whole decoder: two norms a layer and one at the end; embedding and head are not tied."""
+    layer = parameters_of_attention(dims) + parameters_of_feed_forward(dims) + 2 * dims.model_dim
+    return dims.num_layers * layer + dims.model_dim + 2 * dims.vocab_size * dims.model_dim
+
+
+_RESNET18_STRIDE = 32
+"""Downsampling of the image per side at the last stage: halved five times."""
+
+
+def workload_rules(config: Config) -> Iterator[str]:
+    """One message per broken rule of a model."""
+    if isinstance(config.workload, Ranking):
+        yield from _ranking_rules(config.workload)
+    if isinstance(config.workload, Gpt):
+        yield from _gpt_rules(config.workload)
+    if isinstance(config.workload, Moe):
+        yield from _moe_rules(config, config.workload)
+    if isinstance(config.workload, Resnet18):
+        yield from _resnet18_rules(config, config.workload)
+
+
+def _ranking_rules(workload: Ranking) -> Iterator[str]:
+    yield from at_least(
+        1,
+        {
+            f"workload.{name}": getattr(workload, name)
+            for name in (
+                "model_dim",
+                "num_heads",
+                "num_layers",
+                "mlp_hidden_dim",
+                "vocab_size",
+                "embedding_dim",
+                "categorical_features",
+                "dense_features",
+            )
+        },
+    )
+    if workload.num_heads >= 1 and workload.model_dim % workload.num_heads:
+        yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
+    if not 0 <= workload.dropout < 1:
+        yield f"workload.dropout={workload.dropout}: must be in [0, 1)"
+
+
+def _gpt_rules(workload: Gpt) -> Iterator[str]:
+    if workload.size not in SIZES:
+        yield f"workload.size={workload.size!r}: must be one of {', '.join(SIZES)}"
+        return
+    dims = dimensions_of(workload)
+    too_small = list(at_least(1, {f"workload.{name}": value for name, value in dims._asdict().items()}))
+    yield from too_small
+    if too_small:
+        return
+    if dims.model_dim % dims.num_heads or dims.model_dim // dims.num_heads % 2:
+        yield (
+            f"workload.model_dim={dims.model_dim}: must be an even multiple of workload.num_heads={dims.num_heads}: "
+            "rotary positions turn the numbers of a head in pairs"
+        )
+    if dims.num_heads % dims.num_kv_heads:
+        yield (
+            f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
+            "keys and values serves as many heads of queries"
+        )
+
+
+def _moe_rules(config: Config, workload: Moe) -> Iterator[str]:
+    counts = {name: getattr(workload, name) for name in ("num_experts", "top_k", "expert_interval")}
+    yield from at_least(1, {f"workload.{name}": value for name, value in counts.items()})
+    if workload.top_k > workload.num_experts >= 1:
+        yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
+    if not 0 < workload.capacity_factor < math.inf:
+        yield f"workload.capacity_factor={workload.capacity_factor}: must be greater than 0 and finite"
+    if not 0 <= workload.balance_weight < math.inf:
+        yield f"workload.balance_weight={workload.balance_weight}: must be at least 0 and finite"
+    if workload.hot_expert is not None and not 0 <= workload.hot_expert < workload.num_experts:
+        yield (
+            f"workload.hot_expert={workload.hot_expert}: must be from 0 to {workload.num_experts - 1}, as there are "
+            f"{workload.num_experts} experts (workload.num_experts), or null"
+        )
+    if config.training.mixed_precision is Precision.fp16:
+        yield (
+            "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
+            "scaled loss, so that the two would not fit; use bf16"
+        )
+
+
+def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
+    yield from at_least(1, {"workload.image_size": workload.image_size})
+    if config.training.batch_size == 1 and 1 <= workload.image_size <= _RESNET18_STRIDE:
+        yield (
+            f"workload.image_size={workload.image_size}: the last stage sees one pixel, and batch norm needs more than "
+            f"one value a channel; use images of more than {_RESNET18_STRIDE}, or training.batch_size of 2 and more"
+        )
+    if workload.dtype not in (DType.bf16, DType.fp32):
+        yield f"workload.dtype={workload.dtype.name}: must be bf16 or fp32"
+    elif workload.dtype is not DType.fp32 and config.training.mixed_precision is not Precision.none:
+        yield (
+            f"training.mixed_precision={config.training.mixed_precision.name}: the parameters are in "
+            f"{workload.dtype.name} already; set it to none, or workload.dtype=fp32"
+        )

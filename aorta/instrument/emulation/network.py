@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.config.groups.fabric import network_cost_ns, spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
-from aorta.instrument.emulation.cost_model import network_cost_ns, spans_nodes
 from aorta.instrument.emulation.shared_links import SharedLinks
 
 _NS_PER_MS = 1_000_000

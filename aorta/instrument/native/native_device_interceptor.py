@@ -8,6 +8,7 @@ path of a collective (except once for each process group, each stream, and each 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,12 @@ import torch.distributed as dist
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.device_interceptor import on_streams
-from aorta.instrument.device_streams import DeviceStreams, StreamWaits
-from aorta.instrument.dispatcher import Coalescing, Looking, Watches, counts_point_to_point
+from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
+from aorta.instrument.dispatcher import Coalescing, Interception, counts_point_to_point
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.open_step import Told
-from aorta.instrument.stream_order import StreamOrder
+from aorta.instrument.open_step import NativeEvents
 from aorta.instrument.waits import Name
 from aorta.records.schema import DeviceClockFacts
 
@@ -96,18 +96,21 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         self._on_captured: Callable[[], None] = lambda: None
         self._counted_launch: int | None = None
 
-    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Looking:
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         self._on_captured = on_captured
-        seam = super().open(device, on_captured)
+        hook = super().open(device, on_captured)
         coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
         waits = StreamWaits(device, self._streams, self._clock.mark, self._on_stream_wait, self._order)
-        return Watches(seam, coalescing, waits)
+        interception = ExitStack()  # removed together, the last one first
+        for each in (hook, coalescing, waits):
+            interception.callback(each.close)
+        return interception
 
     def begin(self) -> None:
         self._streams.compute = self._streams.current()
         super().begin()
 
-    def end(self) -> Callable[[], Told]:
+    def end(self) -> Callable[[], NativeEvents]:
         if self._tap is not None:
             for _ in range(self._tap.take_captured()):
                 self._on_captured()
@@ -118,14 +121,14 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             self._tap.let_go(self._tap.end())
             self.ranges.forget()
 
-    def _with_passes(self, told: Told, noted: Any) -> Told:
-        passes, tails = self.ranges.told(noted)
+    def _with_passes(self, events: NativeEvents, noted: Any) -> NativeEvents:
+        passes, tails = self.ranges.read(noted)
         ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
-        return replace(told, tails=tails, ranges=ranges)
+        return replace(events, tails=tails, ranges=ranges)
 
-    def _tell_end(self, issued: InFlight, source: Any) -> None:
+    def _attach_end(self, issued: InFlight, source: Any) -> None:
         if not isinstance(source, tuple):
-            super()._tell_end(issued, source)
+            super()._attach_end(issued, source)
             return
         start, issued.end, issued.launch, communicator, untimed = source
         issued.start, issued.end_source = start or None, "event" if issued.end else None

@@ -14,12 +14,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.copies import DIRECTIONS, Copied
 from aorta.instrument.cpu_interceptor import dtype_name, group_seen
-from aorta.instrument.dispatcher import Looking, check_torch, counts_point_to_point
+from aorta.instrument.dispatcher import Interception, check_torch, counts_point_to_point
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.ranges import NativeRanges
-from aorta.instrument.open_step import Told
+from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.waits import Name, Waited
 from aorta.records.schema import STALL_CUTOFF_NS
@@ -72,10 +71,10 @@ class NativeCpuInterceptor:
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device)
         self.ranges = NativeRanges(module, self._tap)
 
-    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Looking:
+    def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
         self._tap.open()
-        return cast(Looking, self._tap)
+        return cast(Interception, self._tap)
 
     def begin(self) -> None:
         """Start recording events."""
@@ -83,17 +82,17 @@ class NativeCpuInterceptor:
             self._tap.begin()
             self.ranges.begin()
 
-    def end(self) -> Callable[[], Told]:
+    def end(self) -> Callable[[], NativeEvents]:
         """Stop recording; the returned callable gives the events since `begin`, and none after `close`."""
         if self._tap is None:
-            return Told
-        return partial(self._told, self._tap.end(), self.ranges.end())
+            return NativeEvents
+        return partial(self._events, self._tap.end(), self.ranges.end())
 
     def abandon(self) -> None:
         """Stop recording, and discard the events since `begin`."""
         self.end()
 
-    def _told(self, noted: Any, passes: Any) -> Told:
+    def _events(self, noted: Any, passes: Any) -> NativeEvents:
         rows, calls, waits, copies = noted.rows()
         collectives, operators = [], self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
@@ -101,7 +100,7 @@ class NativeCpuInterceptor:
             name = None if dtype is None else dtype_name(dtype)
             if end_ns is None:
                 issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, None, None, waiters)
-                self._tell_end(issued, source)
+                self._attach_end(issued, source)
             else:
                 issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
             issued.by_future = by_future
@@ -109,7 +108,7 @@ class NativeCpuInterceptor:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
             collectives.append(issued)
         waited = [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
-        return self._with_passes(Told(collectives, waited, calls=calls, copies=self._copied(copies)), passes)
+        return self._with_passes(NativeEvents(collectives, waited, calls=calls, copies=self._copied(copies)), passes)
 
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
@@ -122,11 +121,11 @@ class NativeCpuInterceptor:
             for number, size, start, end, computes in copies
         ]
 
-    def _with_passes(self, told: Told, noted: Any) -> Told:
-        passes, tails = self.ranges.told(noted)
-        return replace(told, passes=passes, tails=tails)
+    def _with_passes(self, events: NativeEvents, noted: Any) -> NativeEvents:
+        passes, tails = self.ranges.read(noted)
+        return replace(events, passes=passes, tails=tails)
 
-    def _tell_end(self, issued: InFlight, source: Any) -> None:
+    def _attach_end(self, issued: InFlight, source: Any) -> None:
         """Attach what will report the end of a collective that has not ended yet."""
         issued.completion = source
 

@@ -1,17 +1,36 @@
-"""Compiled block ranges: passes of blocks and ends of backward passes, marked without Python.
+"""Compiled block ranges, marked without Python, and compiled interval arithmetic for the window of a live step.
 
 A step's passes come in the order in which they began; on a device their times are marks. Must not run Python code in a
-backward pass.
+backward pass, or define a metric.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.open_step import Pass
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Algebra
+
+
+def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
+    """The operations of `module`, which give what `overlap.PAIRS` gives for nanoseconds that fit in int64.
+
+    Their results are opaque, except those of `pairs`.
+    """
+    return Algebra(
+        module.lane,
+        module.unite,
+        module.intersect,
+        module.subtract,
+        module.measure,
+        module.tile,
+        module.pairs,
+    )
 
 
 class NativeRanges:
@@ -42,10 +61,10 @@ class NativeRanges:
         self.compiled.begin()
 
     def end(self) -> Any:
-        """Stop recording; returns the events since `begin`, for `told`."""
+        """Stop recording; returns the events since `begin`, for `read`."""
         return self.compiled.end()
 
-    def told(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
+    def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
         """The passes that ended, and the marks around the strategy's end-of-backward work."""
         rows, tails = noted.rows()
         names = self._names

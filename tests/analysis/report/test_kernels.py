@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aorta.analysis.document_types import CounterEntry, GemmEntry, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
+from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
 from aorta.analysis.json_schemas import json_schema
 from aorta.analysis.load.kernel_slowdown import Slowdown
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps

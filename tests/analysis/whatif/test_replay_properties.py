@@ -12,8 +12,8 @@ from aorta.analysis.whatif.changes import apply, parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import replay
+from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.emulation.cost_model import network_cost_ns
 from tests.analysis.whatif.hand_made import Words, compute, issue, program, wait
 
 NETWORK = EmulatedFabric(inter_latency_us=0.01, inter_bandwidth_gb_per_s=1.0)

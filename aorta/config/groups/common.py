@@ -1,8 +1,10 @@
-"""The enums of allowed values: those that several groups share, and those that are a mere list of choices."""
+"""What several groups share: enums of allowed values, and the rule of single numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
+from typing import Any
 
 
 class Precision(Enum):
@@ -84,3 +86,10 @@ class StreamPattern(Enum):
     priorities = "priorities"
     copies_beside_gemm = "copies_beside_gemm"
     allreduce_beside_gemm = "allreduce_beside_gemm"
+
+
+def at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
+    """A message for every value below `minimum`; None is accepted."""
+    for key, value in values.items():
+        if value is not None and not value >= minimum:
+            yield f"{key}={value}: must be at least {minimum}"

@@ -1,0 +1,359 @@
+"""What `summary.json` holds of one dataset: metrics, collectives, devices, gains, and what all of it rests on.
+
+Must not compute anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from aorta.analysis.documents import ABSENT, Open, Unpublished
+from aorta.analysis.documents.traces import TraceEntries
+from aorta.records.schema import InstrumentMode
+
+MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
+
+
+class Ends(msgspec.Struct):
+    """What a value is between, where it is not known."""
+
+    at_least: float
+    at_most: float
+
+
+class Described(msgspec.Struct, kw_only=True):
+    """One metric over steps of ranks, job steps or collectives."""
+
+    count: int
+    nulls: int
+    median: float | None
+    p5: float | None
+    p95: float | None
+    mean: float | None
+    min: float | None
+    max: float | None
+    reason: str | None
+    null_reasons: dict[str, int]
+    per_rank_median: dict[str, float | None] = ABSENT
+    rank_spread: float | None = ABSENT
+    rank_spread_reason: str | None = ABSENT
+    source: MeasuredFrom | None = ABSENT
+    bounds: Ends | None = ABSENT
+    ratio_of_sums: float | None = ABSENT
+    ratio_of_sums_reason: str | None = ABSENT
+    t_ms: Unpublished[float] = ABSENT
+    tc_ms: Unpublished[float] = ABSENT
+    tm_ms: Unpublished[float] = ABSENT
+
+
+class CalibrationFacts(msgspec.Struct):
+    """What the calibrations of all ranks found: medians over them. `agree`: kernels and marks of the same steps, within
+    0.02 of the overlap ratio; null: no kernels were seen.
+    """
+
+    steps: int
+    rank_steps: int
+    problems: list[str]
+    agree: bool | None
+    ratio_by_kernels: float | None
+    ratio_by_marks: float | None
+    window_step_ms: float | None
+    other_step_ms: float | None
+    setup_ms: float | None
+
+
+class PaceFacts(msgspec.Struct):
+    """Whether the host sets the pace of the device (docs/metrics.md, "Where the host sets the pace")."""
+
+    host_bound: bool | None
+    host_lead_ms: float | None
+    undecided_share: float | None
+    calibration: CalibrationFacts | None
+    no_calibration: str | None
+
+
+class SourceFacts(msgspec.Struct):
+    """What a dataset was read from; null: the source does not say."""
+
+    path: str
+    run_id: str | None
+    label: str | None
+    attempt: int | None
+    world_size: int | None
+    platform: str | None
+    backend: str | None
+    parallel: str | None
+    timer: str
+    start_step: int | None
+    instrument_mode: InstrumentMode | str
+    manifest_hash: str | None
+    hosts: list[str]
+
+
+class HealthFacts(msgspec.Struct, kw_only=True):
+    """What is missing, damaged or unusual."""
+
+    ranks_expected: int | None
+    ranks_read: list[int]
+    ranks_missing: list[int]
+    files_left_out: list[str]
+    problem_count: int
+    problems: list[str]
+    endings: dict[str, str]
+    attempt: Unpublished[int | None]
+    steps_not_on_all_ranks: Unpublished[list[int]]
+    steps_not_covered: Unpublished[dict[str, int]]
+    coverage_reasons: Unpublished[dict[str, int]]
+    timed_from_python: Unpublished[str | None]
+    instrument_modes: list[str]
+    emulated_fabric: dict[str, Any] | None
+    emulated_fabric_rows: Unpublished[int | None]
+    emulated_fabric_backend_slower_rows: Unpublished[int | None]
+    emulated_fabric_known: Unpublished[bool]
+    manifest_problem: Unpublished[str | None]
+    traces_of_unknown_rank: Unpublished[int] = ABSENT
+    ranks_in_several_traces: Unpublished[list[int]] = ABSENT
+    several_devices: Unpublished[dict[str, list[int]]] = ABSENT
+    coverage: Unpublished[Any] = ABSENT
+    counters: Unpublished[dict[str, int]] = ABSENT
+    traces: Unpublished[list[dict[str, Any]]] = ABSENT
+    throttled_ranks: list[int]
+
+
+class StepCounts(msgspec.Struct):
+    """How many steps were read, and how many of them count."""
+
+    rank_steps_read: int
+    rank_steps_used: int
+    rank_steps_left_out_as_warmup: int
+    rank_steps_left_out_as_calibration: int
+    global_steps_used: int
+    isolated_rank_steps: dict[str, int]
+    warmup_rule: str
+
+
+class DeviceValue(Open):
+    """One sampled quantity of a device, in the unit of its name."""
+
+    count: int
+    median: float
+    min: float
+    max: float
+
+
+Throttled: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class RankDevice(Open, kw_only=True):
+    """The device of one rank over the samples taken during the steps used; a quantity is null without a sample."""
+
+    source: str | None
+    interval_s: float | None
+    problem: str | None
+    samples: int
+    samples_failed: int
+    failure: str | None
+    throttled: Throttled
+    throttled_samples: int
+    throttle_reasons: dict[str, int]
+    temp_c: DeviceValue | None
+    power_w: DeviceValue | None
+    sclk_mhz: DeviceValue | None
+    mclk_mhz: DeviceValue | None
+    util_pct: DeviceValue | None
+    mem_used_bytes: DeviceValue | None
+
+
+class DeviceFacts(Open):
+    """The devices of all ranks, by rank."""
+
+    throttled: Throttled
+    throttled_ranks: list[int]
+    ranks: dict[str, RankDevice]
+
+
+class CollectiveEntry(msgspec.Struct, kw_only=True):
+    """Collectives of one kind, group, group size and number of bytes."""
+
+    kind: str
+    group: str
+    group_size: int | None
+    bytes: int | None
+    group_ranks: Unpublished[list[list[int]]]
+    collectives: int
+    rows: int
+    end_sources: dict[str, int]
+    transfer_is_upper_bound: Unpublished[bool]
+    duration_ms: Described
+    queued_ms: Described
+    transfer_ms: Described
+    wait_ms: Described
+    arrival_skew_ms: Described
+    arrival_skew_bound_ms: Described
+    algbw_gb_per_s: Described
+    busbw_gb_per_s: Described
+
+    @property
+    def starts_open(self) -> bool:
+        """Whether marks leave open when these collectives began."""
+        return self.transfer_is_upper_bound and "wait" not in self.end_sources
+
+    @property
+    def why_upper_bound(self) -> str:
+        """Why the transfer is an upper bound, where it is one."""
+        if self.starts_open:
+            return "the host launches late, and what a collective waited for its launch may be in it"
+        return "some ends are those of the caller's wait"
+
+
+class Straggler(Open, kw_only=True):
+    """Whether a group waits for one of its ranks: `rank` and by how much it is late, or why none is named."""
+
+    group: str
+    group_ranks: list[int]
+    collectives: int
+    wait_ms_median_per_rank: dict[str, float | None]
+    rank: int | None = None
+    late_ms: float | None = None
+    last_share: float | None = None
+    reason: str | None = None
+    basis: Literal["waits", "issue times"] | None = None
+    queued_share: float | None = None
+    issue_late_ms_median_per_rank: dict[str, float] | None = None
+    clock_bound_ms: float | None = None
+
+
+class ExpertBlock(Open):
+    """The tokens that one router sent to each expert."""
+
+    block: str
+    tokens: list[int]
+    mean_tokens: float
+    expert: int
+    times_mean: float | None
+    dropped_share: float | None
+
+
+class HottestExpert(Open):
+    """The expert that is sent most, in times of the mean of its block."""
+
+    block: str
+    expert: int
+    times_mean: float | None
+
+
+class Experts(Open, kw_only=True):
+    """How unevenly routers send tokens to experts (`expert_load.expert_entry`)."""
+
+    rank_steps: int
+    ranks_told: int
+    blocks: list[ExpertBlock]
+    hottest: HottestExpert
+    named: bool
+    reason: str | None
+    ranks: list[int] | None
+
+
+class CutoffFacts(Open):
+    """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
+
+    lowest_ns: int
+    highest_ns: int
+    sources: list[str]
+    overlap_ratio_range: list[float] | None
+    reason: str | None
+
+
+class GainEntry(msgspec.Struct):
+    """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
+    `significant`: the whole interval is a gain; `sentence` says it.
+    """
+
+    change: str
+    words: str
+    setting: bool
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    share: float
+    significant: bool
+    notes: list[str]
+    sentence: str
+
+
+class MarginalEntry(msgspec.Struct):
+    """What a step would gain, were one part of the communication free, or by a bound."""
+
+    what: str
+    name: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    change: str | None
+
+
+class WhatIf(msgspec.Struct, kw_only=True):
+    """What would gain most, from a replay of the last steps; with a `reason` no replay was possible."""
+
+    reason: str | None
+    steps: int = ABSENT
+    ranks: int = ABSENT
+    level: float = ABSENT
+    step_ms: float = ABSENT
+    check: str | None = ABSENT
+    gains: list[GainEntry] = ABSENT
+    marginals: list[MarginalEntry] = ABSENT
+    bounds: list[MarginalEntry] = ABSENT
+    notes: list[str] = ABSENT
+    flags: list[str] = ABSENT
+    command: str = ABSENT
+
+
+class LaunchLeftOut(Open):
+    """A launch of a set that does not count."""
+
+    path: str
+    reason: str
+
+
+class DatasetEntry(msgspec.Struct, kw_only=True):
+    """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
+
+    count: int
+    reason: str = ABSENT
+    mean_loss: Unpublished[float | None] = ABSENT
+    mean_overlap_ms: Unpublished[float | None] = ABSENT
+    mean_compute_ms: Unpublished[float | None] = ABSENT
+    mean_allreduce_overlap_ms: Unpublished[float | None] = ABSENT
+    mean_reducescatter_overlap_ms: Unpublished[float | None] = ABSENT
+    overlap_ratio: float | None = ABSENT
+    null_reasons: dict[str, str] = ABSENT
+    source: SourceFacts
+    health: HealthFacts
+    steps: StepCounts
+    devices: DeviceFacts
+    stall_cutoff: CutoffFacts | None = ABSENT
+    pace: PaceFacts | None = ABSENT
+    metrics: dict[str, Described] = ABSENT
+    collectives: list[CollectiveEntry] = ABSENT
+    stragglers: list[Straggler] = ABSENT
+    experts: Experts = ABSENT
+    traces: TraceEntries = ABSENT
+    launches: int = ABSENT
+    representative: str = ABSENT
+    representative_rule: Unpublished[str] = ABSENT
+    launch_set: Unpublished[str] = ABSENT
+    left_out: Unpublished[list[LaunchLeftOut]] = ABSENT
+    what_if: WhatIf
+
+    @property
+    def described(self) -> dict[str, Described]:
+        """Metric -> its statistics; empty where no step is used."""
+        return self.metrics or {}
+
+    @property
+    def matched(self) -> list[CollectiveEntry]:
+        """The collectives; empty where no step is used."""
+        return self.collectives or []

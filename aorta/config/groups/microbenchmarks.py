@@ -1,0 +1,190 @@
+"""`workload=rpc`, `copy_overlap` and `streams`: what trains nothing, and its rules.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aorta.config.groups.common import DType, StreamPattern, at_least
+from aorta.config.groups.fabric import EmulatedFabric
+from aorta.config.groups.profiling import Profiling
+from aorta.config.groups.telemetry import Devices
+from aorta.config.groups.workload import Workload
+
+if TYPE_CHECKING:
+    from aorta.config.schema import Config
+
+
+@dataclass
+class Rpc(Workload):
+    """Calls through torch.distributed.rpc: rank 0 drives, the others serve, so two processes are the least; `parallel`,
+    `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "rpc"
+    # what the processes are called; {rank} counts from 0, {number} from 1
+    worker_name: str = "worker{rank}"
+    # threads that serve calls in each process
+    num_worker_threads: int = 4
+    # profiling windows; each is one trace a worker
+    windows: int = 2
+    # calls that rank 0 issues in a window
+    calls: int = 12
+    # side of the square tensors that are sent
+    tensor_size: int = 64
+    # seconds after which a call, or a worker that gives no sign, counts as lost
+    timeout_s: float = 60.0
+
+
+@dataclass
+class CopyOverlap(Workload):
+    """Matrix multiplications beside copies, by a kernel and by copy calls (memcpy, which the driver may give to a copy
+    engine), of several sizes: the bandwidth that each copy reaches alone and together with them, and what it costs
+    them. One process and an accelerator; trains nothing, so `parallel`, `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "copy_overlap"
+    # bytes of one copy; each is measured
+    sizes_bytes: list[int] = field(default_factory=lambda: [65_536, 1_048_576, 16_777_216, 268_435_456])
+    # side of the square matrices
+    matrix_size: int = 4096
+    # multiplications beside which copies run
+    multiplications: int = 20
+    # measurements of which the median is taken
+    repeats: int = 10
+    # type of the matrices: fp32, bf16 or fp16
+    dtype: DType = DType.bf16
+
+
+@dataclass
+class Streams(Workload):
+    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
+    nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
+    """
+
+    name: str = "streams"
+    # numbers of streams that each pattern is run on, from 1 to 64
+    streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
+    # which patterns; none: all (docs/streams.md lists them)
+    patterns: list[StreamPattern] = field(default_factory=list)
+    # microseconds that a kernel of one block computes
+    kernel_us: float = 100.0
+    # side of the matrices that are multiplied
+    matrix_size: int = 512
+    # bytes of a copy, and of an all-reduce
+    transfer_bytes: int = 4_194_304
+    # how often each point is measured; the median counts
+    repeats: int = 5
+    # more streams that gain less than this share of the throughput gain nothing
+    knee_tolerance: float = 0.05
+
+
+COPIES_NEED_DEVICE = (
+    "workload=copy_overlap compares streams of an accelerator, and on a CPU the threads that compute also copy; run it "
+    "where there is one, with training.device=auto (workload=ranking measures overlap with communication on a CPU too)"
+)
+MOST_STREAMS = 64
+STREAMS_NEED_DEVICE = (
+    "workload=streams times kernels on streams of a CUDA or HIP device, and a CPU has no streams; run it on a machine "
+    "with such a device and training.device=auto (here, workload=ranking trains and measures overlap on the CPU)"
+)
+
+_NOT_IN_RPC = (
+    "ranks",
+    "naming",
+    "compression",
+    "folder",
+    "overwrite",
+    "num_traces_to_keep",
+    "memory_filename",
+    "chrome_trace",
+    "summary_rows",
+)
+"""Keys of the profiling group, besides the schedule, that `rpc.rpc_run` does not read."""
+
+
+def microbenchmark_rules(config: Config) -> Iterator[str]:
+    """One message per broken rule of a workload that trains nothing."""
+    if isinstance(config.workload, Rpc):
+        yield from _rpc_rules(config, config.workload)
+    if isinstance(config.workload, CopyOverlap):
+        yield from _copy_overlap_rules(config, config.workload)
+    if isinstance(config.workload, Streams):
+        yield from _streams_rules(config, config.workload)
+    if isinstance(config.workload, Rpc | CopyOverlap | Streams):
+        yield from _trains_nothing(config, config.workload)
+
+
+def microbenchmark_notes(config: Config) -> Iterator[str]:
+    """One note for each setting that this workload does not use."""
+    if not isinstance(config.workload, Rpc):
+        return
+    without = []
+    if config.profiling.enabled:
+        asked = config.profiling
+        without = [f"profiling.{name}" for name in _NOT_IN_RPC if getattr(asked, name) != getattr(Profiling, name)]
+    if config.telemetry.devices not in (Devices.auto, Devices.off):
+        without.append("telemetry.devices")
+    if config.telemetry.loggers:
+        without.append("telemetry.loggers")
+    if without:
+        yield (
+            f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself, samples no device and "
+            "has no steps"
+        )
+
+
+def _copy_overlap_rules(config: Config, workload: CopyOverlap) -> Iterator[str]:
+    counts = ("matrix_size", "multiplications", "repeats")
+    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in counts})
+    if not workload.sizes_bytes or not all(size >= 4 and size % 4 == 0 for size in workload.sizes_bytes):
+        yield f"workload.sizes_bytes={list(workload.sizes_bytes)}: multiples of 4 from 4 on, at least one"
+    if config.training.device == "cpu":
+        yield f"training.device=cpu: {COPIES_NEED_DEVICE}"
+
+
+def _trains_nothing(config: Config, workload: Rpc | CopyOverlap | Streams) -> Iterator[str]:
+    """What belongs to a training was asked of a workload that trains nothing."""
+    this = f"workload={workload.name}"
+    if config.baseline.enabled:
+        yield f"baseline=true: {this} has no training steps to isolate; leave it out"
+    if isinstance(config.fabric, EmulatedFabric):
+        yield f"fabric=emulated: delays collectives of a training, and {this} is none; use fabric=none"
+    if config.profiling.enabled and not isinstance(workload, Rpc):  # whose workers profile their calls
+        yield f"profiling.enabled=true: {this} takes no traces; leave it out"
+
+
+def _rpc_rules(config: Config, workload: Rpc) -> Iterator[str]:
+    names = ("num_worker_threads", "windows", "calls", "tensor_size")
+    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in names})
+    if not 0 < workload.timeout_s < math.inf:
+        yield f"workload.timeout_s={workload.timeout_s}: must be greater than 0 and finite"
+    try:
+        distinct = len({workload.worker_name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
+    except (KeyError, IndexError, ValueError):
+        distinct = False
+    if not distinct:
+        yield f"workload.worker_name={workload.worker_name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
+    if config.profiling.remote_root is not None:
+        yield f"profiling.remote_root={config.profiling.remote_root!r}: workload=rpc uploads nothing; set it to null"
+
+
+def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
+    if not workload.streams or not all(1 <= number <= MOST_STREAMS for number in workload.streams):
+        yield f"workload.streams={list(workload.streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
+    if 1 not in workload.streams:
+        yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
+    if not 0 < workload.kernel_us <= 1e6:
+        yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
+    yield from at_least(
+        1, {f"workload.{name}": getattr(workload, name) for name in ("matrix_size", "transfer_bytes", "repeats")}
+    )
+    if not 0 <= workload.knee_tolerance < 1:
+        yield f"workload.knee_tolerance={workload.knee_tolerance}: must be in [0, 1)"
+    if config.training.device == "cpu":
+        yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"

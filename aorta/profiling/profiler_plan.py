@@ -1,0 +1,161 @@
+"""What one rank profiles, and which files are made of each window, here and at an upload destination.
+
+Must not touch the disk, start a profiler, or write any of the files (that is `trace_saver`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from aorta.config.groups.profiling import compression_of, selected_ranks, steps_to_wait
+from aorta.config.schema import Naming, Profiling
+from aorta.config.templates import fill
+from aorta.errors import ConfigError
+from aorta.profiling.schedule import Schedule
+from aorta.profiling.trace_names import (
+    Counters,
+    TracePlace,
+    TraceWindow,
+    chrome_name,
+    compressed,
+    coordinate_of,
+    snapshot_name,
+    template_values,
+    trace_path,
+)
+from aorta.profiling.trace_saver import Kind, SavedOutput
+from aorta.profiling.upload import Destination
+
+SNAPSHOT_DIR = "memory_snapshots"
+NO_EXPORT: Final = (
+    "profiling: no trace is written on ROCm, where exporting has crashed; profiling.chrome_trace_force=true writes "
+    "them all the same, and rocprofv3 needs no export (scripts/rocprof_capture.sh)"
+)
+
+
+class ProfilerPlan:
+    """The windows of one rank, and the files of each.
+
+    Args:
+        settings: the profiling group.
+        place: the writing process.
+        folder: of traces; templates in it use the variables of `place`.
+        counters: converts steps to epochs and samples.
+        trace_remote, memory_remote: upload destinations.
+        metadata: further top-level keys of every trace (JSON types).
+
+    Attributes:
+        selected: whether this rank is profiled.
+        exports: whether traces are written at all.
+        records: whether there is anything to record for: traces, tables, or the allocator's history.
+
+    Raises:
+        ValueError: the schedule is impossible.
+    """
+
+    def __init__(
+        self,
+        settings: Profiling,
+        place: TracePlace,
+        folder: Path,
+        *,
+        counters: Counters | None = None,
+        trace_remote: Destination | None = None,
+        memory_remote: Destination | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings, self.place = settings, place
+        self.folder = Path(fill(str(folder), place.variables()))
+        self.counters, self.metadata = counters or Counters(), metadata or {}
+        self._trace_remote, self._memory_remote = trace_remote, memory_remote
+        ranks = selected_ranks(settings.ranks)
+        self.selected = settings.enabled and (ranks is None or place.rank in ranks)
+        by_tensorboard = settings.naming is Naming.tensorboard
+        self.exports = not export_disabled(settings) and (
+            not by_tensorboard or settings.tensorboard or settings.chrome_trace
+        )
+        self.records = (
+            self.exports or settings.summary_rows > 0 or bool(settings.memory_filename) or settings.oom_snapshot
+        )
+        self.schedule(0)
+
+    def schedule(self, first_step: int) -> Schedule:
+        """The schedule of a loop that begins at global step `first_step`."""
+        settings = self.settings
+        if settings.wait is None and settings.period is not None and not settings.per_epoch:
+            Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its error message
+        return Schedule(
+            steps_to_wait(settings),
+            settings.warmup,
+            settings.active,
+            settings.repeat,
+            settings.skip_first,
+            self.counters.steps_per_epoch if settings.per_epoch else None,
+            first_step,
+        )
+
+    def outputs(self, window: TraceWindow) -> Iterator[SavedOutput]:
+        """The files to be made of a window; the trace itself comes last. None where nothing is exported."""
+        if not self.exports:
+            return
+        settings, values = self.settings, template_values(self.place, window.moment)
+        compression = compression_of(settings)
+        path = trace_path(settings.naming, self.place, window, settings.filename)
+        if settings.memory_filename is not None:
+            yield self._output("memory", PurePosixPath(fill(settings.memory_filename, values)), values)
+        if settings.chrome_trace and settings.naming is Naming.tensorboard:
+            only_one = settings.repeat == 1 and settings.active == 1 and not settings.per_epoch
+            name = path.with_name(chrome_name(settings.trace_filename, window, only_one=only_one))
+            yield self._output("chrome" if settings.tensorboard else "trace", name, values)
+        if settings.tensorboard or settings.naming is not Naming.tensorboard:
+            yield self._output("trace", compressed(path, compression), values, compression)
+
+    def snapshot(self, window: TraceWindow) -> SavedOutput:
+        """The file of the allocator's history of the window, beside the memory timeline."""
+        values = template_values(self.place, window.moment)
+        assert self.settings.memory_filename is not None  # without it no history is recorded
+        name = PurePosixPath(fill(self.settings.memory_filename, values))
+        return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
+
+    def tagged_snapshot(self, tag: str) -> Path:
+        """The file of a memory snapshot that belongs to no window."""
+        return self.folder / SNAPSHOT_DIR / snapshot_name(self.place, tag)
+
+    def _output(
+        self, kind: Kind, name: PurePosixPath, values: Mapping[str, Any], compression: str = "none"
+    ) -> SavedOutput:
+        to = self._trace_remote if kind in ("trace", "chrome") else self._memory_remote
+        remote = to.name(values, name, compression) if to else ""
+        if kind == "snapshot":
+            remote = remote.removesuffix(".html").removesuffix(".snapshot.pickle") + ".snapshot.pickle"
+        return SavedOutput(kind, self.folder / name, to, remote)
+
+
+def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
+    """The writing process with its coordinate in `mesh`; without one, in a mesh of one dimension, unless it has one.
+
+    Raises:
+        ConfigError: this rank is not in the mesh.
+    """
+    if mesh is None:
+        own = place.coordinate
+        return dataclasses.replace(place, coordinate=own or coordinate_of(place.rank, (), place.world_size))
+    here = mesh.get_coordinate()
+    if here is None:
+        raise ConfigError(f"rank {place.rank} is not in the mesh {mesh}: there is no name for its traces")
+    alone = all(size == 1 for size in mesh.shape) and place.world_size == 1
+    names = tuple(mesh.mesh_dim_names or ())
+    return dataclasses.replace(place, coordinate=None if alone else tuple(here), dimensions=names)
+
+
+def export_disabled(settings: Profiling) -> bool:
+    """Whether no trace is exported: on ROCm exporting has crashed, and every file of torch.profiler is the same export
+    in Chrome format, whatever its name.
+    """
+    return torch.version.hip is not None and not settings.chrome_trace_force

@@ -1,0 +1,3 @@
+"""The version of AORTA; apart from the package, which loads the public names."""
+
+__version__ = "0.1.0"
