@@ -28,7 +28,7 @@ from aorta.analysis.whatif.program import (
     What,
     compact,
 )
-from aorta.analysis.whatif.recorded_costs import LONG_AGO
+from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.replay import replay
 from aorta.command_line import to_stdout
 from aorta.config.groups.fabric import network_cost_ns

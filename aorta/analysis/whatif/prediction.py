@@ -136,7 +136,7 @@ class Prediction:
             stated of the step time follows from it.
         job_step_ms: what is left of that of the base. `overlap_ratio` and `exposed_comm_ms`: medians over rank-steps;
             None: no communication.
-        base: the same three of the unchanged run, as replayed.
+        identity: the unchanged run, replayed and as recorded.
         flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
             step.
         launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
@@ -149,7 +149,6 @@ class Prediction:
     job_step_ms: Value
     overlap_ratio: Value | None
     exposed_comm_ms: Value | None
-    base: dict[str, float | None]
     identity: Identity
     flags: tuple[str, ...]
     steps: int
@@ -163,14 +162,23 @@ class Prediction:
         return self.gain_ms.low > 0 or self.gain_ms.high < 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
+        """Plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
+        identity, values = self.identity, asdict(self)
+        metrics = {name: values[name] for name in ("gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")}
         return {
-            **{name: value for name, value in asdict(self).items() if name != "launch_ms"},
-            "significant": self.significant,
             "changes": list(self.changes),
-            "identity": {**asdict(self.identity), "residual": self.identity.residual},
+            **metrics,
+            "base": {
+                "job_step_ms": identity.replayed_ms,
+                "overlap_ratio": identity.replayed_ratio,
+                "exposed_comm_ms": identity.replayed_exposed_ms,
+            },
+            "identity": {**asdict(identity), "residual": identity.residual},
             "flags": list(self.flags),
+            "steps": self.steps,
+            "rank_steps": self.rank_steps,
             "notes": list(self.notes),
+            "significant": self.significant,
         }
 
 
@@ -252,11 +260,6 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         job_step_ms=gain_ms.taken_from(identity.replayed_ms, (0.0, np.inf)),
         overlap_ratio=_known(measured.overlap_ratio, measured.step, missed[1] + wrong_by[1], (0.0, 1.0)),
         exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, missed[2] + wrong_by[2]),
-        base={
-            "job_step_ms": identity.replayed_ms,
-            "overlap_ratio": identity.replayed_ratio,
-            "exposed_comm_ms": identity.replayed_exposed_ms,
-        },
         identity=identity,
         flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
@@ -285,7 +288,7 @@ def _moves(before: Times, after: Times, was: Measured, now: Measured) -> tuple[F
 
 def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
     """Why the step is not shorter by what was exposed; nothing where it is."""
-    exposed_ms = found.base["exposed_comm_ms"]
+    exposed_ms = found.identity.replayed_exposed_ms
     if found.exposed_comm_ms is None or not exposed_ms:
         return
     left_ms, gain_ms = found.exposed_comm_ms.value, found.gain_ms.value

@@ -26,8 +26,7 @@ from aorta.analysis.whatif.program import (
     StepProgram,
     compact,
 )
-from aorta.analysis.whatif.rank_program import Anchor, Ended, Key, RankStep, rank_step
-from aorta.analysis.whatif.recorded_costs import Costs, Recorded
+from aorta.analysis.whatif.recorded import Anchor, Costs, Ended, Key, RankStep, Recorded, rank_step
 from aorta.analysis.whatif.schedule import ReplayOrder, schedule
 from aorta.config.groups.fabric import spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing

@@ -143,8 +143,8 @@ def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
 
 def prediction_lines(predicted: Prediction) -> list[str]:
     """A prediction in words."""
-    base, gain = predicted.base, predicted.gain_ms
-    now_ms = predicted.identity.replayed_ms
+    base, gain = predicted.identity, predicted.gain_ms
+    now_ms = base.replayed_ms
     share = f"{abs(gain.value) / now_ms:.1%}"
     by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
     lines = [f"with {', '.join(predicted.changes)}:"]
@@ -152,11 +152,8 @@ def prediction_lines(predicted: Prediction) -> list[str]:
         f"  {'job step':<22} {rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of "
         f"{rough_ms(now_ms)}, {'significant' if predicted.significant else 'not significant'}"
     )
-    for name, value, key, unit in (
-        ("overlap ratio", predicted.overlap_ratio, "overlap_ratio", ""),
-        ("exposed communication", predicted.exposed_comm_ms, "exposed_comm_ms", "ms"),
-    ):
-        lines.append(f"  {name:<22} unknown" if value is None else _metric(name, value, base[key], unit))
+    lines.append(_metric("overlap ratio", predicted.overlap_ratio, base.replayed_ratio, ""))
+    lines.append(_metric("exposed communication", predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms"))
     lines.append(
         "intervals are those of the change from step to step, and of the model's error, over "
         f"{predicted.steps} recorded steps; another launch differs by more"
@@ -164,7 +161,9 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     return [*lines, *_check(predicted.identity, (*predicted.notes, *predicted.flags))]
 
 
-def _metric(name: str, value: Value, base: float | None, unit: str) -> str:
+def _metric(name: str, value: Value | None, base: float | None, unit: str) -> str:
+    if value is None:
+        return f"  {name:<22} unknown"
     now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
     return f"  {name:<22} {now} -> {rough_interval(value.value, value.low, value.high, unit)}"
 

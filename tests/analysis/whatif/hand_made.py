@@ -24,7 +24,7 @@ from aorta.analysis.whatif.program import (
     StepProgram,
     What,
 )
-from aorta.analysis.whatif.recorded_costs import LONG_AGO
+from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.replay import replay
 from aorta.config.schema import EmulatedFabric
 

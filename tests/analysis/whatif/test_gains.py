@@ -89,7 +89,7 @@ def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
     made = recorded(program([[5 * MS, issue(), 10 * MS, wait(0)]] * 2, [12 * MS], steps=5))
     found = free_communication(base_of(made))
-    assert (found.gain_ms.value, found.base["exposed_comm_ms"]) == (2.0, 12.0)
+    assert (found.gain_ms.value, found.identity.replayed_exposed_ms) == (2.0, 12.0)
     (note,) = found.notes
     assert note == (
         "exposed communication falls by 12.0 ms and the step is 2.0 ms shorter: a rank is idle for 10.0 ms more, in "
