@@ -6,9 +6,9 @@ on: the tests themselves still ignore what they were told to ignore.
 
 The simulated device (`tests/simulated`), where AORTA_SIMULATED_DEVICE asks for it: before anybody imports torch.
 
-Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice; with
-`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `seeds` searches anew as long (`tests/seeds.py`); `mutants`
-draws as `gate` and stops at the first failure. No deadlines and no limit for drawing examples: on a shared machine
+Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice, `short` fewer of them; with
+`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `seeds` takes its seed from `--hypothesis-seed`; `mutants` draws
+as `gate` and stops at the first failure. No deadlines and no limit for drawing examples: on a shared machine
 they test the machine. Must not: define what only some rooms need.
 """
 
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # Said here, not left to hypothesis: where `CI` is set its own default profile draws the same examples every time.
 _UNTIMED = settings(derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("gate", _UNTIMED, derandomize=True, max_examples=100)
+settings.register_profile("short", settings.get_profile("gate"), max_examples=25)
 settings.register_profile("soak", _UNTIMED, max_examples=20_000)
 settings.register_profile("seeds", _UNTIMED, max_examples=100, database=None)
 settings.register_profile(

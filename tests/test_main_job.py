@@ -70,6 +70,7 @@ def test_python_without_torchrun_is_a_world_of_one(tmp_path: Path) -> None:
     assert [(s.rank, s.world_size) for s in steps] == [(0, 1)] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.spec("D22", "D42")
 def test_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
     for label in ("cuda", "rocm"):

@@ -43,6 +43,7 @@ def test_what_a_file_imports_decides(
     assert pure.is_pure(path) is expected
 
 
+@pytest.mark.thorough
 def test_the_pure_tests_load_neither_torch_nor_what_draws() -> None:
     names = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in pure.files()]
     program = (

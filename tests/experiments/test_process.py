@@ -190,6 +190,7 @@ def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path: Pa
     assert gone(int(ready.read_text()))
 
 
+@pytest.mark.thorough
 def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path: Path) -> None:
     ended = started(LEAVING, str(tmp_path / "pid"))
     assert (ended.exit_code, ended.left_behind) == (0, 1)

@@ -96,6 +96,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path: Path) -> N
     assert ends[0].steps[-1].global_step == ends[1].steps[-1].global_step
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     run = start(tmp_path, "training.timeout_s=20")
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGKILL)

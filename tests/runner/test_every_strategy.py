@@ -41,6 +41,8 @@ CASES = {
     "hsdp": (4, ("parallel=hsdp",)),
     "fsdp_tp": (4, ("parallel=fsdp_tp",)),
 }
+SHORT = ("none", "ddp", "fsdp")
+"""Those of the short gate."""
 SLOW = {
     "fsdp1-compiled": (2, ("parallel=fsdp1", "compile")),
     "hsdp-compiled": (4, ("parallel=hsdp", "compile")),
@@ -129,7 +131,9 @@ def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -
 
 
 @pytest.mark.spec("D7")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
+)
 def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
     check_case(tmp_path, *CASES[name])
 

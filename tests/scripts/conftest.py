@@ -92,3 +92,15 @@ def sh(tmp_path: Path, repo: Path) -> Shell:
         (shell.bin / name).symlink_to(found)
     shell.standin("torchrun", "torchrun.py")
     return shell
+
+
+def ready(sh, repo, extras="dev"):
+    """What setup.sh leaves behind, with stand-ins for every program of the environment."""
+    folder = repo / ".venv/bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "torchrun", "ruff", "mypy", "lint-imports"):
+        sh.standin(name, "torchrun.py")
+        (sh.bin / name).rename(folder / name)
+    script = (repo / "scripts/setup.sh").read_text()
+    (repo / f".venv/{extras}.stamp").write_text(f"{repo}\n{script}")  # pyproject.toml and constraints.txt are empty
+    return folder / "python"

@@ -37,6 +37,7 @@ def varied(folder: Path, comm_ms: float, ratios: tuple[float, ...] = EIGHT, **he
     return folder
 
 
+@pytest.mark.thorough
 def test_a_neutral_metric_can_fail_by_its_own_correction(tmp_path: Path) -> None:
     found = compared(tmp_path, varied(tmp_path / "a", 10), varied(tmp_path / "b", 20))
     entry = found["metrics"]["comm_ms"]
@@ -48,6 +49,7 @@ def test_a_neutral_metric_can_fail_by_its_own_correction(tmp_path: Path) -> None
     assert len(tested) >= 3
 
 
+@pytest.mark.thorough
 def test_milliseconds_across_platforms_can_fail(tmp_path: Path) -> None:
     sides = varied(tmp_path / "a", 10, platform="cuda"), varied(tmp_path / "b", 20, platform="rocm")
     condition = judged("exposed_comm_ms>5%", compared(tmp_path, *sides))
@@ -86,6 +88,7 @@ def test_single_runs_that_did_different_work_cannot_pass(tmp_path: Path) -> None
         assert judged("overlap_ratio<-0.05", compared(tmp_path, *sides, allow_unlike=(word,))).outcome == "pass"
 
 
+@pytest.mark.thorough
 def test_milliseconds_can_be_held_to_a_threshold_over_a_reference_of_0(tmp_path: Path) -> None:
     """There all communication is hidden; 5 ms are not, in every launch of the candidate."""
     sides = launch_set(tmp_path / "a", [1.0] * 4), launch_set(tmp_path / "b", [0.5, 0.51, 0.52, 0.53])

@@ -400,6 +400,7 @@ def test_it_prints(browser: Chrome, report: Path) -> None:
         Path(where, "report.pdf").write_bytes(data)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_is_wider_than_the_page(browser: Chrome, report: Path, theme: str) -> None:
     """A phone, half a screen, a screen: the page never scrolls sideways, and no word of a card is broken."""

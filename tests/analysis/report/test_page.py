@@ -253,6 +253,7 @@ def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     assert "chart-effects" not in ids
 
 
+@pytest.mark.thorough
 def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
     for rank in range(2):
         events = [
@@ -272,6 +273,7 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
     assert {"chart-timeline-0", "chart-timeline-1"} <= {attributes.get("id") for _, attributes in Parts(html).tags}
 
 
+@pytest.mark.thorough
 def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) -> None:
     for side, transfer in (("reference", 5.0), ("candidate", 10.0)):
         for at in range(4):
@@ -411,6 +413,7 @@ def test_one_step_is_told_in_sentences_and_every_chart_has_its_place(tmp_path: P
     assert {f"chart-{name}" for name in drawn} <= ids
 
 
+@pytest.mark.thorough
 def test_a_page_names_the_archive_and_not_where_it_was_unpacked(tmp_path: Path) -> None:
     simulated_run(tmp_path / "made" / "cuda", label="cuda", ranks=2, steps=6, transfer_ms=5.0, seed=1)
     packed = shutil.make_archive(str(tmp_path / "node7"), "gztar", tmp_path / "made")

@@ -1,0 +1,135 @@
+"""The gate: which stages run, in which order and with which words, and what ends it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.scripts.conftest import ready
+
+ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
+PURE = ["tests/a.py", "tests/b.py"]
+SHORT = " and not thorough"
+
+
+def command_of(marks, *words):
+    """The command of one stage of tests."""
+    return ["-m", "tests.run_again", "-n", "2", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
+
+
+def answer(sh, **said):
+    """Let the environment's Python print something where its last word asks for it."""
+    python = sh.repo / ".venv/bin/python"
+    begin, *words = python.read_text().splitlines()
+    asked = [f'for last; do :; done; test "$last" = {word} && printf "{text}" && exit' for word, text in said.items()]
+    python.write_text("\n".join([begin, *asked, *words, ""]))
+
+
+@pytest.fixture
+def gate(sh, repo, pytestconfig):
+    """A ready environment, and a machine that lacks nothing."""
+    shutil.copytree(pytestconfig.rootpath / ".ci", repo / ".ci")
+    ready(sh, repo)
+    answer(sh, **{"tests.pure": "\n".join(PURE), "--why-not": ""})
+    for name in ("shellcheck", "hadolint", "mkdocs", "c++"):
+        sh.program(name, "exit 0")
+    return sh
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [([], SHORT), (["--all"], ""), (["-k", "a name"], ""), (["--all", "-k", "a name"], "")],
+)
+def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
+    result = gate("check", *words)
+    assert (result.code, result.out.splitlines()[-1]) == (0, "== all good"), result.err
+    assert ("skipped (--all runs them)" in result.out) == bool(without)
+    named = [word for word in words if word != "--all"]
+    everything = words == ["--all"]
+    (seeds,) = [call["argv"] for call in result.calls if "hypothesis" in call["argv"]] or [[]]
+    assert [call["argv"] for call in result.calls] == [
+        ["format", "--check", "."],
+        ["check", "."],
+        [],
+        [],
+        *([seeds] if everything else []),
+        ["-m", "aorta.instrument.native"],
+        ["-m", "tests.simulated.build"],
+        command_of(f"not gpu and not simulated and not alone{without}", *named),
+        command_of(f"alone and not gpu and not simulated{without}", "-n", "0", *named),
+        *([["-m", "tests.fuzzing", "--minutes", "2"]] if everything else []),
+        command_of(f"(gpu or simulated){without}", *([] if named else ROOMS), *named),
+    ]
+    assert not everything or (seeds[-3].startswith("--hypothesis-seed=") and seeds[-2:] == PURE)
+    assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
+    assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
+    assert result.calls[-1]["env"].get("HYPOTHESIS_PROFILE") == ("short" if without else None)
+    assert {call["cwd"] for call in result.calls} == {str(gate.repo)}
+
+
+def test_the_fast_gate_runs_the_pure_tests_alone(gate):
+    result = gate("check", "--fast", "-x")
+    assert result.code == 0, result.err
+    assert result.calls[-1]["argv"] == command_of("not dist and not gpu and not simulated", *PURE, "-x")
+    assert "== all other tests: skipped (--fast)" in result.out
+    (gate.repo / ".venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
+    assert "check: stage 'pure tests' failed" in gate("check", "--fast").err
+
+
+@pytest.mark.parametrize(
+    ("words", "fails_on", "code", "ends", "said"),
+    [
+        ([], "--check", 2, 2, "check: stage 'format' failed (exit 2): ruff format --check ."),
+        (
+            ["--all"],
+            "not gpu and not simulated and not alone and not slow",
+            5,
+            5,
+            "check: stage 'tests' failed (exit 5)",
+        ),
+        # Words may match tests of one stage only.
+        (["-k", "a name"], "not gpu and not simulated and not alone and not slow", 5, 0, ""),
+    ],
+)
+def test_the_first_failure_ends_it_and_is_named(gate, words, fails_on, code, ends, said):
+    result = gate("check", *words, STANDIN_FAIL_ON=fails_on, STANDIN_EXIT=str(code))
+    assert result.code == ends
+    assert said in result.err
+
+
+def test_without_an_environment_that_stage_is_named(sh):
+    result = sh("check")
+    assert result.code == 1
+    assert "check: stage 'environment' failed" in result.err
+
+
+def test_continuous_integration_leaves_nothing_out(gate):
+    result = gate("../.ci/run")
+    assert result.code == 0, result.err
+    assert {call["env"].get("GATE_COMPLETE") for call in result.calls} == {"1"}
+    assert "skipped" not in result.out
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("program", "stage", "why"),
+    [
+        ("shellcheck", "shell", "shellcheck is not installed"),
+        ("hadolint", "dockerfiles", "hadolint is not installed"),
+        ("mkdocs", "site", "mkdocs is not installed"),
+        ("c++", "compile", "no C++ compiler"),
+        (None, "tests on the simulated device", "written for another torch"),
+    ],
+)
+def test_what_is_missing_is_skipped_and_fails_in_continuous_integration(gate, program, stage, why):
+    if program:
+        (gate.bin / program).unlink()
+    else:
+        answer(gate, **{"--why-not": why})
+    result = gate("../.ci/run")
+    assert result.code == 1
+    assert f"check: stage '{stage}' cannot be run here, and here it has to be: {why}" in result.err
+    elsewhere = gate("check")
+    assert elsewhere.code == 0
+    assert f"== {stage}: skipped, {why}" in elsewhere.out
