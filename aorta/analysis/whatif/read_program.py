@@ -20,7 +20,7 @@ import numpy as np
 
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.tables import Ints, RankTables, Run
 from aorta.analysis.whatif.program import RunProgram
