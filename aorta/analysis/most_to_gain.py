@@ -19,10 +19,8 @@ from aorta.analysis.documents.comparison import Marginal as CauseMarginal
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import Run
-from aorta.analysis.whatif.gains import gains
-from aorta.analysis.whatif.marginals import marginals
-from aorta.analysis.whatif.predicted_value import LEVEL
-from aorta.analysis.whatif.prediction import base_of
+from aorta.analysis.whatif.gains import gains, marginals
+from aorta.analysis.whatif.prediction import LEVEL, base_of
 from aorta.analysis.whatif.read_program import program_of
 from aorta.errors import InputError
 

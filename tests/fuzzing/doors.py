@@ -25,7 +25,7 @@ _MODULES: Final = (
         "aorta.analysis.report.report_command",
         "aorta.analysis.report.html.assembly",
     ),
-    *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
+    *("aorta.analysis.merge.merge_traces", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
     *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.train_command"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
@@ -112,7 +112,7 @@ def _compare(case: Path, out: Path) -> None:
 
 
 def _merge(case: Path, out: Path) -> int:
-    from aorta.analysis.merge.merge_command import merge_traces
+    from aorta.analysis.merge.merge_traces import merge_traces
 
     align = ("clock", "none", "start_profile")[sum(map(len, map(str, case.rglob("*")))) % 3]
     return merge_traces([str(case), "-o", str(out / "merged.json"), "--window", "all", "--check", "--align", align])
