@@ -21,8 +21,8 @@ from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.inputs import Subject, read_subjects
 from aorta.analysis.compare.verdict_rules import Rules
 from aorta.analysis.expert_load import expert_sentences
-from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
+from aorta.analysis.load.locations import Archives
 from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
