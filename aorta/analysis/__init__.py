@@ -49,9 +49,8 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
-    from aorta.analysis.load.archives import Archives
     from aorta.analysis.load.engines import Dask, Local
-    from aorta.analysis.load.locations import load_source
+    from aorta.analysis.load.locations import Archives, load_source
 
     archives = Archives()
     try:

@@ -1,8 +1,9 @@
 """The algebra of `intervals` on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
 
 `merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
-`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). Must not know what an interval
-stands for, or touch floating point (docs/measuring.md, W14).
+`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). With `COLUMNS` as its algebra
+`overlap.measure_lanes` measures columns by the definition of a live step. Must not know what an interval stands for,
+define a metric, or touch floating point (docs/measuring.md, W14).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import IntervalError
-from aorta.timeline.intervals import Interval
+from aorta.timeline.intervals import Interval, Tile
+from aorta.timeline.overlap import Algebra
 
 Int64: TypeAlias = NDArray[np.int64]
 
@@ -143,3 +145,19 @@ def _refuse_inverted(start: Int64, end: Int64) -> None:
         raise IntervalError(
             f"interval [{int(start[at])}, {int(end[at])}) ends before it starts; an end must be >= its start"
         )
+
+
+def _lane(raw: Spans, window: Interval) -> Spans:
+    return merge(clip(raw, window))
+
+
+def _tile(window: Interval, lanes: Mapping[int, Spans]) -> list[Tile]:
+    stretches, masks = tile(window, lanes)
+    return list(zip(stretches.start.tolist(), stretches.end.tolist(), masks.tolist(), strict=True))
+
+
+COLUMNS: Algebra[Spans, Spans] = Algebra(_lane, union, intersect, subtract, measure, _tile, pairs)
+"""Raw intervals as columns."""
+
+MERGED_COLUMNS: Algebra[Spans, Spans] = Algebra(cut, union, intersect, subtract, measure, _tile, pairs)
+"""For lanes merged once and used for many windows of a trace: clipping a merged lane leaves it merged."""

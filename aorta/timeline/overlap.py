@@ -1,7 +1,7 @@
 """One window of one rank -> its overlap metrics. The only definition of every metric (docs/metrics.md).
 
 A window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as columns
-(`aorta.timeline.columns`), give an `Overlap` in integer nanoseconds; its `metrics()` are the names and milliseconds of
+(`aorta.timeline.arrays`), give an `Overlap` in integer nanoseconds; its `metrics()` are the names and milliseconds of
 the record:
 
     overlap = measure_window((0, 100), compute=[(0, 60)], comm={"allreduce": [(40, 80)]}, stalls=[])

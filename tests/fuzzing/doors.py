@@ -19,7 +19,7 @@ from tests.fuzzing import seeds
 Open = Callable[[Path, Path], int | None]
 _MODULES: Final = (
     *("aorta.analysis.summary", "aorta.analysis.compare.launch_set", "aorta.analysis.frames", "aorta.analysis.devices"),
-    *("aorta.analysis.load.traces", "aorta.analysis.load.interval_export", "aorta.analysis.load.export_command"),
+    *("aorta.analysis.load.traces", "aorta.analysis.load.export_command"),
     *(
         "aorta.analysis.report.report_folder",
         "aorta.analysis.report.report_command",

@@ -93,7 +93,7 @@ def test_a_footer_knows_the_three_ways_to_end():
         msgspec.convert({"reason": "bored", "exit_code": 0, "steps_written": 0, "clock": {}}, Footer)
 
 
-NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.timeline.columns")
+NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.timeline.arrays")
 """Intervals by column, for traces of millions of rows: loaded by `aorta.analysis`, never by what records."""
 LIGHT = f"""
 import importlib, pkgutil, sys

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
-from aorta.timeline.arrays import pairs, spans
+from aorta.timeline.arrays import COLUMNS, MERGED_COLUMNS, pairs, spans
 from aorta.timeline.classes import LANES
-from aorta.timeline.columns import COLUMNS, MERGED_COLUMNS
 from aorta.timeline.overlap import OF_UNKNOWN_KIND, PAIRS, measure_lanes, measure_window
 from tests.strategies import BASES, bases, collectives, interval_lists
 from tests.strategies import intervals as windows

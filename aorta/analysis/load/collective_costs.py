@@ -4,6 +4,10 @@
 per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths, as docs/metrics.md defines them.
 Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum durations that overlap
 (W10), or match collectives of different ranks by their time (W11).
+
+A source without sequence numbers has its collectives numbered by their order, where order identifies them. On a device
+it identifies nothing: steps are cut where the host marked them and the device runs behind its host, so a step may hold
+different collectives on different ranks even if their count agrees.
 """
 
 from __future__ import annotations
@@ -17,12 +21,38 @@ import numpy as np
 
 from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
-from aorta.analysis.load.collective_order import order_identifies, ordinals
-from aorta.analysis.load.covered_time import places
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, places
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
+
+MOST_COUNTED: Final = 1 << 20
+
+
+def order_identifies(trace: Trace) -> bool:
+    """Whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
+    return trace.platform == "cpu" and bool(len(trace.windows))
+
+
+def ordinals(place: Int64, code: Int64) -> Int64:
+    """One number from how many collectives of its code its step has, and which of them this one is.
+
+    Because the count is part of the number, ranks that disagree on it match nothing rather than the wrong collective.
+
+    Args:
+        place: the step of each row, rows in order of time.
+        code: what each row is.
+    """
+    if not len(place):
+        return np.zeros(0, np.int64)
+    _, where = np.unique(place, return_inverse=True)
+    group = where * (int(code.max()) + 1) + code
+    order = np.argsort(group, kind="stable")
+    _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
+    numbers = np.empty(len(group), np.int64)
+    numbers[order] = np.arange(len(group)) - np.repeat(first, counts) + np.repeat(counts, counts) * MOST_COUNTED
+    return numbers
+
 
 NO_GROUP: Final = "its group is not in the trace"
 NO_RANKS: Final = "the ranks of its group are not in the trace"

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aorta.analysis.load.covered_time import places
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
-from aorta.timeline.arrays import Int64, Spans, cut, merge, tile
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, places
+from aorta.timeline.arrays import MERGED_COLUMNS, Int64, Spans, cut, merge, tile
 from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
-from aorta.timeline.columns import MERGED_COLUMNS
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap, measure_lanes
 

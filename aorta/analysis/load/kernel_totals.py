@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.covered_time import covered_ns, places
 from aorta.analysis.load.gemm_shapes import Gemms
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, operations
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, covered_ns, operations, places
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 

@@ -25,11 +25,11 @@ from aorta.analysis.load.interval_table import (
     step_of,
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.microseconds import check_devices, check_instants
 from aorta.analysis.load.rank_inference import InferredRank
 from aorta.analysis.load.rccl_order import Calls, Unnamed, kinds_from_calls
 from aorta.analysis.load.sqlite_files import look_up
 from aorta.analysis.load.step_markers import step_windows
-from aorta.analysis.load.timestamps import check_devices, check_instants
 from aorta.timeline.arrays import Int64
 
 NO_KERNELS: Final = "no kernel dispatches: record with --kernel-trace"

@@ -13,12 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.load.collective_costs import CostPart, parts_of
-from aorta.analysis.load.collective_order import MOST_COUNTED, order_identifies, ordinals
+from aorta.analysis.load.collective_costs import MOST_COUNTED, CostPart, order_identifies, ordinals, parts_of
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Trace
-from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts
-from aorta.analysis.load.kernel_slowdown import Slowdown, slowdowns
+from aorta.analysis.load.kernel_facts import KernelFacts, Slowdown, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
 from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep

@@ -15,8 +15,7 @@ import msgspec
 from aorta.analysis.health import Health
 from aorta.analysis.load.collective_costs import CostPart, costs
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.kernel_facts import KernelFacts, as_json
-from aorta.analysis.load.kernel_slowdown import Slowdown, largest_first
+from aorta.analysis.load.kernel_facts import KernelFacts, Slowdown, as_json, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import TraceFacts, TraceHealth, examine

@@ -24,8 +24,8 @@ from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.expert_load import expert_sentences
-from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
+from aorta.analysis.load.locations import Archives
 from aorta.analysis.report.brief_text import brief_text, gain_block
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import aorta.analysis
-from aorta.analysis.load import archives as module
-from aorta.analysis.load.archives import Archives
+from aorta.analysis.load import locations as module
+from aorta.analysis.load.locations import Archives
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.whatif import whatif_command
 from aorta.errors import InputError

@@ -12,8 +12,7 @@ import pytest
 from aorta.analysis.load.gemm_shapes import Gemm, gemm_of
 from aorta.analysis.load.interval_table import NULL, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kernel_facts import as_json, by_name, by_shape, kernel_facts
-from aorta.analysis.load.kernel_slowdown import ratio_of_means, slowdowns
+from aorta.analysis.load.kernel_facts import as_json, by_name, by_shape, kernel_facts, ratio_of_means, slowdowns
 from aorta.analysis.load.kernel_totals import (
     NO_COUNTERS,
     NO_PRODUCTS,

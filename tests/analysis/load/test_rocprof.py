@@ -18,9 +18,9 @@ from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
 from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.errors import InputError
+from aorta.timeline.arrays import COLUMNS as ALGEBRA
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
-from aorta.timeline.columns import COLUMNS as ALGEBRA
 from aorta.timeline.overlap import measure_lanes
 from tests.analysis.load.rocprof_files import (
     BASE,

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
 from aorta.analysis.json_schemas import json_schema
-from aorta.analysis.load.kernel_slowdown import Slowdown
+from aorta.analysis.load.kernel_facts import Slowdown
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
 from aorta.analysis.report.kernel_text import KERNEL_TABLES, shortened
 from aorta.analysis.report.kernels_command import main

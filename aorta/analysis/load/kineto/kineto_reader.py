@@ -30,8 +30,8 @@ from aorta.analysis.load.interval_table import (
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
 from aorta.analysis.load.kineto.collective_arguments import CollectiveColumns, from_arguments, group_ranks
 from aorta.analysis.load.kineto.engine_copies import launched_by_collectives, unknown
+from aorta.analysis.load.kineto.event_structs import Metadata, metadata_of
 from aorta.analysis.load.kineto.host_operators import host_intervals
-from aorta.analysis.load.kineto.metadata import Metadata, metadata_of
 from aorta.analysis.load.kineto.trace_events import EventColumns, Rows, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.rank_inference import Process, place
