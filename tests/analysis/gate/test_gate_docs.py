@@ -12,11 +12,11 @@ import yaml
 from aorta.analysis.gate.gate_command import add_gate_arguments
 from tests.runs import ROOT
 
-PAGE = (ROOT / "docs" / "gate.md").read_text()
+PAGE = (ROOT / "docs" / "compare.md").read_text()
 
 
 def workflow() -> Any:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
     return yaml.safe_load(block)
 
 
