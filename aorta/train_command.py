@@ -1,23 +1,33 @@
-"""`aorta train` and `train.py`: compose the configuration, resolve it, run it.
+"""`aorta train` and `train.py`: compose the configuration with Hydra, resolve it, run it, end with a defined exit code.
 
-Must not import torch before the configuration was found to be good.
+The exit code is that of the run or the sweep, and 1 for a configuration that cannot be run. Must not import torch
+before the configuration was found to be good: `--help`, `--cfg job` and a configuration error stay fast, and work where
+torch is missing.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from aorta.command_line import command
-from aorta.config import CONFIG_DIR
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig
+
+from aorta.command_line import command, to_stdout
+from aorta.config import CONFIG_DIR, multirun
 from aorta.config.multirun import JobLauncher
-from aorta.config.resolve import Resolved
+from aorta.config.override_words import expand, options_of_a_job, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, resolve
 from aorta.config.schema import CopyOverlap, Rpc, Streams
-from aorta.config.train_cli import main as compose
-from aorta.errors import ConfigError
+from aorta.config.yaml_files import load_yaml
+from aorta.errors import EXIT_OK, AortaError, ConfigError
 from aorta.installation import checkout, training_program
+from aorta.version import __version__
 
 
 @command()
@@ -92,3 +102,100 @@ def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
     torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
     sys.stdout.flush()
     os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])
+
+
+Run = Callable[[Resolved], int]
+Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
+
+
+@command()
+def compose(run: Run, config_dir: Path, sweep: Sweep) -> int:
+    """Compose, resolve and call `run`; returns the process's exit code.
+
+    Args:
+        run: runs a resolved configuration, returns an exit code.
+        config_dir: absolute path of `config/`.
+        sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
+            starts the jobs of `--multirun`.
+    """
+    try:
+        if "--version" in sys.argv[1:]:  # Hydra would print its own
+            to_stdout(f"aorta {__version__}")
+            return EXIT_OK
+        expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
+        if environment_number("RANK", 0) == 0:
+            sys.stderr.writelines(f"warning: {note}\n" for note in notes)
+        words = translate(expanded, Path.cwd(), config_dir.parent)
+        launching = sweep(options_of_a_job(words))
+        task = multirun.HydraTask(launching)
+        sys.argv[1:] = map(_adopt, words)
+        _compose(config_dir, task)
+        if task.batches:
+            return launching.finish()
+        worst = EXIT_OK
+        for job in map(resolve, task.composed):  # empty after --help or --cfg
+            worst = max(worst, run(job))
+        return worst
+    except multirun.SweepStopped as stopped:
+        return stopped.exit_code
+
+
+def _adopt(word: str) -> str:
+    """Give a user's own file a unique name, so that `default` in it refers to AORTA's whatever the file is called."""
+    name, _, path = word.partition("=")
+    if name != "--config-name" or not Path(path).is_absolute():
+        return word
+    try:
+        content = load_yaml(Path(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path}: cannot be read as YAML: {error}") from error
+    if not isinstance(content, DictConfig) or "defaults" not in content:
+        raise ConfigError(f"--config {path}: {HOW_TO_BUILD}")
+    alias = f"your-{Path(path).stem}"
+    ConfigStore.instance().store(name=alias, node=content)
+    return f"--config-name={alias}"
+
+
+def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
+    """Have Hydra compose what `sys.argv` says: the task stores one configuration, or starts the jobs of a sweep."""
+    multirun.register()
+    # Hydra would print and exit by itself; raising lets one place format every error.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
+    except (AortaError, multirun.SweepStopped):
+        raise
+    except Exception as error:
+        # Before a sweep's first job none of our code runs in there: any error is about the configuration.
+        if task.batches:
+            raise
+        raise ConfigError(explain(error)) from error
+
+
+def explain(error: Exception) -> str:
+    """One message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
+    chain = list(_chain(error))
+    text = _without_internals(str(chain[0]))
+    inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
+    if inner and inner not in text:
+        text += f"\n  {inner}"
+    if isinstance(chain[0], OverrideParseException):
+        text += f"\n  in: {chain[0].override}"
+        text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
+    key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
+    started = sys.argv[0] if sys.argv[0].startswith("aorta ") else "python train.py"
+    return "\n".join([text, *choices(key), f"  see: {started} --help, {started} --cfg job"])
+
+
+def _without_internals(text: str) -> str:
+    """Drop Hydra's search path, AORTA's `base_*` schemas and the advice to append: none of them is a choice."""
+    visible, _, _ = text.partition("Config search path:")
+    visible = visible.replace("To append to your config use +", "  in: ")
+    return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__

@@ -1,8 +1,12 @@
-"""One rank of the check, started by torchrun: the findings of all ranks become one table.
+"""One rank of the check, started by torchrun: its checks for races, and the findings of all ranks as one table.
 
 Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
-0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report. Must
-not decide what a row says.
+0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report.
+
+A check for races on tensors and their lifetime (docs/measuring.md, K7) returns whether the values were right. Its
+collectives are an all-gather and a reduce-scatter into another tensor: with one rank they copy, so a copy made too
+early, or of memory that was freed, shows in the result. (An all-reduce of one rank moves nothing.) Every rank of the
+default group must run the same check. Must not decide what a row says.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -26,7 +32,6 @@ from aorta.distributed.environment_checks import knobs_found, one_connection, st
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import platform_of, read_topology, select_device
 from aorta.errors import EXIT_OK
-from aorta.gpu_check import races
 from aorta.gpu_check.case import PAIRS, Case
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
 from aorta.instrument.instrumentation import Instrumentation
@@ -34,6 +39,160 @@ from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Platform
 from aorta.records.whole_files import whole_file
+
+SLEEP_CYCLES = 50_000_000
+"""Tens of milliseconds on any card: far longer than the host needs to issue everything below."""
+ELEMENTS = 1 << 22
+
+
+class Handle(Protocol):
+    """Something that a caller waits for: the caller's stream then waits, not the host."""
+
+    def wait(self) -> object: ...
+
+
+Call = Callable[[torch.Tensor, torch.Tensor, bool], dist.Work | None]
+"""Result, source, whether asynchronous."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A collective from one tensor into another, and its result for equal values on `n` ranks.
+
+    Attributes:
+        issue: its return value has to be waited for; None: a synchronous call, with nothing to wait for.
+    """
+
+    issue: Callable[[torch.Tensor, torch.Tensor], Handle | None]
+    result_elements: Callable[[int], int]
+    result_value: Callable[[float, int], float]
+
+    def result(self, device: torch.device) -> torch.Tensor:
+        """A tensor for the result; holds a value that none of the checks uses."""
+        return torch.full((self.result_elements(dist.get_world_size()),), -1.0, device=device)
+
+    def is_right(self, result: torch.Tensor, value: float) -> bool:
+        """Whether this is the result of every rank's `value`."""
+        return bool((result == self.result_value(value, dist.get_world_size())).all().item())
+
+
+class _Event:
+    """Waits for a collective on another stream as FSDP does: through an event of that stream."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self._event = torch.Event(device=stream.device)
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        self._event.wait(torch.accelerator.current_stream(self._event.device))
+
+
+@cache
+def _own_stream(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
+
+
+def _asynchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    return lambda result, source: call(result, source, True)
+
+
+def _synchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    return lambda result, source: call(result, source, False)
+
+
+def _on_its_own_stream(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    def issue(result: torch.Tensor, source: torch.Tensor) -> Handle:
+        own = _own_stream(result.device)
+        own.wait_stream(torch.accelerator.current_stream(result.device))
+        with own:
+            call(result, source, False)
+        for tensor in (result, source):
+            tensor.record_stream(own)
+        return _Event(own)
+
+    return issue
+
+
+_CALLS: dict[str, tuple[Call, Callable[[int], int], Callable[[float, int], float]]] = {
+    "all_gather": (
+        lambda result, source, asynchronous: dist.all_gather_into_tensor(result, source, async_op=asynchronous),
+        lambda n: ELEMENTS * n,
+        lambda value, _n: value,
+    ),
+    "reduce_scatter": (
+        lambda result, source, asynchronous: dist.reduce_scatter_tensor(
+            result, source[: result.numel() * dist.get_world_size()], async_op=asynchronous
+        ),
+        lambda n: ELEMENTS // n,
+        lambda value, n: value * n,
+    ),
+}
+_WAYS = {"": _asynchronous, ", synchronous": _synchronous, ", synchronous on its own stream": _on_its_own_stream}
+KINDS = {
+    f"{name}{way}": Kind(issued(call), elements, value)
+    for name, (call, elements, value) in _CALLS.items()
+    for way, issued in _WAYS.items()
+}
+
+
+def slow_producer(kind: Kind, device: torch.device) -> bool:
+    """The input is written after a long kernel: the collective must wait for it (W2)."""
+    source = torch.zeros(ELEMENTS, device=device)
+    result = kind.result(device)
+    torch.accelerator.synchronize()
+    cuda.spin(SLEEP_CYCLES)
+    source.fill_(3)
+    _wait(kind.issue(result, source))
+    return kind.is_right(result, 3)
+
+
+def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
+    """The collective is delayed: the next operation must not read the result before.
+
+    Args:
+        busy: another stream than the current one, of the same priority.
+    """
+    source, result = torch.full((ELEMENTS,), 5.0, device=device), kind.result(device)
+    torch.accelerator.synchronize()
+    hold_up(busy)
+    _wait(kind.issue(result, source))
+    return kind.is_right(result.clone(), 5)
+
+
+def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
+    """The caller drops the input while the collective is delayed, and then allocates the same size many times at once:
+    the input's memory must not be reused (W3).
+
+    Args:
+        busy: another stream than the current one, of the same priority.
+    """
+    result = kind.result(device)
+    source = torch.full((ELEMENTS,), 7.0, device=device)
+    torch.accelerator.synchronize()
+    hold_up(busy)
+    handle = kind.issue(result, source)
+    del source
+    garbage = [torch.full((ELEMENTS,), -2.0, device=device) for _ in range(8)]
+    _wait(handle)
+    right = kind.is_right(result, 7)
+    return right and len(garbage) == 8
+
+
+def hold_up(busy: torch.Stream) -> None:
+    """Delay the default group's next operation, whoever issues it, behind a collective whose stream is busy. (A
+    synchronous one that runs on its caller's own stream may be on time, and nothing can read too early there.)
+    """
+    with busy:
+        source = torch.zeros(1, device=busy.device)
+        result = torch.zeros(dist.get_world_size(), device=busy.device)
+        cuda.spin(SLEEP_CYCLES)
+        _wait(dist.all_gather_into_tensor(result, source, async_op=True))
+
+
+def _wait(handle: Handle | None) -> None:
+    if handle is not None:
+        handle.wait()
+
 
 _STREAMS = streams_used({-1: 3}, groups=1, looking=True)
 """Streams of a rank under fsdp, which opens three of priority -1."""
@@ -87,14 +246,14 @@ def race_rows(device: torch.device) -> list[CheckRow]:
     """K7, with collectives on dedicated streams, through the interceptor that a run would have here."""
     busy = torch.Stream(device)
     checks = {
-        "slow producer": lambda kind: races.slow_producer(kind, device),
-        "late consumer": lambda kind: races.late_consumer(kind, device, busy),
-        "memory pressure": lambda kind: races.memory_pressure(kind, device, busy),
+        "slow producer": lambda kind: slow_producer(kind, device),
+        "late consumer": lambda kind: late_consumer(kind, device, busy),
+        "memory pressure": lambda kind: memory_pressure(kind, device, busy),
     }
     rank, size = dist.get_rank(), dist.get_world_size()
     with Instrumentation(device, "dedicated", rank, size, read_clocks(), lambda _: None, native=True) as instrument:
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
-            found = {f"{check}, {kind}": checks[check](races.KINDS[kind]) for check in checks for kind in races.KINDS}
+            found = {f"{check}, {kind}": checks[check](KINDS[kind]) for check in checks for kind in KINDS}
         instrument.recorder.finish()
     return [
         CheckRow(

@@ -34,10 +34,9 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.event_clock import EventClock
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import Group, InFlight, Waited, name_of
 from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
 from aorta.instrument.timed_work import KeptAlive, TimedWork
-from aorta.instrument.waits import Waited, name_of
 from aorta.records.schema import STALL_CUTOFF_NS
 
 _T = TypeVar("_T")

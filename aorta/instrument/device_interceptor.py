@@ -37,10 +37,9 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight
+from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited, name_of
 from aorta.instrument.operators import Operator, tensors_in
 from aorta.instrument.timed_work import IssuedWork, TimedWork
-from aorta.instrument.waits import Name, Waited, name_of
 
 
 class _Lent:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from aorta.instrument.waits import Name
+from aorta.instrument.in_flight import Name
 
 _BEHIND = "_aorta_behind"
 """Attribute of an event: what its stream had joined."""

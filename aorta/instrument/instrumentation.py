@@ -27,8 +27,7 @@ from aorta.instrument.event_clock import clock_for
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
-from aorta.instrument.native.native_device_interceptor import NativeDeviceClock, NativeDeviceInterceptor
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, NativeDeviceClock, NativeDeviceInterceptor
 from aorta.instrument.native.ranges import NativeEnds, NativeRanges, compiled_algebra
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS

@@ -15,9 +15,8 @@ import torch
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.gradient_order import ReadyGradient
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.in_flight import InFlight, Name, Waited
 from aorta.instrument.user_marks import MarksOfStep
-from aorta.instrument.waits import Name, Waited
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.schema import CopyDirection, Phase
 from aorta.timeline.intervals import Interval

@@ -91,4 +91,4 @@ def slowest_of_host(mine: StallCutoff | None, host: str, facts: Sequence[Mapping
     if mine is None:
         return None
     of_host = [StallCutoff(**each["stall_cutoff"]) for each in facts if each["host"] == host and each["stall_cutoff"]]
-    return max([mine, *of_host], key=lambda each: each.cutoff_ns)
+    return max([mine, *of_host], key=lambda each: (each.cutoff_ns, each.hand_over_ns or 0))

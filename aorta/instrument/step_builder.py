@@ -15,11 +15,10 @@ import msgspec
 from aorta.instrument.device_pace import Stretch, lead_ms, nearly_all
 from aorta.instrument.event_clock import EventClock, on_host
 from aorta.instrument.gradient_order import gradient_rows
-from aorta.instrument.in_flight import Group
+from aorta.instrument.in_flight import Group, tail_waits, wait_rows
 from aorta.instrument.open_step import OpenStep
 from aorta.instrument.step_marks import MarkReader, ReadMarks
 from aorta.instrument.user_marks import MarksOfStep
-from aorta.instrument.waits import tail_waits, wait_rows
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.device_pace import DevicePace, Stretch
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import Group, InFlight, Name
 from aorta.instrument.open_step import Copied, OpenStep, Pass
-from aorta.instrument.waits import Name
 from aorta.records.schema import Collective
 from aorta.timeline.intervals import Interval
 

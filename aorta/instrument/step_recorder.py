@@ -17,11 +17,10 @@ from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.in_flight import InFlight, Name, Waited
 from aorta.instrument.open_step import Counts, NativeEvents, OpenStep, Scalar, StepFacts
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
-from aorta.instrument.waits import Name, Waited
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES, Unseen

@@ -22,8 +22,7 @@ from aorta.config.groups.profiling import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed.accelerator import profiled
 from aorta.profiling.memory_history import MemoryHistory, by_category
-from aorta.profiling.profiler_plan import NO_EXPORT, ProfilerPlan, export_disabled
-from aorta.profiling.schedule import Action
+from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
 from aorta.profiling.trace_files import free_name
 from aorta.profiling.trace_names import STEP_BASE, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedOutput, Saver

@@ -37,8 +37,7 @@ from aorta.profiling.window_recording import all_threads
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
 from aorta.rpc import call_memory
-from aorta.rpc.coordination import DRIVER, Coordination
-from aorta.rpc.driver import Driver
+from aorta.rpc.driver import DRIVER, Coordination, Driver
 from aorta.rpc.tracer import TracedRpc
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run

@@ -30,12 +30,11 @@ from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers
 from aorta.records.clock_offsets import trace_metadata
 from aorta.records.schema import InstrumentMode
-from aorta.runner.api_arguments import RecordArguments, device_of
+from aorta.runner.api_arguments import RecordArguments, chosen_blocks, device_of, find_blocks, refuse_compiled_in_place
 from aorta.runner.calibration import Calibrator, calibration_plan
 from aorta.runner.caller_group import meet
 from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
-from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
 from aorta.runner.profilers import Profiling, profiler_of
 from aorta.runner.rank_record import Ending, RankRecordWriter
 from aorta.runner.recorded_run import RunSite, recorded_run
@@ -168,7 +167,7 @@ def record(
     Args:
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass.
-        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.model_blocks`.
+        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.api_arguments`.
         label: the run's name in reports; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
         parallel: the strategy's name, for the record ("ddp", "fsdp", ...).

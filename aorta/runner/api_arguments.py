@@ -1,17 +1,27 @@
-"""Validates the arguments of `aorta.record`, and converts them to the configuration that `train.py` would have had.
+"""Validates the arguments of `aorta.record`, converts them to the configuration that `train.py` would have had, and
+chooses which modules of a model are bracketed, to distinguish compute from waiting (docs/measuring.md, R5).
 
-Must not guess what was not given: it is null, with a reason.
+Which modules, where no list is given: from the root down, a `ModuleList` or `Sequential` that repeats a class (at least
+two of its children with parameters are of one class, containers not counted) gives its children as blocks: the layers
+of a transformer, the units of a residual network's stages. Containers among them are searched recursively. Siblings of
+a container on the way down (embedding, head, activation) are blocks too, so that the blocks cover the model without
+overlapping. A module compiled by `torch.compile(module)` is not searched, since hooks inside would break its graph: it
+is one block. A model that repeats nothing is one block.
+
+Must not change the model, or guess what was not given: that is null, with a reason.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.groups.loop import calibration_steps
 from aorta.config.resolve import LABEL, hash_of
@@ -22,8 +32,143 @@ from aorta.distributed.provenance import Asked
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
 from aorta.records.schema import InstrumentMode
-from aorta.runner.model_blocks import Block
 from aorta.runner.recorded_run import RunRequest
+
+_COMPILED = "_orig_mod"
+"""Name under which torch.compile's module wrapper keeps the original."""
+_FSDP1 = "_fsdp_wrapped_module"
+"""Name under which FSDP1's wrapper keeps the module; when that module is called, its parameters have arrived."""
+_COMPILED_IN_PLACE = "_compiled_call_impl"
+"""Attribute that `module.compile()` sets: hooks on the module or inside it would become part of its graph."""
+_WRAPPERS = (_COMPILED, _FSDP1, "_checkpoint_wrapped_module")
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
+
+Block = tuple[str, nn.Module]
+
+
+def find_blocks(model: nn.Module) -> list[Block]:
+    """The blocks of `model` by the rule above, in the order they were registered; no two overlap.
+
+    Raises:
+        ConfigError: there is nothing to bracket.
+    """
+    found = list(_tiles("", model)) if _has_parameters(model) else []
+    if not found:
+        raise ConfigError(
+            f"aorta.record: {type(model).__name__} has no parameters, so there is no block to bracket; name some with "
+            "blocks=[...]"
+        )
+    return _named(found)
+
+
+def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[Block]:
+    """Blocks given by name (as in `model.named_modules()`, without wrappers) or as modules, which may be outside the
+    model, e.g. a loss.
+
+    Raises:
+        ConfigError: a name that the model does not have, or nothing at all.
+    """
+    names = {_clean(name): module for name, module in model.named_modules()}
+    by_identity = {id(module): name for name, module in model.named_modules()}
+    blocks = []
+    for item in wanted:
+        if isinstance(item, nn.Module):
+            blocks.append((by_identity.get(id(item)) or type(item).__name__, item))
+        elif item in names:
+            blocks.append((item, names[item]))
+        else:
+            near = [name for name in names if name.rpartition(".")[2] == item.rpartition(".")[2]] or list(names)[1:]
+            raise ConfigError(
+                f"aorta.record: blocks={item!r}: {type(model).__name__} has no such module; there are, among others: "
+                f"{', '.join(near[:8]) or 'none'}"
+            )
+    if not blocks:
+        raise ConfigError("aorta.record: blocks=[]: name at least one, or leave it out")
+    return _named(blocks)
+
+
+def refuse_compiled_in_place(model: nn.Module, blocks: Iterable[Block]) -> None:
+    """Reject models in which hooks would be inside a compiled graph, and so change what is measured.
+
+    Raises:
+        ConfigError: the model or a block was compiled by its own `compile()`, or lies inside of one that was.
+    """
+    compiled = [module for module in model.modules() if getattr(module, _COMPILED_IN_PLACE, None) is not None]
+    inside = {id(inner) for module in compiled for inner in module.modules()}
+    for name, module in [("the model", model), *blocks]:
+        if id(module) in inside:
+            raise ConfigError(
+                f"aorta.record: {name} was compiled in place by .compile(), and hooks would become part of its graph; "
+                "use `x = torch.compile(x)`, on the whole model or on its blocks"
+            )
+
+
+def _tiles(name: str, module: nn.Module) -> Iterator[Block]:
+    children = dict(module.named_children())
+    if isinstance(module, DistributedDataParallel):
+        yield from _tiles(_join(name, "module"), module.module)
+    elif _FSDP1 in children:
+        yield from _tiles(_join(name, _FSDP1), children[_FSDP1])
+    elif _repeats(module):
+        for child_name, child in children.items():
+            if isinstance(child, _CONTAINERS):
+                yield from _tiles(_join(name, child_name), child)
+            elif not isinstance(child, nn.Identity):
+                yield _join(name, child_name), _inside_fsdp1(child)
+    elif isinstance(module, _WITHOUT_FORWARD) or _repeats_below(module):
+        for child_name, child in children.items():
+            yield from _tiles(_join(name, child_name), child)
+    elif not isinstance(module, nn.Identity):
+        yield name, module
+
+
+def _repeats(module: nn.Module) -> bool:
+    """Whether a module is a container with two children of one class that hold parameters."""
+    if not isinstance(module, _CONTAINERS):
+        return False
+    units = [_inside_fsdp1(child) for child in module.children() if _has_parameters(child)]
+    classes = Counter(type(unit) for unit in units if not isinstance(unit, _CONTAINERS))
+    return max(classes.values(), default=0) > 1
+
+
+def _repeats_below(module: nn.Module) -> bool:
+    """Whether anything inside repeats; a compiled module counts as a whole."""
+    children = dict(module.named_children())
+    return _COMPILED not in children and any(_repeats(child) or _repeats_below(child) for child in children.values())
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _inside_fsdp1(module: nn.Module) -> nn.Module:
+    inner = dict(module.named_children()).get(_FSDP1)
+    return module if inner is None else inner
+
+
+def _named(blocks: list[Block]) -> list[Block]:
+    """The blocks without duplicates, with unique names that leave out the wrappers' parts."""
+    seen: set[int] = set()
+    names: Counter[str] = Counter()
+    result = []
+    for name, module in blocks:
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        clean = _clean(name) or type(module).__name__
+        names[clean] += 1
+        result.append((clean if names[clean] == 1 else f"{clean}#{names[clean]}", module))
+    return result
+
+
+def _clean(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+
+
+def _join(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
 
 
 @dataclass(frozen=True)

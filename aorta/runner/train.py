@@ -29,8 +29,7 @@ from aorta.distributed.provenance import Asked
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork, meeting_place
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers

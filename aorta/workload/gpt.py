@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
         return out
 
 
-class Gpt(Model):
+class GptModel(Model):
     """`embed`, `layers` (keyed by the index of the layer, as a string), `norm` and `head`; the first and the last two
     are None in a stage of a pipeline that has not got them.
 
@@ -142,7 +142,7 @@ class Gpt(Model):
         if last not in layers:
             self.norm = self.head = None
 
-    def pipeline_stage(self, index: int, count: int) -> Gpt:
+    def pipeline_stage(self, index: int, count: int) -> GptModel:
         """An even share of the layers, with the embedding in the first stage, norm and head in the last."""
         stage = self.__class__.__new__(self.__class__)
         Model.__init__(stage)

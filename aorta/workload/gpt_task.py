@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 
 from aorta.config.groups.workload import dimensions_of
-from aorta.config.schema import Config
-from aorta.config.schema import Gpt as Shape
+from aorta.config.schema import Config, Gpt
 from aorta.workload.data import InMemory, TensorBatches, home_of
-from aorta.workload.gpt import Gpt, NextTokenLoss
+from aorta.workload.gpt import GptModel, NextTokenLoss
 from aorta.workload.task import Groups, adamw
 
 REPEATED = 0.75
@@ -54,12 +53,12 @@ class SyntheticText(InMemory[Tokens]):
 class GptTask:
     """`workload=gpt`. `config` is that of the run, `shape` its workload section."""
 
-    def __init__(self, config: Config, shape: Shape) -> None:
+    def __init__(self, config: Config, shape: Gpt) -> None:
         self._config, self._dims = config, dimensions_of(shape)
 
-    def model(self) -> Gpt:
+    def model(self) -> GptModel:
         """A new model on the CPU, initialised from torch's global random state."""
-        return Gpt(self._dims)
+        return GptModel(self._dims)
 
     def loss(self) -> NextTokenLoss:
         """Called with logits and the tokens that follow."""

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import silu
 
 from aorta.config.groups.workload import Dimensions
-from aorta.config.schema import Moe as Settings
-from aorta.workload.gpt import FeedForward, Gpt
+from aorta.config.schema import Moe
+from aorta.workload.gpt import FeedForward, GptModel
 
 HOT = 8.0
 """Added to the router's logit of `workload.hot_expert`: before training has changed the others, which are near 0,
@@ -48,7 +48,7 @@ class MixtureOfExperts(nn.Module):
         balance_weight: of the load-balancing loss of one micro-batch.
     """
 
-    def __init__(self, dims: Dimensions, settings: Settings, balance_weight: float) -> None:
+    def __init__(self, dims: Dimensions, settings: Moe, balance_weight: float) -> None:
         super().__init__()
         self.router = nn.Linear(dims.model_dim, settings.num_experts, bias=False)
         self.experts = Experts(dims, settings.num_experts)
@@ -121,7 +121,7 @@ class _AddLoss(torch.autograd.Function):
         return gradients[0], torch.ones_like(loss)
 
 
-class Moe(Gpt):
+class MoeModel(GptModel):
     """The decoder with experts in every `expert_interval`-th layer.
 
     Args:
@@ -130,7 +130,7 @@ class Moe(Gpt):
         micro_batches: of a step, over which the load-balancing loss is averaged as the training's loss is.
     """
 
-    def __init__(self, dims: Dimensions, settings: Settings, micro_batches: int = 1) -> None:
+    def __init__(self, dims: Dimensions, settings: Moe, micro_batches: int = 1) -> None:
         def feed_forward(index: int) -> nn.Module:
             if (index + 1) % settings.expert_interval:
                 return FeedForward(dims)

@@ -33,7 +33,7 @@ class Embedding(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class EncoderAttention(nn.Module):
     """Multi-head self-attention over a slate.
 
     The four projections are separate layers, so that each can be sharded by itself; attention uses as many heads as the
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
+class EncoderFeedForward(nn.Module):
     """Two layers with a GELU between them."""
 
     def __init__(self, shape: Ranking) -> None:
@@ -82,9 +82,9 @@ class EncoderLayer(nn.Module):
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.model_dim)
-        self.attention = Attention(shape)
+        self.attention = EncoderAttention(shape)
         self.feed_forward_norm = nn.LayerNorm(shape.model_dim)
-        self.feed_forward = FeedForward(shape)
+        self.feed_forward = EncoderFeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, items_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from aorta.config.schema import Config, DType, Gpt, Ranking, Resnet18
-from aorta.config.schema import Moe as MoeShape
+from aorta.config.schema import Config, DType, Gpt, Moe, Ranking, Resnet18
 from aorta.errors import ConfigError
 from aorta.workload.data import SyntheticRanking, TensorBatch, TensorBatches, home_of
 from aorta.workload.gpt_task import GptTask
-from aorta.workload.moe import Moe
+from aorta.workload.moe import MoeModel
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 from aorta.workload.resnet18 import CHANNELS, CLASSES, ResNet18
 from aorta.workload.task import Groups, Task, adamw
@@ -120,13 +119,13 @@ class RankingTask:
 class MoeTask(GptTask):
     """`workload=moe`. `config` is that of the run, `shape` its workload section."""
 
-    def __init__(self, config: Config, shape: MoeShape) -> None:
+    def __init__(self, config: Config, shape: Moe) -> None:
         super().__init__(config, shape)
         self._experts, self._micro_batches = shape, config.training.gradient_accumulation
 
-    def model(self) -> Moe:
+    def model(self) -> MoeModel:
         """A new model on the CPU, initialised from torch's global random state."""
-        return Moe(self._dims, self._experts, self._micro_batches)
+        return MoeModel(self._dims, self._experts, self._micro_batches)
 
 
 def task_of(config: Config) -> Task:
@@ -140,7 +139,7 @@ def task_of(config: Config) -> Task:
             return RankingTask(config, shape)
         case Resnet18() as shape:
             return Resnet18Task(config, shape)
-        case MoeShape() as shape:
+        case Moe() as shape:
             return MoeTask(config, shape)
         case Gpt() as shape:
             return GptTask(config, shape)

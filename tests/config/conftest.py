@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from aorta.config.multirun import SweepBatch, SweepStopped, register
 from aorta.config.resolve import Resolved
-from aorta.config.train_cli import main
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.train_command import compose as main
 
 ROOT = Path(__file__).parents[2]
 

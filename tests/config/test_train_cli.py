@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from aorta.config.multirun import SweepBatch, SweepStopped
 from aorta.config.schema import GROUPS
-from aorta.config.train_cli import main
 from aorta.errors import PeerFailed
+from aorta.train_command import compose as main
 from tests.config.conftest import ROOT
 
 

@@ -32,7 +32,7 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
-from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.native.native_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step

@@ -18,7 +18,6 @@ from aorta.analysis.report import kernels_command as kernels
 from aorta.analysis.report.report_command import parser
 from aorta.analysis.whatif import parse_changes
 from aorta.analysis.whatif import whatif_command as whatif
-from aorta.config.train_cli import main
 from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
 from aorta.experiments import plan_command as plans
@@ -30,6 +29,7 @@ from aorta.experiments.study_cells import preset, read_words
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from aorta.rpc import rpc_report as rpc
+from aorta.train_command import compose as main
 from tests.config.conftest import InThisProcess
 from tests.docs.pages import PAGES, ROOT, fenced, name, section
 

@@ -10,9 +10,9 @@ import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from aorta.config.train_cli import main
 from aorta.errors import ConfigError
 from aorta.experiments import optuna_sweeper
+from aorta.train_command import compose as main
 from tests.config.conftest import ROOT
 
 pytestmark = pytest.mark.thorough

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -84,32 +84,13 @@ def _fuzz(doors: list[Door], seed: int, options: argparse.Namespace, scratch: Pa
     """Run in `options.jobs` processes; each takes every so many-th case of each door, in another order of doors."""
     for door in doors:
         load_seeds(door, scratch / "seeds" / door.name)
-    children: dict[int, Path] = {}
-    for job in range(options.jobs):
-        told = scratch / f"job{job}.json"
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                counts = _job(doors, seed, job, options, scratch, until)
-                told.write_text(json.dumps({name: vars(count) for name, count in counts.items()}))
-                status = 0
-            except BaseException:  # noqa: BLE001 - the parent says so
-                import traceback
-
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        children[pid] = told
-    counts = {door.name: Count() for door in doors}
-    for pid, told in children.items():
-        if os.waitpid(pid, 0)[1]:
-            raise SystemExit(f"fuzz: a process of the fuzzer failed (seed {seed})")
-        for name, found in json.loads(told.read_text()).items():
-            counts[name].join(Count(**found))
-    return counts
+    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+        jobs = [(doors, seed, job, options, scratch, until) for job in range(options.jobs)]
+        first, *others = pool.starmap(_job, jobs, chunksize=1)
+    for counts in others:
+        for name, count in counts.items():
+            first[name].join(count)
+    return first
 
 
 def _job(

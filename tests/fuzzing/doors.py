@@ -27,7 +27,7 @@ _MODULES: Final = (
     ),
     *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
-    *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.config.train_cli"),
+    *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.train_command"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
     *("fsspec.implementations.zip", "fsspec.implementations.tar"),
 )
@@ -171,7 +171,7 @@ def _lines(case: Path) -> list[str]:
 def _configuration(case: Path, out: Path) -> int:
     from hydra.core.global_hydra import GlobalHydra
 
-    from aorta.config.train_cli import main
+    from aorta.train_command import compose as main
     from tests.config.conftest import InThisProcess
 
     words = [word for word in _lines(case) if word not in ("-m", "--multirun")]

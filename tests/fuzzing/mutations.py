@@ -22,51 +22,15 @@ _NUMBER: Final = re.compile(rb"(?<![\w.])-?\d+(\.\d+)?")
 _STRING: Final = re.compile(rb'"[^"\\\n]{0,200}"')
 
 TOKENS: Final = (
-    *(
-        b"0",
-        b"-1",
-        b"1",
-        b"-0.0",
-        b"1.5",
-        b"1e-400",
-        b"1e308",
-        b"-1e308",
-        b"1e999",
-        b"NaN",
-        b"-Infinity",
-        b"nan",
-        b"inf",
-    ),
-    *(b"2147483648", b"-2147483649", b"9007199254740993", b"9223372036854775807", b"-9223372036854775808"),
-    *(
-        b"9223372036854775808",
-        b"18446744073709551615",
-        b"18446744073709551616",
-        b"-99999999999999999999",
-        b"1" + b"0" * 30,
-    ),
-    *(b"1" + b"0" * 400, b"7" * 5000, b"0x10", b"1_000", b"00012", "\u0664\u0662".encode(), "\u00b2".encode()),
+    *b"0 -1 1 -0.0 1.5 1e-400 1e308 -1e308 1e999 NaN -Infinity nan inf 0x10 1_000 00012".split(),
+    *b"2147483648 -2147483649 9007199254740993 9223372036854775807 -9223372036854775808 9223372036854775808".split(),
+    *b"18446744073709551615 18446744073709551616 -99999999999999999999".split(),
+    *(b"1" + b"0" * 30, b"1" + b"0" * 400, b"7" * 5000, "\u0664\u0662".encode(), "\u00b2".encode()),
     *(b"null", b"true", b"false", b'""', b'"x"', b"[]", b"{}", b"[1]", b'{"handle": "x"}', b"[[]]", b'{"": null}'),
     *(b'"\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b'"\xed\xa0\x80"', '"\u202e\u0301\U0001f469\u200d"'.encode()),
     *(b'"../../../../etc/passwd"', b'"/dev/zero"', b'"rank99999999999999999999"', b'"{rank:>999999999}"', b'"%s%n"'),
-    *(
-        b"\x00",
-        b"\xff",
-        b"\n",
-        b"\r",
-        b'"',
-        b",",
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b":",
-        b"\\",
-        b" ",
-        b"'",
-        b"\xef\xbb\xbf",
-        b"${a}",
-    ),
+    *(bytes([byte]) for byte in b"\x00\xff\n\r\",{}[]:\\ '"),
+    *(b"\xef\xbb\xbf", b"${a}"),
     *(b"[" * depth + b"]" * depth for depth in (900, 960, 980, 985)),  # near the limit of an interpreter
     *(b"[" * 100_000, b'{"a":' * 50_000, b"[" * 2000 + b"]" * 2000, b'"' + b"x" * 300_000 + b'"', b" " * 100_000),
 )
@@ -76,25 +40,11 @@ _WEIGHTY: Final = 10_000
 _LIGHT: Final = tuple(token for token in TOKENS if len(token) < _WEIGHTY)
 _HEAVY: Final = tuple(token for token in TOKENS if len(token) >= _WEIGHTY)
 _SPECIAL: Final = (
-    *(Special("folder"), Special("fifo"), Special("link", "nowhere"), Special("link", "."), Special("link", "..")),
-    *(
-        Special("link", "/dev/zero"),
-        Special("link", "/dev/null"),
-        Special("link", "/proc/self/mem"),
-        Special("link", "/"),
-    ),
+    *(Special("folder"), Special("fifo")),
+    *(Special("link", target) for target in ["nowhere", ".", "..", "/dev/zero", "/dev/null", "/proc/self/mem", "/"]),
 )
 _NAMES: Final = (
-    "rank{n}",
-    "\udcff\udcfe",
-    "a\nb",
-    "x" * 240,
-    "rank_{n}_metrics.jsonl",
-    "-",
-    "\u0661",
-    "\u00b2",
-    "*",
-    "a::b",
+    *("rank{n}", "rank_{n}_metrics.jsonl", "-", "*", "a::b", "\u0661", "\u00b2", "\udcff\udcfe", "a\nb", "x" * 240),
 )
 
 

@@ -25,14 +25,14 @@ _LONGEST: Final = 8 << 20
 """What is packed and longer is changed from outside only."""
 _JUNK: Final = (
     *("NULL", "-1", "1.5", "9223372036854775807", "-9223372036854775808", "1e308", "'soon'", "''", "x'ff00'", "9e999"),
-    *(
-        "4294967296",
-        "2147483648",
-        "CAST(x'ff' AS TEXT)",
-        "zeroblob(1000)",
-        "zeroblob(3000000)",
-        "'a' || char(0) || 'b'",
-    ),
+    *("4294967296", "2147483648", "CAST(x'ff' AS TEXT)", "'a' || char(0) || 'b'"),
+    *("zeroblob(1000)", "zeroblob(3000000)"),
+)
+_TAR_NAMES: Final = (
+    *("../../../up.json", "/tmp/absolute.json", "", ".", "x" * 300, "\udcff.json", "a/../../b.json", "n\nl"),
+)
+_TAR_TYPES: Final = (
+    *(tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE),
 )
 _ENDLESS: Final = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {columns} FROM n"
 
@@ -104,31 +104,11 @@ def _tar_changed(random: Random, content: bytes, inner: Inner) -> tuple[bytes, s
     what = f"member {member.name}"
     match random.randrange(8):
         case 0:
-            names = (
-                "../../../up.json",
-                "/tmp/absolute.json",
-                "",
-                ".",
-                "x" * 300,
-                "\udcff.json",
-                "a/../../b.json",
-                "n\nl",
-            )
-            member.name = random.choice(names)
+            member.name = random.choice(_TAR_NAMES)
             what += f" named {member.name[:40]!r}"
         case 1:
-            types = (
-                tarfile.SYMTYPE,
-                tarfile.LNKTYPE,
-                tarfile.CHRTYPE,
-                tarfile.FIFOTYPE,
-                tarfile.DIRTYPE,
-                tarfile.GNUTYPE_SPARSE,
-            )
-            member.type, member.linkname = (
-                random.choice(types),
-                random.choice(("/etc/passwd", "../..", member.name, "")),
-            )
+            member.type = random.choice(_TAR_TYPES)
+            member.linkname = random.choice(("/etc/passwd", "../..", member.name, ""))
             what += f" of type {member.type!r}"
         case 2:
             members.insert(0, (member, data))
@@ -185,9 +165,7 @@ def _statement(random: Random, database: sqlite3.Connection) -> str:
     named = ", ".join(f'x AS "{name}"' for name in columns)
     statement = random.choice(
         (
-            f'UPDATE OR REPLACE "{table}" SET "{column}" = {junk} {where}',
-            f'UPDATE OR REPLACE "{table}" SET "{column}" = {junk} {where}',
-            f'UPDATE OR REPLACE "{table}" SET "{column}" = {junk} {where}',
+            *[f'UPDATE OR REPLACE "{table}" SET "{column}" = {junk} {where}'] * 3,
             f'DELETE FROM "{table}" {where}',
             f'DROP TABLE "{table}"',
             f'ALTER TABLE "{table}" DROP COLUMN "{column}"',

@@ -10,7 +10,7 @@ import torch
 
 from aorta.distributed import cuda
 from aorta.instrument.event_clock import DeviceClock, EventClock
-from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.native.native_interceptor import NativeDeviceClock
 from tests.gpu.device import (
     compiled_part,
     cycles_per_ms,

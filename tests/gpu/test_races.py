@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.gpu_check import races
+from aorta.gpu_check import check_ranks
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.native.native_device_interceptor import NativeDeviceClock
+from aorta.instrument.native.native_interceptor import NativeDeviceClock
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
@@ -25,9 +25,9 @@ pytestmark = [
     # torch 2.13 renamed these functions, and says so; 2.11 knows the old names only.
     pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
 ]
-SYNCHRONOUS = [kind for kind in races.KINDS if "synchronous" in kind]
+SYNCHRONOUS = [kind for kind in check_ranks.KINDS if "synchronous" in kind]
 FREED_LATER = simulated_only("a card's allocator may still be asking whether the stream has passed")
-ASYNCHRONOUS = [kind for kind in races.KINDS if kind not in SYNCHRONOUS]
+ASYNCHRONOUS = [kind for kind in check_ranks.KINDS if kind not in SYNCHRONOUS]
 
 
 @contextmanager
@@ -54,41 +54,41 @@ def busy(request: pytest.FixtureRequest, device: torch.device, native: bool) -> 
     assert lines[0].collectives, "the tap has not looked"
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
+@pytest.mark.parametrize("kind", check_ranks.KINDS)
 def test_a_slow_producer_is_waited_for(busy: torch.Stream, device: torch.device, kind: str) -> None:
-    assert races.slow_producer(races.KINDS[kind], device)
+    assert check_ranks.slow_producer(check_ranks.KINDS[kind], device)
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
+@pytest.mark.parametrize("kind", check_ranks.KINDS)
 def test_a_consumer_waits_for_the_collective(busy: torch.Stream, device: torch.device, kind: str) -> None:
-    assert races.late_consumer(races.KINDS[kind], device, busy)
+    assert check_ranks.late_consumer(check_ranks.KINDS[kind], device, busy)
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
+@pytest.mark.parametrize("kind", check_ranks.KINDS)
 def test_memory_is_not_given_away_under_a_collective(busy: torch.Stream, device: torch.device, kind: str) -> None:
-    assert races.memory_pressure(races.KINDS[kind], device, busy)
+    assert check_ranks.memory_pressure(check_ranks.KINDS[kind], device, busy)
 
 
 def nothing(*_args: Any, **_keywords: Any) -> None:
     pass
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
+@pytest.mark.parametrize("kind", check_ranks.KINDS)
 def test_the_check_notices_a_collective_that_does_not_wait_for_its_caller(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(DeviceStreams, "order", nothing)  # W2
     with one_step(device, "dedicated", native=False):
-        assert noticed(lambda: races.slow_producer(races.KINDS[kind], device))
+        assert noticed(lambda: check_ranks.slow_producer(check_ranks.KINDS[kind], device))
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
+@pytest.mark.parametrize("kind", check_ranks.KINDS)
 def test_the_check_notices_a_caller_that_does_not_wait(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(DeviceInterceptor, "_join", nothing)
     with one_step(device, "dedicated", native=False):
-        assert noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: check_ranks.late_consumer(check_ranks.KINDS[kind], device, torch.Stream(device)))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_
 ) -> None:
     monkeypatch.setattr(DeviceInterceptor, "_join", nothing)
     with one_step(device, "dedicated", native=False):
-        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: check_ranks.memory_pressure(check_ranks.KINDS[kind], device, torch.Stream(device)))
 
 
 @pytest.mark.parametrize("kind", ASYNCHRONOUS)
@@ -108,4 +108,4 @@ def test_the_check_notices_memory_that_is_not_kept(
 ) -> None:
     monkeypatch.setattr(DeviceInterceptor, "_hold", nothing)  # W3
     with one_step(device, "dedicated", native=False):
-        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: check_ranks.memory_pressure(check_ranks.KINDS[kind], device, torch.Stream(device)))

@@ -112,7 +112,7 @@ def test_writing_a_mark_is_neither_computation_nor_communication():
 
 def test_readings_of_the_hosts_clock_are_certain():
     assert paced(5).block(Stretch(100, 200)) == [(100, 200)]
-    assert paced(5).one(Stretch(100, 200)) == [(100, 200)]
+    assert paced(5).certain_span(Stretch(100, 200)) == [(100, 200)]
     assert lead_ms([Stretch(100, 200)]) is None
 
 

@@ -17,8 +17,7 @@ from aorta.config.schema import EmulatedFabric
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import Arrivals
+from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.operators import OPERATORS

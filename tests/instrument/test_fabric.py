@@ -11,8 +11,7 @@ import torch.distributed as dist
 from aorta.config.groups.fabric import cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import SLOTS, Arrivals, meeting_place
+from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, meeting_place
 from aorta.timeline.classes import KINDS
 
 US = 1_000

@@ -18,8 +18,7 @@ from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.emulation.emulated_link import HostLinks, Link, Tally, Transfer
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import SLOTS, Arrivals, SharedLinks
+from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from aorta.instrument import cpu_interceptor, in_flight
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import InFlight
-from aorta.instrument.waits import Waited
+from aorta.instrument.in_flight import InFlight, Waited
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 US = 1000

@@ -6,10 +6,9 @@ import pytest
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.device_pace import Stretch
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import Group, InFlight, Name, Waited
 from aorta.instrument.open_step import Copied, OpenStep, StepFacts
 from aorta.instrument.step_marks import MarkReader, ReadMarks
-from aorta.instrument.waits import Name, Waited
 from tests.instrument.steps import Pending, SetClock
 
 MARK_NS = 3

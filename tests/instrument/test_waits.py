@@ -13,9 +13,8 @@ from aorta.instrument import cpu_interceptor
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.in_flight import InFlight, Name, Waited, name_of
 from aorta.instrument.open_step import StepFacts
-from aorta.instrument.waits import Name, Waited, name_of
 from aorta.records.schema import BucketReady, Stall, Step, Wait
 from tests.instrument.steps import MS, Rig
 from tests.runs import HANGS_S

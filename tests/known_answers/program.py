@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork, meeting_place
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward

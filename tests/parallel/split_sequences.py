@@ -18,7 +18,7 @@ from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.parallel import context, meshes
 from aorta.parallel.plan import ParallelizedModel
-from aorta.workload.gpt import Gpt
+from aorta.workload.gpt import GptModel
 
 CPU = torch.device("cpu")
 SAMPLES, CHUNK, VOCABULARY = 3, 3, 50
@@ -35,12 +35,12 @@ def main() -> None:
                 compare(dims, 2, sharded)
 
 
-def replicated(model: Gpt) -> ParallelizedModel:
+def replicated(model: GptModel) -> ParallelizedModel:
     """Copied to every rank."""
     return context.parallelize(model, model.causal_attentions(), CP(), Precision.none, CPU)
 
 
-def sharded(model: Gpt) -> ParallelizedModel:
+def sharded(model: GptModel) -> ParallelizedModel:
     """Over all four ranks, of which two share sequences."""
     settings = FSDPCP(cp_size=2)
     return meshes.sharded_context_parallel(
@@ -48,10 +48,10 @@ def sharded(model: Gpt) -> ParallelizedModel:
     )
 
 
-def compare(dims: Dimensions, sharing: int, parallelize: Callable[[Gpt], ParallelizedModel]) -> None:
+def compare(dims: Dimensions, sharing: int, parallelize: Callable[[GptModel], ParallelizedModel]) -> None:
     """The mean of the ranks' losses and every gradient."""
     torch.manual_seed(0)
-    alone = Gpt(dims).double()
+    alone = GptModel(dims).double()
     over_ranks = parallelize(deepcopy(alone))
     assert over_ranks.data_size * sharing == dist.get_world_size()
     tokens = torch.randint(VOCABULARY, (over_ranks.data_size, SAMPLES, 2 * sharing * CHUNK + 1))

@@ -8,7 +8,7 @@ import pytest
 from torch.profiler import ProfilerAction
 from torch.profiler import schedule as torch_schedule
 
-from aorta.profiling.schedule import Action, Schedule
+from aorta.profiling.profiler_plan import Action, Schedule
 
 SAME = {
     ProfilerAction.NONE: Action.NONE,

@@ -13,7 +13,7 @@ from aorta.config.groups.loop import CALIBRATION_STEPS, calibration_steps
 from aorta.errors import ConfigError
 from aorta.instrument.window_kernels import MeasuredTwice, WindowKernels
 from aorta.profiling.kernel_recording import ProfilerUnavailable
-from aorta.profiling.schedule import Action, Schedule
+from aorta.profiling.profiler_plan import Action, Schedule
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
 from aorta.runner import calibration
 from aorta.runner.calibration import Calibrator, calibration_plan

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aorta.errors import ConfigError
-from aorta.runner.model_blocks import chosen_blocks, find_blocks, refuse_compiled_in_place
+from aorta.runner.api_arguments import chosen_blocks, find_blocks, refuse_compiled_in_place
 
 
 class Layer(nn.Module):

@@ -8,8 +8,7 @@ import torch
 from aorta.config.groups.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.errors import ConfigError
-from aorta.workload.gpt import Attention, CausalAttention, NextTokenLoss, rotated
-from aorta.workload.gpt import Gpt as Decoder
+from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, rotated
 from aorta.workload.gpt_task import GptTask, SyntheticText
 from tests.loop import resolved
 
@@ -21,7 +20,7 @@ PUBLISHED = {"1b": 1_100_048_384, "3b": 3_426_473_600, "7b": 6_738_415_616}
 @pytest.mark.parametrize("size", SIZES)
 def test_a_size_has_the_parameters_that_its_name_and_the_arithmetic_say(size: str) -> None:
     with torch.device("meta"):
-        count = sum(p.numel() for p in Decoder(SIZES[size]).parameters())
+        count = sum(p.numel() for p in GptModel(SIZES[size]).parameters())
     assert count == parameter_count(SIZES[size]) == PUBLISHED.get(size, count)
     named = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
     assert count == pytest.approx(named, rel=0.15)
@@ -70,7 +69,7 @@ def test_rotation_keeps_lengths_and_depends_on_distances_only() -> None:
 
 def test_no_position_sees_a_later_one() -> None:
     torch.manual_seed(0)
-    model, tokens = Decoder(TINY), torch.randint(50, (1, 6))
+    model, tokens = GptModel(TINY), torch.randint(50, (1, 6))
     changed = tokens.clone()
     changed[0, 4] = (tokens[0, 4] + 1) % 50
     before, after = model(tokens), model(changed)
@@ -82,11 +81,11 @@ def test_stages_one_behind_the_other_are_the_whole() -> None:
     stages = []
     for layers in (range(1), range(1, 2), range(2, 3)):
         torch.manual_seed(0)
-        stage = Decoder(TINY)
+        stage = GptModel(TINY)
         stage.keep(layers)
         stages.append(stage)
     torch.manual_seed(0)
-    whole, tokens = Decoder(TINY), torch.randint(50, (2, 6))
+    whole, tokens = GptModel(TINY), torch.randint(50, (2, 6))
     out = tokens
     for stage in stages:
         out = stage(out)

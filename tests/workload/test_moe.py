@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import silu
 
 from aorta.config.groups.workload import Dimensions, parameter_count, parameters_of_feed_forward
-from aorta.config.schema import Moe as Settings
+from aorta.config.schema import Moe
 from aorta.errors import ConfigError
-from aorta.workload.moe import MixtureOfExperts, Moe, balance_loss
+from aorta.workload.moe import MixtureOfExperts, MoeModel, balance_loss
 from tests.loop import resolved
 
 DIMS = Dimensions(num_layers=4, model_dim=16, num_heads=4, num_kv_heads=2, mlp_hidden_dim=24, vocab_size=50)
@@ -20,7 +20,7 @@ TOKENS, EXPERTS = 12, 4
 
 def mixture(balance_weight: float = 0.0, **settings: Any) -> MixtureOfExperts:
     torch.manual_seed(0)
-    made = MixtureOfExperts(DIMS, Settings(num_experts=EXPERTS, **settings), balance_weight).double()
+    made = MixtureOfExperts(DIMS, Moe(num_experts=EXPERTS, **settings), balance_weight).double()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
     return made
@@ -73,7 +73,7 @@ def test_gradients_go_to_the_experts_that_were_chosen_and_to_the_router() -> Non
 
 def test_a_hot_expert_gets_every_token() -> None:
     torch.manual_seed(0)
-    model = Moe(DIMS, Settings(num_experts=EXPERTS, hot_expert=1))
+    model = MoeModel(DIMS, Moe(num_experts=EXPERTS, hot_expert=1))
     model(torch.randint(50, (2, 6)))
     for _, sent in model.expert_tokens():
         assert sent[1] == TOKENS
@@ -112,7 +112,7 @@ def test_its_gradient_is_that_of_a_loss_that_is_added() -> None:
 
 def test_experts_stand_in_every_so_many_layers() -> None:
     with torch.device("meta"):
-        model = Moe(DIMS, Settings(num_experts=EXPERTS, expert_interval=2))
+        model = MoeModel(DIMS, Moe(num_experts=EXPERTS, expert_interval=2))
         count = sum(p.numel() for p in model.parameters())
     assert len(list(model.experts())) == 2
     more = 2 * ((EXPERTS - 1) * parameters_of_feed_forward(DIMS) + EXPERTS * DIMS.model_dim)

@@ -43,8 +43,7 @@ import torch
 
 from aorta.distributed.cuda import spin
 from aorta.instrument.dispatcher import Work
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.emulation.shared_links import Arrivals, SharedLinks
+from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
 from aorta.timeline.classes import LOCKSTEP
 

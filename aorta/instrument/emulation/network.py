@@ -1,18 +1,214 @@
-"""The emulated network of one run, as one rank of it sees it: what each of its collectives costs (`cost_model`), by how
-much the rank is late, and which links its groups share.
+"""The emulated network of one run, as one rank of it sees it: what each of its collectives costs (`cost_ns`), by how
+much the rank is late, when all ranks of a group have arrived, and which links groups share.
 
-Must not read a clock.
+A collective begins on a link when its last rank has arrived. A rank cannot tell that moment from its own backend, whose
+completion comes later, so ranks publish their arrivals in a memory-mapped file. CLOCK_MONOTONIC is common to the
+processes of a host, and a backend cannot complete an all-reduce before all ranks have written their arrival, so readers
+never wait. The file is unlinked once every rank of the group has opened it.
+
+A rank has one link within its node and one between nodes. Where groups share links (`fabric.sharing=link`), a
+collective takes the links of all ranks of its group for its whole cost; it begins when its last rank has arrived and
+all of these are free. So groups that share a link take turns on it and its bandwidth is never used twice, while groups
+on different links, or of different ranks, do not meet.
+
+    links = SharedLinks(folder, rank, world_size)
+    held = links.hold(group, number, ranks, arrived_ns, cost_ns, between_nodes=True)   # the same end on every rank
+
+Which of two collectives comes first must be the same on all ranks, so the first rank that asks decides, under a lock,
+in memory that all share; the others read what it decided. That is the order in which backends complete them, not that
+of issue, and a link that waits for another rank's is not given to others meanwhile. Must not read a clock, or be used
+across hosts, whose clocks differ; there, and for sends and receives, which have no number that both ends agree on, only
+the caller's own link is held.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import mmap
 import random
-from collections.abc import Sequence
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from aorta.config.groups.fabric import network_cost_ns, spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
-from aorta.instrument.emulation.shared_links import SharedLinks
+from aorta.distributed.peers import Peers
+
+SLOTS = 4096
+"""How many collectives of one group a rank may be ahead of another."""
+_LAP_BITS = 6
+_WORD = 8
+
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def meeting_place(peers: Peers) -> Iterator[Path | None]:
+    """A folder for the shared files of one run, removed at the end; None where not all ranks are on one host."""
+    own = None
+    if peers.rank == 0:
+        own = tempfile.mkdtemp(prefix="aorta-fabric-", dir=_MEMORY if _MEMORY.is_dir() else None)
+    try:
+        folder = Path(peers.from_rank_zero("fabric", own))
+        yield folder if all(peers.gather("fabric", folder.is_dir())) else None
+    finally:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+
+
+class Arrivals:
+    """The arrival table of one group: a row of slots per rank. Each slot is a single word with arrival and lap, so that
+    no reader sees half an update.
+
+    Args:
+        folder: agreed on by the run's ranks.
+        name, ranks: of the group.
+        rank: global rank of this process, one of `ranks`.
+    """
+
+    def __init__(self, folder: Path, name: str, ranks: Sequence[int], rank: int) -> None:
+        self.ranks, self._own = len(ranks), list(ranks).index(rank)
+        key = hashlib.sha256(f"{name}/{list(ranks)}".encode()).hexdigest()[:16]
+        self._path = folder / key
+        with self._path.open("a+b") as file:
+            file.truncate(self.ranks * SLOTS * _WORD)  # grows with zeros, and keeps what a peer wrote
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._words = memoryview(self._map).cast("Q")
+        self._named = True
+
+    def arrive(self, number: int, at_ns: int) -> None:
+        """Publish that this rank reached collective `number` (0, 1, ...) of the group."""
+        self._words[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
+
+    def known(self, number: int) -> list[int]:
+        """Arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
+        lap, words = self._lap(number), self._words[number % SLOTS :: SLOTS]
+        found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
+        if self._named and len(found) == self.ranks:
+            self._named = False
+            with suppress(OSError):
+                self._path.unlink()  # every rank has it open: nothing is left behind, however the run ends
+        return found
+
+    @staticmethod
+    def _lap(number: int) -> int:
+        """The lap of a slot; never 0, which marks an empty slot."""
+        return number // SLOTS % ((1 << _LAP_BITS) - 1) + 1
+
+
+_LINKS = 2
+"""Of a rank: within its node, between nodes."""
+
+
+class LinkHold(NamedTuple):
+    """When this rank's link was free for a collective, and when the collective ends on it."""
+
+    free_ns: int
+    end_ns: int
+
+
+class SharedLinks:
+    """The links of all ranks of a host, as seen from one of them.
+
+    Args:
+        folder: agreed on by the run's ranks; None where they are on several hosts.
+        rank, world_size: of this process.
+    """
+
+    def __init__(self, folder: Path | None, rank: int, world_size: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._thread = threading.Lock()
+        self._lock = None if folder is None else (folder / "links.lock").open("a+b")
+        self._free_at = _words(folder, "links", world_size * _LINKS)
+        self._decided: dict[tuple[str, tuple[int, ...]], memoryview] = {}
+
+    def hold(
+        self,
+        group: str,
+        number: int | None,
+        ranks: Sequence[int],
+        arrived_ns: int,
+        cost_ns: int,
+        *,
+        between_nodes: bool,
+    ) -> LinkHold:
+        """Hold the links of a group's ranks for one collective, after everything decided before.
+
+        Args:
+            number: of the collective in its group; None: only this rank's link is held.
+            arrived_ns: when its last rank arrived.
+            between_nodes: which of their links.
+        """
+        with self._alone():
+            if number is None or self._folder is None:
+                return self._take((self._rank,), arrived_ns, cost_ns, between_nodes)[0]
+            words = self._decisions(group, tuple(ranks))
+            width = 1 + 2 * len(ranks)
+            row = words[number % SLOTS * width : (number % SLOTS + 1) * width]
+            if row[0] != number + 1:  # 0 in a slot that was never used
+                held = self._take(ranks, arrived_ns, cost_ns, between_nodes)
+                row[0] = number + 1
+                for place, each in enumerate(held):
+                    row[1 + 2 * place], row[2 + 2 * place] = each
+            place = list(ranks).index(self._rank)
+            return LinkHold(row[1 + 2 * place], row[2 + 2 * place])
+
+    def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
+        """This rank's link was not free before `end_ns` after all: the backend was slower."""
+        with self._alone():
+            at = self._rank * _LINKS + between_nodes
+            self._free_at[at] = max(self._free_at[at], end_ns)
+
+    def close(self) -> None:
+        """Release every link; nothing is held from now on."""
+        with self._thread:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+
+    def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[LinkHold]:
+        places = [rank * _LINKS + between_nodes for rank in ranks]
+        free_ns = [self._free_at[at] for at in places]
+        end_ns = max(arrived_ns, *free_ns) + cost_ns
+        for at in places:
+            self._free_at[at] = end_ns
+        return [LinkHold(each, end_ns) for each in free_ns]
+
+    def _decisions(self, group: str, ranks: tuple[int, ...]) -> memoryview:
+        words = self._decided.get((group, ranks))
+        if words is None:
+            key = hashlib.sha256(f"links/{group}/{list(ranks)}".encode()).hexdigest()[:16]
+            words = self._decided[group, ranks] = _words(self._folder, key, SLOTS * (1 + 2 * len(ranks)))
+        return words
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread of this process, and no other process of the host, holds links meanwhile."""
+        with self._thread:
+            if self._lock is None:
+                yield
+                return
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+def _words(folder: Path | None, name: str, count: int) -> memoryview:
+    """Numbers of 64 bits, 0 at first, common to all processes that name them, or without a folder to none."""
+    if folder is None:
+        return memoryview(bytearray(count * _WORD)).cast("Q")
+    with (folder / name).open("a+b") as file:
+        file.truncate(count * _WORD)  # grows with zeros, and keeps what a peer wrote
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+
 
 _NS_PER_MS = 1_000_000
 

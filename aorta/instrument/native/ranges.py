@@ -84,7 +84,7 @@ class NativeRanges:
 
 
 class NativeEnds:
-    """Compiled counterpart of `backward_end.BackwardEnds`, on the same compiled object as `ranges`."""
+    """Compiled counterpart of `compute_ranges.BackwardEnds`, on the same compiled object as `ranges`."""
 
     def __init__(self, ranges: NativeRanges) -> None:
         self._compiled: Any = ranges.compiled
