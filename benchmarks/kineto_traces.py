@@ -33,6 +33,16 @@ PYTHON = (
     "transformers/models/llama/modeling_llama.py(231): forward",
     "<built-in method linear of type object at 0x7f3f6a1c2f60>",
 )
+VIEWS = (
+    "aten::as_strided",
+    "aten::view",
+    "aten::slice",
+    "aten::t",
+    "aten::empty",
+    "aten::detach",
+    "detach",
+    "aten::add_",
+)
 COLLECTIVES = (
     ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 1, 8),
     ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 8, 1),
@@ -42,6 +52,7 @@ COLLECTIVES = (
 
 Era: TypeAlias = Literal["2021", "2022", "2023", "current"]
 Form: TypeAlias = Literal["kineto", "spaced line", "indented", "compact line"]
+_THREADS: Final = 24
 _STACK_DEPTH: Final = 8
 """Python functions beside each layer, where stacks are recorded: most events of such a trace."""
 _INDENT: Final[dict[Form, int]] = {"spaced line": 0, "indented": 2, "compact line": -1}
@@ -61,6 +72,9 @@ class Plan:
         form: "kineto" is its own form; the others are what tools that write JSON again make of it.
         stacks: with Python functions (`with_stack=True`).
         whole_microseconds: integer times in a current trace too.
+        operators: further operators beside each kernel, with arguments, on `_THREADS` threads; all of the host's
+            operators then come before the device's rows, as Kineto writes them.
+        shapes: whether these tell the shapes of their inputs.
         plain: nothing that readers disagree about: no annotations on device rows, kernel names that begin with `nccl`.
     """
 
@@ -72,6 +86,8 @@ class Plan:
     form: Form = "kineto"
     stacks: bool = False
     whole_microseconds: bool = False
+    operators: int = 0
+    shapes: bool = True
     plain: bool = False
     seed: int = 0
 
@@ -129,6 +145,7 @@ def rank_text(plan: Plan, rank: int) -> str:
             name = KERNELS[layer % len(KERNELS)]
             if plan.stacks:
                 _stack(writer, now, layer, external)
+            _operators(writer, now, external)
             _layer(writer, now, device, length, name, external, rank)
             if layer % 4 == 3:
                 external += 1
@@ -155,6 +172,8 @@ def rank_text(plan: Plan, rank: int) -> str:
         if not plan.plain:
             on_device = f"ProfilerStep#{step + 3}"
             writer.complete("gpu_user_annotation", on_device, rank, COMPUTE_STREAM, begun, now - begun, '"stream": 7')
+    if plan.operators:
+        writer.parts.sort(key=lambda part: '"cat": "cpu_op"' not in part)
     return _wrapped(writer, rank, plan)
 
 
@@ -165,6 +184,20 @@ def _stack(writer: _Writer, now: int, layer: int, external: int) -> None:
         args = f'"Python parent id": {number - 1}, "Python id": {number}, "Ev Idx": {number}'
         length = 8_900 // 1000 * 1000 - depth * 1_000
         writer.complete("python_function", name, HOST_PID, HOST_PID, now, length, args)
+
+
+def _operators(writer: _Writer, now: int, external: int) -> None:
+    for number in range(writer.plan.operators):
+        thread = HOST_PID + number % _THREADS
+        args = f'"External id": {external * 100 + number}, "Ev Idx": {external * 100 + number}'
+        if writer.plan.shapes:
+            args += (
+                f', "Record function id": 0, "Sequence number": {external}, "Fwd thread id": {thread % 3}, '
+                '"Concrete Inputs": ["", "[8192, 4096]", "[4096, 1]", "0"], '
+                '"Input type": ["c10::BFloat16", "ScalarList", "ScalarList", "Scalar"], '
+                '"Input Strides": [[4096, 1], [], [], []], "Input Dims": [[8192, 4096], [], [], []]'
+            )
+        writer.complete("cpu_op", VIEWS[number % len(VIEWS)], HOST_PID, thread, now + number * 40, 30, args)
 
 
 def _layer(writer: _Writer, now: int, device: int, length: int, name: str, external: int, rank: int) -> None:

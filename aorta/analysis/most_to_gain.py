@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains
 from aorta.analysis.whatif.marginals import marginals

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.load.manifest import flatten
+from aorta.analysis.load.run_facts import flatten
 from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side

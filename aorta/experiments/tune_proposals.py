@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.load.manifest import config_of
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
 from aorta.analysis.whatif.fsdp_prefetch import SHARDED
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from

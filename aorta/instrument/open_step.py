@@ -84,6 +84,8 @@ def _page_locked(tensor: torch.Tensor) -> torch.Tensor:
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
+NativeEvents: TypeAlias = Callable[["OpenStep"], None]
+"""Adds to a step what compiled code recorded of it."""
 
 
 @dataclass(frozen=True)
@@ -98,28 +100,13 @@ class StepFacts:
     phase: Phase = "train"
 
 
-@dataclass(frozen=True)
-class NativeEvents:
-    """Events of a step that were recorded by compiled code. `passes` are block ranges already read, `ranges` are not;
-    `calls` are those of backends that may have been stalls.
-    """
-
-    collectives: list[InFlight] = field(default_factory=list)
-    waits: list[Waited] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
-    tails: list[tuple[Mark, Mark]] = field(default_factory=list)
-    ranges: list[Range] = field(default_factory=list)
-    calls: list[Interval] = field(default_factory=list)
-    copies: list[Copied] = field(default_factory=list)
-
-
 @dataclass(slots=True)
 class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
 
-    `unseen` says why the step is not observed, if it is not. `native_events` returns those recorded by compiled code,
-    if any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one,
-    and the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
+    `unseen` says why the step is not observed, if it is not. `native_events` adds those recorded by compiled code, if
+    any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
+    the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
     times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
     range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
     `kernels`: those of a window that the step is part of, if of any.
@@ -149,7 +136,7 @@ class OpenStep:
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
     experts: list[tuple[str, Counts]] = field(default_factory=list)
-    native_events: Callable[[], NativeEvents] | None = None
+    native_events: NativeEvents | None = None
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None
 
@@ -171,13 +158,7 @@ class OpenStep:
             yield from (copied.start, copied.end)
 
     def add_native_events(self) -> None:
-        """Add the events recorded by compiled code."""
+        """Add the events that compiled code recorded, once."""
         if self.native_events is not None:
-            events, self.native_events = self.native_events(), None
-            self.collectives += events.collectives
-            self.waits += events.waits
-            self.passes += events.passes
-            self.tails += events.tails
-            self.compute += events.ranges
-            self.calls += events.calls
-            self.copies += events.copies
+            add, self.native_events = self.native_events, None
+            add(self)

@@ -51,8 +51,8 @@ class QuietInterceptor(Protocol):
     def begin(self) -> None:
         """Start recording events."""
 
-    def end(self) -> Callable[[], NativeEvents]:
-        """Stop recording; the returned callable gives the events since `begin`."""
+    def end(self) -> NativeEvents | None:
+        """Stop recording; the returned callable adds the events since `begin` to a step."""
 
     def abandon(self) -> None:
         """Stop recording, and discard the events since `begin`."""

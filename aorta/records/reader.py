@@ -4,9 +4,8 @@
     record.steps, record.problems       # what could be read, and sentences about what could not
     header_of(path).run_id              # the first line alone
 
-`stream` and `raw_lines` are for records that do not fit into memory. Every line is decoded by `decode_line`, or by
-something that falls back on it. Must not guess a value, fail on a line that a killed process left half-written, or hold
-a line longer than `LINE_LIMIT` in memory.
+`stream` and `raw_lines` are for records that do not fit into memory. Must not guess a value, fail on a line that a
+killed process left half-written, or hold a line longer than `LINE_LIMIT` in memory.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import msgspec
 
 from aorta.errors import InputError
 from aorta.records.schema import READABLE_VERSIONS, Anchor, Calibration, Footer, Header, Line, Step
+from aorta.records.step_line import decode_line, decode_whole_line
 from aorta.records.untrusted_files import open_regular
-from aorta.timeline.classes import LANES
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 10 KiB (`benchmarks/record_size.py`);
@@ -30,7 +29,6 @@ _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
-_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Header | Step | Anchor | Calibration | Footer)
 
 
 class _Version(msgspec.Struct, tag_field="record", tag="header"):
@@ -39,14 +37,7 @@ class _Version(msgspec.Struct, tag_field="record", tag="header"):
     schema_version: int
 
 
-class _Streams(msgspec.Struct, tag_field="record", tag="header"):
-    """What a header of schema 1 calls its lanes."""
-
-    streams: tuple[str, ...] = LANES
-
-
 _VERSION_DECODER = msgspec.json.Decoder(_Version)
-_STREAMS_DECODER = msgspec.json.Decoder(_Streams)
 
 
 @dataclass
@@ -98,7 +89,7 @@ def read_rank(path: Path) -> RankRecord:
     record = RankRecord(path, read_header(path, lines, problems))
     for number, _, text in lines:
         try:
-            line = decode_line(text)
+            line = decode_whole_line(text)
         except ValueError as error:
             problems.add(number, str(error))
             continue
@@ -122,8 +113,8 @@ def read_rank(path: Path) -> RankRecord:
 
 
 def stream(path: Path, problems: list[str]) -> Iterator[Line]:
-    """The lines of one record as they are read, for what cannot hold them all; what is wrong with them is added to
-    `problems` at the end.
+    """Yield the lines of one record as they are read, for what cannot hold them all; what is wrong with them is added
+    to `problems` at the end.
 
     Raises:
         InputError: the file cannot be read, or is of another schema.
@@ -134,7 +125,7 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
             if number == 1:
                 _check_version(path, text)
             try:
-                line = decode_line(text)
+                line = decode_whole_line(text)
             except ValueError as error:
                 found.add(number, str(error))
             else:
@@ -179,23 +170,6 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
             f"for one (in {path.parent})"
         )
     raise InputError(f"{path.name}:1: expected a header line of an AORTA record, saw {seen} (in {path.parent})")
-
-
-def decode_line(text: bytes) -> Line:
-    """One line of a record of any schema that is read; its header as that of the newest, but for `schema_version`.
-
-    Raises:
-        ValueError: it is none; the message says why.
-    """
-    try:
-        line = _DECODER.decode(text)
-        if isinstance(line, Header) and line.schema_version == 1:
-            return msgspec.structs.replace(line, lanes=_STREAMS_DECODER.decode(text).streams)
-        return line
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not a line of this schema ({error})") from error
-    except RecursionError:
-        raise ValueError("not a line of this schema (nested too deeply)") from None
 
 
 def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> Iterator[tuple[int, int, bytes]]:

@@ -19,6 +19,7 @@ from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.timed_work import KeptAlive, TimedWork
+from tests.instrument.steps import recorded_by
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -40,7 +41,7 @@ class Watched:
     @property
     def seen(self) -> list[InFlight]:
         if isinstance(self._tap, NativeCpuInterceptor):
-            self._rows += self._tap.end()().collectives
+            self._rows += recorded_by(self._tap).collectives
             self._tap.begin()
         for row in self._rows:
             row.look()

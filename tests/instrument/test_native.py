@@ -23,6 +23,7 @@ from aorta.instrument.dispatcher import all_groups, issued_by
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from tests.instrument.steps import recorded_by
 from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
@@ -70,7 +71,7 @@ class Tap:
         self._tap.begin()
 
     def hand_over(self) -> None:
-        told = self._tap.end()()
+        told = recorded_by(self._tap)
         self.rows += told.collectives
         self.stalls += [(wait.begin, wait.end) for wait in told.waits if wait.blocked]
         self._tap.begin()
@@ -257,7 +258,7 @@ def test_a_world_that_is_made_again_is_seen_again(tmp_path: Path, module: Any) -
         seen.append(dict(groups))
         groups.clear()
         dist.destroy_process_group()
-    rows = tap.end()().collectives
+    rows = recorded_by(tap).collectives
     looking.close()
     tap.close()
     assert seen[0] == seen[1] != {}

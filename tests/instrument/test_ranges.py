@@ -17,6 +17,7 @@ from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeEnds, NativeRanges
 from aorta.instrument.open_step import Pass
+from tests.instrument.steps import recorded_by
 
 FORWARD_NS, BACKWARD_NS = 20_000_000, 30_000_000
 
@@ -108,9 +109,9 @@ class Compiled(InPython):
         return length_ns >= work_ns
 
     def noticed(self) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
-        events = self.tap.end()()
+        step = recorded_by(self.tap)
         self.tap.begin()
-        return events.passes, events.tails
+        return step.passes, step.tails
 
 
 def compiled() -> Compiled:

@@ -22,7 +22,7 @@ from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.stall_cutoff import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff
-from tests.instrument.steps import MS, Rig
+from tests.instrument.steps import MS, Rig, recorded_by
 from tests.runs import record, train
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool, tmp_path:
         tap.begin()
         dist.all_reduce(torch.ones(2), async_op=True)
         if compiled:
-            told = tap.end()()
+            told = recorded_by(tap)
             calls, stalls = told.calls, told.waits
         looking.close()
     finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load.manifest import interceptor, manifest_of
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.run_facts import interceptor, manifest_of
 from aorta.errors import InputError
 from aorta.records.reader import RankRecord, header_of, read_rank, stream
 from aorta.records.run_files import rank_files

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aorta.analysis.load.manifest import Manifest, config_of
+from aorta.analysis.load.run_facts import Manifest, config_of
 
 NO_MANIFEST: Final = "there is no manifest"
 _OWN: Final = "flops_per_step"

@@ -18,7 +18,7 @@ from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.samples import Sample, samples
 from aorta.analysis.devices import JOINED_ON, devices_entry
-from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import COMPLETED, Floats, Run
 from aorta.errors import InputError
 

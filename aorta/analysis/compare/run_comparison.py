@@ -13,7 +13,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import starts_open
 from aorta.analysis.compare.host_bound_sides import bounded_pair, difference_in_lead
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.manifest import config_of, flatten, interceptor
+from aorta.analysis.load.run_facts import config_of, flatten, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.tables import Run
 

@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import gc
 from array import array
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
-from aorta.analysis.load.record_lines import (
-    CollectiveRow,
-    Decoded,
-    LeanStep,
-    bounds_of,
-    check_samples,
-    check_user_marks,
-    check_waits,
-    decode,
-    experts_of,
-    gradients_of,
-    reasons_without,
-)
+from aorta.analysis.load.run_facts import coverage_facts, source_of
 from aorta.analysis.tables import (
-    COMPLETED,
     KIND_METRICS,
     KINDS_KNOWN,
     LOSSES,
@@ -43,23 +30,19 @@ from aorta.analysis.tables import (
     PHASES,
     CollectiveName,
     Collectives,
-    CoverageFacts,
     ExpertLoad,
     Floats,
     Ints,
     IsolatedSteps,
     RankTables,
-    Source,
     Steps,
     of_unused_kind,
 )
 from aorta.errors import InputError
 from aorta.records.reader import Problems, no_footer, raw_lines, read_header, second_header
-from aorta.records.schema import Anchor, Calibration, Coverage, DeviceTelemetry, Footer, Gradient, Header
+from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, Footer, Gradient, Header
+from aorta.records.step_line import CollectiveRow, StepLine, decode_line
 
-FORMAT: Final = "aorta"
-"""`Source.format` of AORTA's own records."""
-KILLED: Final = "killed (no footer)"
 _SCALARS: Final = (
     "epoch",
     "step",
@@ -79,6 +62,7 @@ METRIC_LIMIT: Final = 512
 """Metrics a record may name. This AORTA writes 54 at most; a record that names a new one in each step would exhaust
 memory.
 """
+Value = TypeVar("Value")
 _scalars_of = attrgetter(*_SCALARS)
 _losses_of = attrgetter(*LOSSES)
 
@@ -106,8 +90,8 @@ def _read(path: Path) -> RankTables:
     columns = _Columns(path, header)
     for number, offset, text in lines:
         try:
-            line = decode(text)
-            if isinstance(line, LeanStep):
+            line = decode_line(text)
+            if isinstance(line, StepLine):
                 columns.add(number, offset, line)
                 continue
         except ValueError as error:
@@ -119,8 +103,6 @@ def _read(path: Path) -> RankTables:
             raise second_header(path, number, line)
         elif isinstance(line, Calibration):
             columns.calibrations.append(line)
-        else:
-            assert isinstance(line, Anchor)
     return columns.finish(footer, problems)
 
 
@@ -138,8 +120,8 @@ class _Columns:
     )
     metric_names: dict[str, None] = field(default_factory=dict)
     names: _Names = field(default_factory=lambda: _Names())
-    reasons: Decoded[dict[str, str]] = field(default_factory=lambda: Decoded(dict[str, str]))
-    coverages: Decoded[Coverage] = field(default_factory=lambda: Decoded(Coverage))
+    reasons: _Decoded[dict[str, str]] = field(default_factory=lambda: _Decoded(dict[str, str]))
+    coverages: _Decoded[Coverage] = field(default_factory=lambda: _Decoded(Coverage))
     isolated: array[int] = field(default_factory=lambda: array("q"))
     isolated_compute_ms: array[float] = field(default_factory=lambda: array("d"))
     sample_lines: array[int] = field(default_factory=lambda: array("q"))
@@ -155,7 +137,7 @@ class _Columns:
         default_factory=list
     )
 
-    def add(self, number: int, offset: int, line: LeanStep) -> None:
+    def add(self, number: int, offset: int, line: StepLine) -> None:
         """Add one step.
 
         Raises:
@@ -166,18 +148,18 @@ class _Columns:
             raise ValueError(
                 f"a step of rank {line.rank} of {line.world_size} in the record of rank {rank} of {world_size}"
             )
-        open_metrics = bounds_of(line) if line.bounds else {}
-        reasons = bytes(line.reasons)
-        reason = self.reasons[reasons_without(reasons, open_metrics, HOST_BOUND) if open_metrics else reasons]
-        coverage = self.coverages[bytes(line.coverage)]
-        if line.ranges or line.counters:
-            check_user_marks(bytes(line.ranges), bytes(line.counters))
-        if line.waits or line.ready:
-            check_waits(bytes(line.waits), bytes(line.ready))
-        experts = experts_of(bytes(line.experts)) if line.experts else []
-        gradient_order = gradients_of(bytes(line.gradient_order)) if line.gradient_order else ()
-        if line.device:
-            check_samples(bytes(line.device))
+        open_metrics = line.open_bounds() if line.bounds else {}
+        reason = self.reasons[_reasons(line, open_metrics) if open_metrics else bytes(line.reasons_json)]
+        coverage = self.coverages[bytes(line.coverage_json)]
+        has_marks = bool(line.ranges_json or line.counters_json)
+        if has_marks:
+            _check_times(line)
+        if line.waits_json or line.ready_json:
+            _ = line.waits, line.ready
+        experts = line.experts if line.experts_json else []
+        gradient_order = tuple(line.gradient_order) if line.gradient_order_json else ()
+        if line.device_json:
+            _ = line.device
             self.sample_lines.append(offset)
         elif line.rocm_smi_t_ns is not None and words_are_samples(self.header):
             mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
@@ -188,7 +170,7 @@ class _Columns:
             compute_ms = line.overlap.get("compute_ms")
             self.isolated_compute_ms.append(float("nan") if compute_ms is None else compute_ms)
             return
-        if line.ranges or line.counters:
+        if has_marks:
             self.mark_lines.append(offset)
         self.gradient_order = self.gradient_order or gradient_order
         if experts and not line.warmup:
@@ -200,10 +182,10 @@ class _Columns:
         for name, ends in open_metrics.items():
             self.open_metrics.setdefault(name, array("d")).extend((len(self.by_kernels), *ends))
         self.by_kernels.append(line.measured_by is not None)
-        self.row_total += len(line.collectives)
+        self.row_total += len(line.collective_rows)
         self.scalars.append((*_scalars_of(line), offset, reason, coverage, self.row_total))
         self.losses.append(_losses_of(line))
-        self.rows += line.collectives
+        self.rows += line.collective_rows
         if len(self.scalars) >= BLOCK_STEPS or len(self.rows) >= 100 * BLOCK_STEPS:
             self.flush()
 
@@ -277,7 +259,7 @@ class _Columns:
             bounds={name: (low, high) for name, (low, high) in bounds.items()},
             by_kernels=by_kernels if by_kernels.any() else None,
         )
-        source = _source(self.path, self.header, footer)
+        source = source_of(self.path, self.header, footer)
         if self.sample_lines and words_are_samples(self.header):
             source = replace(source, device_telemetry=DeviceTelemetry(WORDS, None))
         return RankTables(
@@ -297,7 +279,7 @@ class _Columns:
             isolated=self._isolated(),
             gradient_order=self.gradient_order,
             expert_load=self.expert_load,
-            covered=_coverage_facts(steps, collectives),
+            covered=coverage_facts(steps, collectives),
             problems=tuple(said),
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,
@@ -336,6 +318,47 @@ class _Columns:
         return table
 
 
+class _Decoded(dict[bytes, int], Generic[Value]):
+    """Numbers the distinct texts of a field and decodes each once: `values_[number]` is the value. Most steps have the
+    same text as the one before.
+
+    Raises:
+        ValueError: on looking up a text that is not of the type.
+    """
+
+    def __init__(self, type_: type[Value]) -> None:
+        super().__init__()
+        self._decoder = msgspec.json.Decoder(type_)
+        self.values_: list[Value] = []
+
+    def __missing__(self, text: bytes) -> int:
+        try:
+            self.values_.append(self._decoder.decode(text))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"not a line of this schema ({error})") from error
+        self[text] = number = len(self)
+        return number
+
+
+def _reasons(line: StepLine, names: Collection[str]) -> bytes:
+    """The `reasons` of a step with one reason for all these metrics, whose own have the numbers of the step: so that
+    distinct texts stay few.
+    """
+    return msgspec.json.encode(line.reasons | dict.fromkeys(names, HOST_BOUND))
+
+
+def _check_times(line: StepLine) -> None:
+    """Check the ranges and counters of a step.
+
+    Raises:
+        ValueError: they violate the schema, or a number exceeds what a column holds.
+    """
+    ranges, counters = line.ranges, line.counters
+    numbers = [number for row in ranges for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
+    if any(not -(2**61) < number < 2**61 for number in (*numbers, *(row.t_ns for row in counters))):
+        raise ValueError("a number in its ranges or counters exceeds what a column holds")
+
+
 class _Names(dict[tuple[Any, ...], int]):
     """Numbers the distinct names of collectives in order of appearance."""
 
@@ -364,70 +387,3 @@ def _reordered(steps: Ints, rows: Ints, chosen: npt.NDArray[np.intp]) -> tuple[I
     steps = steps[:, chosen].copy()
     steps[rows_end] = np.cumsum([part.shape[1] for part in parts])
     return steps, np.concatenate([rows[:, :0], *parts], axis=1)
-
-
-def _source(path: Path, header: Header, footer: Footer | None) -> Source:
-    return Source(
-        path=str(path),
-        format=FORMAT,
-        rank=header.rank,
-        world_size=header.world_size,
-        lanes=header.lanes,
-        timer=header.timer,
-        instrument_mode=header.instrument_mode,
-        groups={} if footer is None else footer.groups,
-        host=header.host,
-        platform=header.platform,
-        device=header.device,
-        backend=header.backend,
-        parallel=header.parallel,
-        run_id=header.run_id,
-        label=header.label,
-        attempt=header.attempt,
-        local_rank=header.local_rank,
-        node_rank=header.node_rank,
-        start_step=header.start_step,
-        warmup_steps=header.warmup_steps,
-        manifest_hash=header.manifest_hash,
-        device_telemetry=header.device_telemetry,
-        stall_cutoff=header.stall_cutoff,
-        ending=_ending(footer),
-    )
-
-
-def _ending(footer: Footer | None) -> str:
-    match footer:
-        case None:
-            return KILLED
-        case Footer(reason="signal"):
-            return f"stopped by {footer.signal or 'a signal'}, exit code {footer.exit_code}"
-        case Footer(reason="error"):
-            return f"ended by an error, exit code {footer.exit_code}: {footer.error or 'not recorded'}"
-        case _:
-            return COMPLETED
-
-
-def _coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
-    """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
-    reasons, uncovered, first = Counter[str](), 0, None
-    assert steps.coverage is not None
-    for code, coverage in enumerate(steps.coverages):
-        missed = coverage.issued is not None and coverage.seen != coverage.issued
-        if coverage.complete and not missed:
-            continue
-        at = np.flatnonzero(steps.coverage == code)
-        if not len(at):
-            continue
-        if not coverage.complete:
-            uncovered += len(at)
-            reasons[coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"] += len(at)
-        if missed:
-            step = int(steps.global_step[at[0]])
-            first = step if first is None else min(first, step)
-    used = np.repeat(steps.used, steps.row_counts) & (collectives.end_ns != NO_TIME)
-    found = Counter[str | None]()
-    counts = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
-    for name, count in zip(collectives.names, counts, strict=True):
-        if count:
-            found[name.end_source] += count
-    return CoverageFacts(dict(found), uncovered, dict(reasons), first)

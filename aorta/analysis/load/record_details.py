@@ -12,65 +12,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
-
 from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
 from aorta.analysis.tables import Ints
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
 from aorta.records.reader import LINE_LIMIT
-from aorta.records.schema import (
-    ActiveSegment,
-    Anchor,
-    AuxRange,
-    BucketReady,
-    ComputeRange,
-    CounterValue,
-    DeviceSample,
-    Header,
-    Stall,
-    UserRange,
-    Wait,
-)
+from aorta.records.schema import DeviceSample, Header
+from aorta.records.step_line import StepLine, decode_line
 from aorta.records.untrusted_files import open_regular
 
-
-class _Line(msgspec.Struct, tag_field="record", tag="step", gc=False):
-    """The part of a step's line that is not in the columns."""
-
-    global_step: int
-    active_segments: list[ActiveSegment]
-    compute: list[ComputeRange]
-    stalls: list[Stall]
-    aux: list[AuxRange]
-    ranges: list[UserRange] = []
-    waits: list[Wait] | None = None
-    ready: list[BucketReady] = []
-
-
-class _Marks(msgspec.Struct, gc=False):
-    global_step: int
-    start_mono_ns: int
-    ranges: list[UserRange] = []
-    counters: list[CounterValue] = []
-
-
-class _Samples(msgspec.Struct, gc=False):
-    start_mono_ns: int
-    t_start_ns: int
-    device: list[DeviceSample] = []
-    reasons: dict[str, str] = {}
-    rocm_smi_t_ns: int | None = None
-    rocm_smi_output: str = ""
-    rocm_smi_exit_code: int = 0
-    rocm_smi_stderr: str = ""
-    rocm_smi_error: str | None = None
-
-
-_LINES: Final[msgspec.json.Decoder[_Line | Anchor]] = msgspec.json.Decoder(_Line | Anchor)
-"""A union, so that a line without `record` is refused."""
-_SAMPLES: Final = msgspec.json.Decoder(_Samples)
-_MARKS: Final = msgspec.json.Decoder(_Marks)
+_ANOTHER_LINE: Final = "another line stands there now"
 WORDS: Final = "rocm-smi"
 """Source of the samples that are read from `rocm_smi_output`."""
 
@@ -123,11 +74,11 @@ class RecordDetails:
             return
         with self._open("its device samples ") as file:
             for offset in self.sample_lines:
-                file.seek(offset)
-                line = _SAMPLES.decode(file.readline(LINE_LIMIT))
-                for sample in line.device:
+                line = _line_at(file, offset)
+                samples = line.device
+                for sample in samples:
                     yield sample, line.reasons.get("device")
-                if not line.device and line.rocm_smi_t_ns is not None:
+                if not samples and line.rocm_smi_t_ns is not None:
                     yield self._of_words(line, line.rocm_smi_t_ns)
 
     def user_marks(self) -> Iterator[UserMarksOfStep]:
@@ -136,11 +87,10 @@ class RecordDetails:
             return
         with self._open("its ranges and counters ") as file:
             for offset in self.mark_lines:
-                file.seek(offset)
-                line = _MARKS.decode(file.readline(LINE_LIMIT))
+                line = _line_at(file, offset)
                 yield UserMarksOfStep(line.global_step, line.start_mono_ns, line.ranges, line.counters)
 
-    def _of_words(self, line: _Samples, t_ns: int) -> tuple[DeviceSample, str | None]:
+    def _of_words(self, line: StepLine, t_ns: int) -> tuple[DeviceSample, str | None]:
         at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)
         values, reason = read_words(
             line.rocm_smi_output,
@@ -163,10 +113,9 @@ class RecordDetails:
         return replace(self, path=self.path.absolute())
 
     def _step(self, file: BinaryIO, place: int) -> StepIntervals:
-        file.seek(int(self.line_offset[place]))
-        line = _LINES.decode(file.readline(LINE_LIMIT))
-        if not isinstance(line, _Line) or line.global_step != self.global_step[place]:
-            raise ValueError("another line stands there now")
+        line = _line_at(file, int(self.line_offset[place]))
+        if line.global_step != self.global_step[place]:
+            raise ValueError(_ANOTHER_LINE)
         segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
         length_ns = int(self.length_ns[place])
         return StepIntervals(
@@ -186,7 +135,20 @@ class RecordDetails:
         try:
             with open_regular(self.path, 1 << 20) as file:
                 yield file
-        except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(
                 f"{self.path.name}: {what}cannot be read again ({error}) (in {self.path.parent})"
             ) from error
+
+
+def _line_at(file: BinaryIO, offset: int) -> StepLine:
+    """The step whose line begins at `offset`.
+
+    Raises:
+        ValueError: there is no step now.
+    """
+    file.seek(offset)
+    line = decode_line(file.readline(LINE_LIMIT))
+    if not isinstance(line, StepLine):
+        raise ValueError(_ANOTHER_LINE)
+    return line

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from aorta.analysis.health import Health, Held
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.manifest import Manifest, emulated_fabric, manifest_of, timed_from_python
 from aorta.analysis.load.record_columns import read_tables
+from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of, timed_from_python
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE, RankClock, read_clock_sync

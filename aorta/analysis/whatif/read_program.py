@@ -20,8 +20,8 @@ import numpy as np
 
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.record_details import RecordDetails
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import Ints, RankTables, Run
 from aorta.analysis.whatif.network import network_of
 from aorta.analysis.whatif.program import RunProgram

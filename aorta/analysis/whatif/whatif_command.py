@@ -16,7 +16,7 @@ from pathlib import Path
 from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.apply import apply

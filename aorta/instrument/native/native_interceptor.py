@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, c
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited
 from aorta.instrument.native.ranges import NativeRanges
-from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents
+from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
@@ -88,19 +87,19 @@ class NativeCpuInterceptor:
             self._tap.begin()
             self.ranges.begin()
 
-    def end(self) -> Callable[[], NativeEvents]:
-        """Stop recording; the returned callable gives the events since `begin`, and none after `close`."""
+    def end(self) -> NativeEvents | None:
+        """Stop recording; the returned callable adds the events since `begin` to a step. None after `close`."""
         if self._tap is None:
-            return NativeEvents
-        return partial(self._events, self._tap.end(), self.ranges.end())
+            return None
+        return partial(self._add, self._tap.end(), self.ranges.end())
 
     def abandon(self) -> None:
         """Stop recording, and discard the events since `begin`."""
         self.end()
 
-    def _events(self, noted: Any, passes: Any) -> NativeEvents:
+    def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
         rows, calls, waits, copies = noted.rows()
-        collectives, operators = [], self._operators
+        operators = self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]
             name = None if dtype is None else dtype_name(dtype)
@@ -112,9 +111,11 @@ class NativeCpuInterceptor:
             issued.by_future = by_future
             if operator.point_to_point:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
-            collectives.append(issued)
-        waited = [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
-        return self._with_passes(NativeEvents(collectives, waited, calls=calls, copies=self._copied(copies)), passes)
+            step.collectives.append(issued)
+        step.waits += [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
+        step.calls += calls
+        step.copies += self._copied(copies)
+        self._add_passes(passes, step)
 
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
@@ -127,9 +128,10 @@ class NativeCpuInterceptor:
             for number, size, start, end, computes in copies
         ]
 
-    def _with_passes(self, events: NativeEvents, noted: Any) -> NativeEvents:
+    def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.read(noted)
-        return replace(events, passes=passes, tails=tails)
+        step.passes += passes
+        step.tails += tails
 
     def _attach_end(self, issued: InFlight, source: Any) -> None:
         """Attach what will report the end of a collective that has not ended yet."""
@@ -231,7 +233,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         self._streams.compute = self._streams.current()
         super().begin()
 
-    def end(self) -> Callable[[], NativeEvents]:
+    def end(self) -> NativeEvents | None:
         if self._tap is not None:
             for _ in range(self._tap.take_captured()):
                 self._on_captured()
@@ -242,10 +244,10 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             self._tap.let_go(self._tap.end())
             self.ranges.forget()
 
-    def _with_passes(self, events: NativeEvents, noted: Any) -> NativeEvents:
+    def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.read(noted)
-        ranges = [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
-        return replace(events, tails=tails, ranges=ranges)
+        step.compute += [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
+        step.tails += tails
 
     def _attach_end(self, issued: InFlight, source: Any) -> None:
         if not isinstance(source, tuple):

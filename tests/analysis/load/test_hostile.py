@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.load.record_columns import METRIC_LIMIT
-from aorta.analysis.load.record_lines import LeanStep
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import NO_TIME
@@ -27,6 +26,7 @@ from aorta.analysis.user_marks import counters_frame, ranges_frame
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.records.schema import BucketReady, Gradient, Step, Wait
+from aorta.records.step_line import DecodedLate, StepLine
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "jsonl"
@@ -98,15 +98,14 @@ def test_a_bad_line_is_dropped_counted_and_said_with_its_place(tmp_path: Path, l
     assert any("footer counts 3 steps, 2 could be read" in problem for problem in health["problems"])
 
 
-def test_the_lean_step_is_the_step_of_the_schema() -> None:
-    lean, whole = (msgspec.structs.fields(type_) for type_ in (LeanStep, Step))
-    required = [field.name for field in whole if field.required]
-    assert [field.name for field in lean if field.required] == required
-    words = {field.name for field in whole if field.name.startswith("rocm_smi_")}
-    known = {"waits", "ready", "gradient_order", "experts", "bounds", "measured_by"}
-    optional = {"phase", "reasons", "device", "ranges", "counters", *known, *words}
-    assert {field.name for field in lean} - set(required) == optional
-    assert LeanStep.__struct_config__.tag == Step.__struct_config__.tag
+def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
+    read, written = (msgspec.structs.fields(type_) for type_ in (StepLine, Step))
+    assert [(field.encode_name, field.required) for field in read] == [
+        (field.encode_name, field.required) for field in written
+    ]
+    assert StepLine.__struct_config__.tag == Step.__struct_config__.tag
+    late = {field.name.removesuffix("_json") for field in read if field.type is msgspec.Raw}
+    assert all(isinstance(getattr(StepLine, name), DecodedLate) for name in late)
 
 
 @pytest.mark.parametrize(

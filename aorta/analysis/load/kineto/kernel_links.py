@@ -48,7 +48,7 @@ class KernelLinks:
 
     def add_calls(self, calls: Sequence[Any], start: Int64, known: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Keep when calls began (ns), where that is known."""
-        ids = np.array([_ident(call.correlation) for call in links_of([call.args for call in calls])], np.int64)
+        ids = idents([call.correlation for call in links_of([call.args for call in calls])])
         kept = known & (ids != NULL)
         self._calls.extend(ids[kept].tolist())
         self._starts.append(start[kept])
@@ -79,14 +79,25 @@ def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:
     return _decoded(_LINKS, texts, Links())
 
 
+def externals_of(links: Sequence[Links]) -> Int64:
+    """The ids of the host operators, or `NULL`."""
+    return idents([each.external if each.external is not None else each.external_old for each in links])
+
+
 def external_of(links: Links) -> int:
     """The id of the host operator, or `NULL`."""
     return _ident(links.external if links.external is not None else links.external_old)
 
 
-def correlation_of(links: Links) -> int:
-    """The id that a call and what it launched share, or `NULL`."""
-    return _ident(links.correlation)
+def idents(values: Sequence[Number]) -> Int64:
+    """The ids among values of any type, `NULL` for those that are none."""
+    try:
+        if set(map(type, values)) <= {int}:
+            found = np.array(values, np.int64)
+            return np.where(found >= 0, found, NULL)
+    except OverflowError:
+        pass  # beyond 63 bits: one by one
+    return np.array(list(map(_ident, values)), np.int64)
 
 
 def _ident(value: Number) -> int:

@@ -66,7 +66,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     counters["events"] = columns.events
     distributed = metadata.distributed
     world_size = distributed.world_size if distributed is not None else None
-    on_device = bool(len(columns.device["name"]))
+    on_device = columns.device.count > 0
     if on_device:
         table, collectives = _device_intervals(columns)
     else:

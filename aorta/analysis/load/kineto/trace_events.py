@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
+from collections.abc import Sequence, Set
+from itertools import compress, count
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -38,7 +40,7 @@ from aorta.analysis.load.kineto.event_structs import (
     Event,
     Number,
 )
-from aorta.analysis.load.kineto.kernel_links import KernelLinks, correlation_of, external_of, links_of
+from aorta.analysis.load.kineto.kernel_links import KernelLinks, externals_of, idents, links_of
 from aorta.analysis.load.step_markers import MARK
 from aorta.timeline.arrays import Int64
 
@@ -66,21 +68,26 @@ class Rows:
     def __init__(self) -> None:
         self.starts: list[Int64] = []
         self.lengths: list[Int64] = []
-        self.columns: dict[str, array[int]] = {}
+        self.columns: dict[str, list[Int64]] = {}
+        self.count = 0
 
-    def add(self, start: Int64, length: Int64, **columns: list[int]) -> None:
+    def add(self, start: Int64, length: Int64, **columns: Sequence[int] | Int64) -> None:
         """Append rows. Every call must pass the same columns."""
         self.starts.append(start)
         self.lengths.append(length)
         for name, values in columns.items():
-            self.columns.setdefault(name, array("q")).extend(values)
+            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+        self.count += len(start)
 
     def clear(self) -> None:
         """Drop all rows."""
-        self.starts, self.lengths, self.columns = [], [], {}
+        self.starts, self.lengths, self.columns, self.count = [], [], {}, 0
 
     def __getitem__(self, name: str) -> Int64:
-        return np.frombuffer(self.columns[name], np.int64) if name in self.columns else np.zeros(0, np.int64)
+        parts = self.columns.get(name, [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.zeros(0, np.int64)
 
     @property
     def start(self) -> Int64:
@@ -132,14 +139,13 @@ class EventColumns:
 
     def take(self, events: Piece) -> None:
         """Keep what matters of the piece that was decoded last."""
-        work: list[Any] = [event for event in events if event.cat in DEVICE and event.ph == "X"]
-        host: list[Any] = [event for event in events if event.cat in HOST and event.ph == "X"]
+        categories = [event.cat for event in events]
+        work, host, calls = (_complete(events, categories, wanted) for wanted in (DEVICE, HOST, CALLS))
         if work and self.host_work:
             self._forget_host_work()
         by_role = self._by_role(work, host)
         marks, labels = by_role["mark"], by_role["label"]
         operators = [event for event in by_role["operator"] if event.cat in OPERATORS] + by_role["hook"]
-        calls: list[Any] = [event for event in events if event.cat in CALLS and event.ph == "X"]
         begun = self._instants([call.ts for call in calls])
         times = [each for rows in (work, marks, operators, labels) if (each := self._times(rows)) is not None]
         if len(times) < 4 or begun is None:  # decode again with digits; earlier pieces lost none
@@ -159,21 +165,24 @@ class EventColumns:
             self._label_rows(*self._usable(labels, times[3]))
         if calls:
             self.links.add_calls(calls, *begun)
-        self.links.add_products([event for event in host if event.name in GEMM_OPERATORS and event.cat in OPERATORS])
+        self.links.add_products(by_role["product"])
         if self.host_work:
             self._of_host_work += self.counters - before
 
     def _by_role(self, work: list[Any], host: list[Any]) -> dict[str, list[Any]]:
         """Group the host's events by what they are used for; unused events are left out."""
         roles, wanted = self._roles, _ROLES if self.host_work else _ROLES_BESIDE_DEVICE
-        names = {event.name for event in host}
+        names_of = [event.name for event in host]
+        names = set(names_of)
         for name in (names | {event.name for event in work}) - roles.keys():
             roles[name] = _role(name)
             self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
         read = {name for name in names if roles[name] in wanted}
-        found: dict[str, list[Any]] = {role: [] for role in _ROLES}
-        for event in [event for event in host if event.name in read]:
-            found[roles[event.name]].append(event)
+        found: dict[str, list[Any]] = {role: [] for role in (*_ROLES, "product")}
+        products = [host[at] for at in _where(names_of, GEMM_OPERATORS & names)]
+        found["product"] = [event for event in products if event.cat in OPERATORS]
+        for role in {roles[name] for name in read}:
+            found[role] = _chosen(host, names_of, {name for name in read if roles[name] == role})
         return found
 
     def _forget_host_work(self) -> None:
@@ -190,7 +199,7 @@ class EventColumns:
         self._of_host_work.clear()
 
     def _device_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
-        first = len(self.device["name"])
+        first = self.device.count
         code_of = {name: self._name(name) for name in dict.fromkeys([event.name for event in events])}
         names = [code_of[event.name] for event in events]
         of_name, copy, compute, comm = (
@@ -237,8 +246,8 @@ class EventColumns:
             stream=streams,
             bytes=sizes,
             cls=classes,
-            origin=[external_of(each) for each in links],
-            correlation=[correlation_of(each) for each in links],
+            origin=externals_of(links),
+            correlation=idents([each.correlation for each in links]),
         )
 
     def parameters(self) -> dict[int, Arguments]:
@@ -261,28 +270,29 @@ class EventColumns:
         )
 
     def _operator_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
-        first = len(self.operators["name"])
-        for at, event in enumerate(events, start=first):
-            if event.name.startswith("c10d::"):
-                self.operator_arguments[at] = _arguments(event.args)
-        products = [at for at, event in enumerate(events) if event.name in GEMM_OPERATORS]
-        origin = [NULL] * len(events)
-        for at, links in zip(products, links_of([events[at].args for at in products]), strict=True):
-            origin[at] = external_of(links)
+        names = [event.name for event in events]
+        distinct = set(names)
+        calls = {name for name in distinct if name.startswith("c10d::")}
+        for at in _where(names, calls):
+            self.operator_arguments[self.operators.count + at] = _arguments(events[at].args)
+        products = _where(names, GEMM_OPERATORS & distinct)
+        origin = np.full(len(events), NULL, np.int64)
+        origin[products] = externals_of(links_of([events[at].args for at in products]))
         self._host_rows(self.operators, events, start, length, origin=origin)
 
     def _label_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
-        first = len(self.labels["name"])
+        first = self.labels.count
         for at, event in enumerate(events, start=first):
             self.label_arguments[at] = _arguments(event.args)
         self._host_rows(self.labels, events, start, length)
 
-    def _host_rows(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: list[int]) -> None:
-        code_of = {name: self._name(name) for name in dict.fromkeys([event.name for event in events])}
+    def _host_rows(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
+        names = [event.name for event in events]
+        code_of = {name: self._name(name) for name in dict.fromkeys(names)}
         rows.add(
             start,
             length,
-            name=[code_of[event.name] for event in events],
+            name=list(map(code_of.__getitem__, names)),
             thread=_integers([event.tid for event in events]),
             **columns,
         )
@@ -320,6 +330,21 @@ class EventColumns:
         return code
 
 
+def _chosen(events: Sequence[Any], values: Sequence[Any], wanted: Set[Any]) -> list[Any]:
+    """The events whose value is wanted. No Python is run for each of them: a trace has millions."""
+    return list(compress(events, map(wanted.__contains__, values)))
+
+
+def _where(values: Sequence[Any], wanted: Set[Any]) -> list[int]:
+    """The indices of the values that are wanted."""
+    return list(compress(count(), map(wanted.__contains__, values))) if wanted else []
+
+
+def _complete(events: Piece, categories: Sequence[str | None], wanted: Set[str]) -> list[Any]:
+    """The complete events (`ph` X) of some categories."""
+    return [event for event in _chosen(events, categories, wanted) if event.ph == "X"]
+
+
 def _role(name: object) -> str:
     """What an event of the host is used for; empty if it is unused."""
     if not isinstance(name, str):
@@ -339,7 +364,7 @@ def _plain(numbers: list[Any]) -> bool:
 
 def _integers(values: list[Any]) -> list[int]:
     of = {value: integer(value) for value in set(values)}
-    return [of[value] for value in values]
+    return list(map(of.__getitem__, values))
 
 
 def _arguments(raw: msgspec.Raw | bytes) -> Arguments:

@@ -13,7 +13,7 @@ from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.load.manifest import config_of, flatten
+from aorta.analysis.load.run_facts import config_of, flatten
 from aorta.analysis.report.html.page_tables import facts_table
 from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences

@@ -1,4 +1,5 @@
-"""What a report takes from the manifest of a run (`run.json`).
+"""Read what holds for a run as a whole: its manifest (`run.json`), the headers and footers of its records, and how far
+its collectives were covered.
 
     manifest, why_not = manifest_of(folder, run_id)
     config_of(manifest).get("parallel")
@@ -8,13 +9,20 @@ Must not fail a report because the manifest is missing, nor use one that belongs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+import numpy as np
+
+from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Source, Steps
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
-from aorta.records.schema import READABLE_VERSIONS
+from aorta.records.schema import READABLE_VERSIONS, Footer, Header
 
+FORMAT: Final = "aorta"
+"""`Source.format` of AORTA's own records."""
+KILLED: Final = "killed (no footer)"
 Manifest: TypeAlias = Mapping[str, object]
 
 
@@ -91,3 +99,71 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def source_of(path: Path, header: Header, footer: Footer | None) -> Source:
+    """Describe where the record of one rank comes from, by its first and last line."""
+    return Source(
+        path=str(path),
+        format=FORMAT,
+        rank=header.rank,
+        world_size=header.world_size,
+        lanes=header.lanes,
+        timer=header.timer,
+        instrument_mode=header.instrument_mode,
+        groups={} if footer is None else footer.groups,
+        host=header.host,
+        platform=header.platform,
+        device=header.device,
+        backend=header.backend,
+        parallel=header.parallel,
+        run_id=header.run_id,
+        label=header.label,
+        attempt=header.attempt,
+        local_rank=header.local_rank,
+        node_rank=header.node_rank,
+        start_step=header.start_step,
+        warmup_steps=header.warmup_steps,
+        manifest_hash=header.manifest_hash,
+        device_telemetry=header.device_telemetry,
+        stall_cutoff=header.stall_cutoff,
+        ending=_ending(footer),
+    )
+
+
+def _ending(footer: Footer | None) -> str:
+    match footer:
+        case None:
+            return KILLED
+        case Footer(reason="signal"):
+            return f"stopped by {footer.signal or 'a signal'}, exit code {footer.exit_code}"
+        case Footer(reason="error"):
+            return f"ended by an error, exit code {footer.exit_code}: {footer.error or 'not recorded'}"
+        case _:
+            return COMPLETED
+
+
+def coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
+    """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
+    reasons, uncovered, first = Counter[str](), 0, None
+    assert steps.coverage is not None
+    for code, coverage in enumerate(steps.coverages):
+        missed = coverage.issued is not None and coverage.seen != coverage.issued
+        if coverage.complete and not missed:
+            continue
+        at = np.flatnonzero(steps.coverage == code)
+        if not len(at):
+            continue
+        if not coverage.complete:
+            uncovered += len(at)
+            reasons[coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"] += len(at)
+        if missed:
+            step = int(steps.global_step[at[0]])
+            first = step if first is None else min(first, step)
+    used = np.repeat(steps.used, steps.row_counts) & (collectives.end_ns != NO_TIME)
+    found = Counter[str | None]()
+    counts = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
+    for name, count in zip(collectives.names, counts, strict=True):
+        if count:
+            found[name.end_source] += count
+    return CoverageFacts(dict(found), uncovered, dict(reasons), first)
