@@ -53,7 +53,7 @@ def summarize(
         "summary_version": SUMMARY_VERSION,
         "aorta_version": __version__,
         "conventions": {
-            "definitions": "docs/measuring.md, section 1",
+            "definitions": "docs/dev/measuring.md, section 1",
             "unit_of_count": "one step on one rank",
             "percentiles": PERCENTILE_METHOD,
             "median_of_a_ratio": "the median of the ratios of single steps; `overlap_ratio` of a dataset is it",

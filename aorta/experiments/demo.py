@@ -16,7 +16,7 @@ from aorta.experiments import plan_command
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 
 LAUNCHES: Final = 4
-"""A side; the fewest from which a verdict can come (docs/measuring.md, section 5)."""
+"""A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
 OPTIONS: Final = (
     *("--launches", str(LAUNCHES)),
     *("--nproc_per_node", "2"),

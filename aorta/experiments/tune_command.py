@@ -54,7 +54,7 @@ Examples
 
 The same command again does what is missing. Exit codes: 0 done, with or without a
 recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
-5 launches are missing, 128 + n stopped by signal n. docs/tune.md"""
+5 launches are missing, 128 + n stopped by signal n. docs/search.md"""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 `merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
 `aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). Must not know what an interval
-stands for, or touch floating point (docs/measuring.md, W14).
+stands for, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations

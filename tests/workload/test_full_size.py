@@ -1,4 +1,5 @@
-"""What docs/gpu.md says of `experiment=full`, computed without a byte of memory or a step: it is not for a CPU."""
+"""What docs/dev/devices.md says of `experiment=full`, computed without a byte of memory or a step: it is not for a
+CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Judges each condition of the gate against a comparison: pass, fail or inconclusive, with the reason (docs/gate.md).
+"""Judges each condition of the gate against a comparison: pass, fail or inconclusive, with the reason
+(docs/compare.md).
 
 Takes the conditions and `comparison` of `summary.json`, and returns a `GateResult`. Must not: fail a candidate for what
 may be chance where there are launches to tell; or claim more of two single runs than that a threshold was crossed.

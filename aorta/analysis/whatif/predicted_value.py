@@ -38,7 +38,8 @@ STATED_ERROR: Final[dict[type[Change], float]] = {
     **dict.fromkeys((ComputeSpeed, RankLateness, NoStragglers, WorldSize, NetworkChange, CommSpeed), 0.10),
     **dict.fromkeys((BucketCap, PrefetchDepth, OverlapSwitch), 0.20),
 }
-"""Kind of change -> the part of the predicted change that may be wrong: assumed, then measured (docs/what-if.md)."""
+"""Kind of change -> the part of the predicted change that may be wrong: assumed, then measured
+(docs/dev/what-if-model.md)."""
 LEVEL: Final = 0.95
 _SEED: Final = 20_240_229
 

@@ -1,4 +1,4 @@
-"""The workflow of docs/gate.md: a file GitHub can read, whose commands are those of this repository."""
+"""The workflow of docs/compare.md: a file GitHub can read, whose commands are those of this repository."""
 
 from __future__ import annotations
 
