@@ -47,7 +47,6 @@ def slow_producer(rig: Rig) -> list[torch.Tensor]:
     x.fill_(rig.rank + 1)
     work = dist.all_reduce(x, async_op=True)
     rig.work()
-    assert work is not None
     work.wait()
     return [x - 3]
 
@@ -56,8 +55,6 @@ def one_after_another(rig: Rig) -> list[torch.Tensor]:
     """Who waits for the first of two does not wait for the second."""
     x, y = rig.tensor(rig.rank + 1), rig.tensor(rig.rank + 1)
     first, second = dist.all_reduce(x, async_op=True), dist.all_reduce(y, async_op=True)
-    assert first is not None
-    assert second is not None
     first.wait()
     rig.work()
     second.wait()
@@ -69,7 +66,7 @@ def no_collective(rig: Rig) -> list[torch.Tensor]:
     compute = torch.cuda.current_stream()
     rig.comm.wait_stream(compute)
     with torch.cuda.stream(rig.comm):
-        torch.cuda._sleep(30_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(30_000)
     compute.wait_stream(rig.comm)
     return []
 
@@ -92,7 +89,7 @@ def on_a_strategys_stream(rig: Rig) -> list[torch.Tensor]:
     with torch.cuda.stream(rig.comm):
         whole = torch.empty(ELEMENTS * rig.size, device=rig.device)
         dist.all_gather_into_tensor(whole, shard)
-        gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        gathered = torch.cuda.Event()
         gathered.record(rig.comm)
     rig.work()
     compute.wait_event(gathered)
@@ -131,7 +128,7 @@ def by_generic_streams(rig: Rig) -> list[torch.Tensor]:
         rig.comm.wait_stream(compute)
         with torch.cuda.stream(rig.comm):
             dist.all_gather_into_tensor(whole, shard)
-            gathered, generic = torch.cuda.Event(), torch.Event(device=rig.device)  # type: ignore[no-untyped-call]
+            gathered, generic = torch.cuda.Event(), torch.Event(device=rig.device)
             gathered.record(rig.comm)
             generic.record(rig.comm)
         wait(gathered, generic)
@@ -164,7 +161,6 @@ def two_streams_of_one_group(rig: Rig) -> list[torch.Tensor]:
         dist.reduce_scatter_tensor(part, parts)
     rig.work()
     compute.wait_stream(rig.comm)
-    assert first is not None
     first.wait()
     return [x - 3, part - 3]
 
@@ -175,8 +171,6 @@ def by_its_future(rig: Rig) -> list[torch.Tensor]:
     output = rig.model(rig.input)
     output.backward(torch.ones_like(output))
     first, second = (parameter.grad for parameter in rig.model.parameters())
-    assert first is not None
-    assert second is not None
     # Of rank r: (r + 1) * 16 * 16 and (r + 1) * 16 * 16 in each place; the sum over both ranks is three times that.
     return [first - 3 * WIDTH**2, second - 3 * WIDTH**2]
 
@@ -189,7 +183,6 @@ def dropped_tensors(rig: Rig) -> list[torch.Tensor]:
     work = dist.all_gather_into_tensor(whole, x, async_op=True)
     del x
     garbage = [rig.tensor(-5.0) for _ in range(3)]
-    assert work is not None
     work.wait()
     del garbage
     return [whole.view(rig.size, -1)[1 - rig.rank] - (2 - rig.rank)]
@@ -213,7 +206,6 @@ def waited_much_later(rig: Rig) -> list[torch.Tensor]:
         outs.append(x - 3)
     x = rig.tensor(rig.rank + 1)
     late = dist.all_reduce(x, group=rig.groups.late, async_op=True)
-    assert late is not None
     rig.late.append((late, x))
     return outs
 
@@ -224,7 +216,6 @@ def waited_on_another_stream(rig: Rig) -> list[torch.Tensor]:
     rig.work()
     x = rig.tensor(rig.rank + 1)
     work = dist.all_reduce(x, async_op=True)
-    assert work is not None
     with torch.cuda.stream(rig.comm):
         work.wait()
         y = x - 3
@@ -251,7 +242,6 @@ def point_to_point(rig: Rig, *, bound: bool) -> list[torch.Tensor]:
         works += [dist.isend(there, peer, group=group), dist.irecv(back, peer, group=group)]
     rig.work()
     for work in works:
-        assert work is not None
         work.wait()
     return [back - (2 - rig.rank), x - 3]
 
@@ -280,7 +270,6 @@ def of_lists(rig: Rig) -> list[torch.Tensor]:
     del sources
     second = garbage()
     for work in works:
-        assert work is not None
         work.wait()
     del first, second
     simulated.lengths(copy_d2d=COPY_D2D)
@@ -295,7 +284,6 @@ def two_in_one_direction(rig: Rig) -> list[torch.Tensor]:
     works = [transfer(tensor, peer) for tensor in tensors]
     rig.work()
     for work in works:
-        assert work is not None
         work.wait()
     return [tensor - 1 for tensor in tensors]
 
@@ -362,8 +350,6 @@ def other_ways_to_wait(rig: Rig) -> list[torch.Tensor]:
     """The calls of a handle that order streams as its wait does."""
     x, y = rig.tensor(rig.rank + 1), rig.tensor(rig.rank + 1)
     first, second = dist.all_reduce(x, async_op=True), dist.all_reduce(y, async_op=True)
-    assert first is not None
-    assert second is not None
     first.synchronize()
     second.block_current_stream()
     return [x - 3, y - 3]
@@ -372,7 +358,6 @@ def other_ways_to_wait(rig: Rig) -> list[torch.Tensor]:
 def one_handle_for_two(rig: Rig) -> list[torch.Tensor]:
     """A functional collective of two tensors: each waits for the one handle, which only C++ has."""
     tensors = [rig.tensor(rig.rank + 1) for _ in range(2)]
-    assert dist.group.WORLD is not None
     first, second = all_reduce_coalesced(tensors, "sum", dist.group.WORLD)
     rig.work()
     return [first - 3, second - 3]
@@ -387,7 +372,6 @@ def another_group(rig: Rig) -> list[torch.Tensor]:
     works.append(dist.all_reduce(y, group=rig.groups.other, async_op=True))
     rig.work()
     for work in works:
-        assert work is not None
         work.wait()
     return [x - 3, y - 3]
 
@@ -412,7 +396,7 @@ def left_to_run(rig: Rig) -> list[torch.Tensor]:
     """A copy that the next step may find still running, issued behind a kernel."""
     rig.comm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(rig.comm):
-        torch.cuda._sleep(50_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(50_000)
         rig.late_state.copy_(rig.weights, non_blocking=True)
     return []
 
@@ -443,7 +427,6 @@ def between_steps(rig: Rig) -> list[torch.Tensor]:
     for transfer in transfers if rig.rank else reversed(transfers):
         works.append(transfer(there[1] if transfer is dist.isend else back[1], peer, group))
     for work in works:
-        assert work is not None
         work.wait()
     return [*(tensor - 3 for tensor in tensors), *(tensor - (2 - rig.rank) for tensor in back)]
 
@@ -451,7 +434,7 @@ def between_steps(rig: Rig) -> list[torch.Tensor]:
 def left_by_a_failed_step(rig: Rig) -> None:
     """An all-reduce behind a long kernel, of a tensor that its caller drops; the step then fails."""
     with torch.cuda.stream(rig.held_up):
-        torch.cuda._sleep(HELD_UP_NS)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(HELD_UP_NS)
         dist.all_reduce(rig.tensor(rig.rank + 1), group=rig.groups.failed, async_op=True)
     raise InterruptedError
 

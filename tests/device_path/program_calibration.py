@@ -61,7 +61,7 @@ def case(name: str, topology: Topology, device: torch.device) -> dict[str, Any]:
         inside.append(waits() - before)
         return outcome
 
-    loop.step_of_training.run = counted  # type: ignore[method-assign]
+    loop.step_of_training.run = counted
     ends: list[int] = []
     with own_profiler(found) if name == "beside" else nullcontext():
         for number in range(STEPS):

@@ -43,7 +43,7 @@ def sent(scene: Scene) -> dict[str, Any]:
     x = scene.tensor()
     with scene.looking() as instrument, scene.step(instrument):
         if scene.rank:
-            torch.cuda._sleep((500_000, 100_000)[scene.rank - 1])  # type: ignore[no-untyped-call]
+            torch.cuda._sleep((500_000, 100_000)[scene.rank - 1])
         transfer(x, scene.groups.unbound)
     return {"rows": [row[:3] for row in scene.rows()], "kernels": scene.kernels()}
 
@@ -55,7 +55,6 @@ def transfer(x: torch.Tensor, group: dist.ProcessGroup) -> None:
     else:
         works = [dist.isend(x, peer, group=group) for peer in (1, 2)]
     for work in works:
-        assert work is not None
         work.wait()
     torch.accelerator.synchronize()
 

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.schema import InstrumentMode
 from tests.device_path.program_overlap import one_clock
 from tests.device_path.rig import Groups, groups
@@ -62,15 +60,14 @@ def answers(device: torch.device, own: Groups, without: dict[str, Any]) -> dict[
     """What loops and scenes say, by mode and tap, beside what `off` has returned."""
     told: dict[str, Any] = {}
     for tap, (name, mode) in product(TAPS, WAYS.items()):
-        making = partial(Instrumentation, dedicated_async=name == "all_dedicated")
-        way = {"wrong": run(device, own, mode, native=tap == "compiled", make=making, shape=without["shape"])[0]}
+        asked = {"native": tap == "compiled", "dedicated_async": name == "all_dedicated"}
+        way = {"wrong": run(device, own, mode, **asked, shape=without["shape"])[0]}
         if way["wrong"] and os.environ.get("AORTA_STOP_WHEN_WRONG"):  # scripts/mutants asks no more
             sys.exit(str(way["wrong"][0]))
         told[f"{name}-{tap}"] = way
     for tap, (name, mode) in product(TAPS, WAYS.items()):
-        making = partial(Instrumentation, dedicated_async=name == "all_dedicated")
-        used = use(device, own, mode, native=tap == "compiled", make=making)._asdict()
-        told[f"{name}-{tap}"]["use"] = used
+        asked = {"native": tap == "compiled", "dedicated_async": name == "all_dedicated"}
+        told[f"{name}-{tap}"]["use"] = use(device, own, mode, **asked)._asdict()
     return told | {"scenes": play(device, own)}
 
 

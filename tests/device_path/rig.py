@@ -45,7 +45,6 @@ class Groups(NamedTuple):
 
 def groups(device: torch.device) -> Groups:
     """Made once a process, with all their streams."""
-    assert dist.group.WORLD is not None
     made = [dist.group.WORLD, dist.new_group(), dist.new_group(), unbound_group()]
     made += [dist.new_group() for _ in range(2)]
     x, peer = torch.zeros(1, device=device), 1 - dist.get_rank()
@@ -57,7 +56,6 @@ def groups(device: torch.device) -> Groups:
         else:
             works += [dist.irecv(other, peer, group=group), dist.isend(x, peer, group=group)]
     for work in works:
-        assert work is not None
         work.wait()
     torch.accelerator.synchronize()
     return Groups(*made, {priority: stream_id(priority) for priority in (0, -1)})
@@ -95,14 +93,14 @@ class Rig:
     futures: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.comm = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
-        self.another, self.held_up = (torch.cuda.Stream(self.device) for _ in range(2))  # type: ignore[no-untyped-call]
+        self.comm = torch.cuda.Stream(self.device, priority=-1)
+        self.another, self.held_up = (torch.cuda.Stream(self.device) for _ in range(2))
         self.model = nn.Sequential(Block(self.device), Block(self.device))
         self.state, self.late_state = (torch.empty(ELEMENTS, pin_memory=True) for _ in range(2))
         self.weights = self.tensor(1)
         self.input = torch.full((WIDTH, WIDTH), self.rank + 1.0, device=self.device)
         for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._reduce)
 
     def tensor(self, value: float) -> torch.Tensor:
         return torch.full((ELEMENTS,), float(value), device=self.device)
@@ -128,7 +126,6 @@ class Rig:
         if not self.futures:
             torch.autograd.Variable._execution_engine.queue_callback(self._reduced)
         work = dist.all_reduce(parameter.grad, async_op=True)
-        assert work is not None
         self.futures.append(work.get_future())
 
     def _reduced(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -65,13 +64,13 @@ def run(
     mode: InstrumentMode,
     *,
     native: bool,
-    make: Callable[..., Instrumentation] = Instrumentation,
+    dedicated_async: bool = False,
     shape: Shape | None = None,
 ) -> tuple[list[str], Shape]:
     """The loop, `STEPS` times, under one instrument.
 
     Args:
-        make: makes the instrument. shape: what ran when nothing looked on; None: this is that run.
+        dedicated_async: as in `Instrumentation`. shape: what ran when nothing looked on; None: this is that run.
 
     Returns:
         What was wrong, in words, and what ran.
@@ -82,7 +81,9 @@ def run(
     todo, computed_on = parts(rank), list[int]()
     torch.accelerator.synchronize()
     simulated.reset()
-    with make(device, mode, rank, size, read_clocks(), lines.append, native=native) as instrument:
+    with Instrumentation(
+        device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
+    ) as instrument:
         if native != (instrument.recorder.quiet_interceptor is not None):
             wrong.append("it is not the tap that was asked for")
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
@@ -132,7 +133,7 @@ def use(
     mode: InstrumentMode,
     *,
     native: bool,
-    make: Callable[..., Instrumentation] = Instrumentation,
+    dedicated_async: bool = False,
 ) -> Use:
     """What the loop needs: the device is waited for behind every part, so that it does not depend on its speed."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -141,7 +142,6 @@ def use(
     gc.collect()
     torch.accelerator.synchronize()
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
-    assert work is not None
     work.wait()
     del work
     torch.accelerator.synchronize()
@@ -149,7 +149,9 @@ def use(
     live = simulated.counters(device.index).live_bytes
     rig, lines = Rig(device, rank, size, groups), list[Step]()
     todo = [part.run for part in parts(rank)]
-    with make(device, mode, rank, size, read_clocks(), lines.append, native=native) as instrument:
+    with Instrumentation(
+        device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
+    ) as instrument:
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)
         for number in range(2 * STEPS):

@@ -116,7 +116,7 @@ class Scene:
 def capture(scene: Scene) -> Any:
     """Two collectives, a block's passes and waits, while a graph is captured."""
     block = Block(scene.device)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         instrument.watch_backward(block)
@@ -178,7 +178,6 @@ def another_device_is_current(scene: Scene) -> Any:
                 block(inputs)
                 work = dist.all_reduce(x, async_op=True)
                 block(inputs)
-                assert work is not None
                 work.wait()
                 y = x - 3
         stray = len(simulated.timeline(1 - scene.device.index))
@@ -363,7 +362,6 @@ def unknown_communicators(scene: Scene) -> Any:
             for transfer, tensor in (reversed(transfers) if scene.rank else transfers)
         ]
         for work in works:
-            assert work is not None
             work.wait()
     return [second[1] - first[1] for first, second in (scene.rows(), scene.kernels())]
 
@@ -417,7 +415,7 @@ def checkpointed(scene: Scene) -> Any:
                 x = checkpoint(block, x, use_reentrant=False)
             return x
 
-        model.forward = forward  # type: ignore[method-assign]
+        model.forward = forward
         for _ in range(2):
             with scene.step(instrument):
                 model(inputs).sum().backward()
@@ -438,7 +436,6 @@ def checkpointed(scene: Scene) -> Any:
 def split(scene: Scene) -> Any:
     """A communicator that was split from the one of all ranks: collectives, a message, and none of it mixed up."""
     group = dist.split_group(None, [[0, 1]])
-    assert group is not None
     with scene.looking() as instrument, scene.step(instrument):
         x, y = scene.tensor(scene.rank + 1.0), scene.tensor(scene.rank + 1.0)
         works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
@@ -446,7 +443,6 @@ def split(scene: Scene) -> Any:
             dist.irecv(z := scene.tensor(0.0), 0, group=group) if scene.rank else dist.isend(x, 1, group=group)
         )
         for work in works:
-            assert work is not None
             work.wait()
         dist.all_reduce(x, group=group)
         zeros = [x - 6, y - 3, *([z - 3] if scene.rank else [])]
@@ -470,12 +466,10 @@ def limited_wait(scene: Scene) -> Any:
             x = scene.tensor()
             work = dist.all_reduce(x, group=group, async_op=True)
             issued_ns = simulated.host_ns()
-            assert work is not None
             work.wait(timedelta(seconds=60))
             waited_ns = simulated.host_ns()
         simulated.dead_peer(group)
         work = dist.all_reduce(x, group=group, async_op=True)
-        assert work is not None
         try:
             work.wait(timedelta(seconds=1))
         except dist.DistBackendError as error:
@@ -521,7 +515,6 @@ def half_precision_hook(scene: Scene) -> Any:
             with scene.step(instrument):
                 half = scene.tensor(scene.rank + 1.0).half()
                 work = dist.all_reduce(half, async_op=True)
-                assert work is not None
                 future = work.get_future()
                 del work, half
                 future.wait()
@@ -550,7 +543,6 @@ def kept_handles(scene: Scene) -> Any:
         torch.accelerator.synchronize()
         kept = simulated.counters(scene.device.index).live_bytes - live
         for work in works:
-            assert work is not None
             work.wait()
     return int(kept / x.nbytes)
 
@@ -558,7 +550,7 @@ def kept_handles(scene: Scene) -> Any:
 def abandoned(scene: Scene) -> Any:
     """Each other step fails; collectives, waits and a wait of the computing stream happen outside of steps as well."""
     events, rig = [], Rig(scene.device, scene.rank, dist.get_world_size(), scene.groups)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     block = Block(scene.device)
     inputs = torch.ones(16, 16, device=scene.device)
     on_host = torch.empty(16, 16, pin_memory=True)
@@ -573,7 +565,6 @@ def abandoned(scene: Scene) -> Any:
                     block(inputs).sum().backward()
                     on_host.copy_(inputs, non_blocking=True)
                     torch.cuda.current_stream().wait_stream(side)
-                    assert work is not None
                     work.wait()
                     if number % 2:
                         raise InterruptedError
@@ -599,7 +590,6 @@ def clock_facts(scene: Scene) -> Any:
         torch.accelerator.synchronize()
         simulated.advance_host(12_345_678)
         facts = instrument.clock.facts()
-    assert facts is not None
     return [facts.bound_at_start_ns, facts.bound_at_end_ns, facts.drift_ns]
 
 
@@ -611,7 +601,7 @@ def unread_epochs(scene: Scene) -> Any:
     marked = []
     for number in range(1202):
         clock.new_epoch()
-        torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(1_000)
         if number in (1, 1200):
             event = torch.Event(device=scene.device, enable_timing=True)
             marked.append((event, clock.mark()))
@@ -623,7 +613,7 @@ def unread_epochs(scene: Scene) -> Any:
         clock.release(mark)
         for _ in range(1202):  # the events of epochs that no mark needs any more are recorded again
             clock.new_epoch()
-            torch.cuda._sleep(1_000)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(1_000)
     return off_ns
 
 
@@ -639,7 +629,7 @@ def forgotten_mark(scene: Scene) -> Any:
 def priorities(scene: Scene) -> Any:
     """Of the streams that a collective was issued on, and ran on."""
     with scene.looking() as instrument, scene.step(instrument):
-        caller = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        caller = torch.cuda.Stream(priority=-1)
         dist.all_reduce(scene.tensor())
         with torch.cuda.stream(caller):
             dist.all_reduce(scene.tensor())
@@ -685,7 +675,6 @@ def marks_cost(scene: Scene) -> Any:
             y + 1
             work = dist.all_reduce(x, async_op=True)
             y + 1
-            assert work is not None
             work.wait()
             y + 1
             dist.all_reduce(x)
@@ -698,7 +687,7 @@ def copies_here(scene: Scene) -> Any:
     a stream that does not compute. What certainly computes where the host is late, beside that copy and beside a kernel
     as long.
     """
-    block, side = Block(scene.device), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    block, side = Block(scene.device), torch.cuda.Stream()
     inputs, into, one = torch.ones(16, 16, device=scene.device), scene.tensor(), scene.tensor()[:1]
     source, copied = torch.ones(100, device=scene.device), torch.zeros(100, device=scene.device)
     beside: list[Callable[[], Any]] = [lambda: copied.copy_(source), lambda: copied.add_(1)]
@@ -709,7 +698,7 @@ def copies_here(scene: Scene) -> Any:
             beside[0]()
         return x @ x @ x
 
-    block.forward = forward  # type: ignore[method-assign]
+    block.forward = forward
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         long = (2_000_000, 0.0)
@@ -767,9 +756,8 @@ def failed_handle(scene: Scene) -> Any:
     group = dist.new_group()
     with scene.looking() as instrument, scene.step(instrument):
         simulated.fail_next_collective(group, "link down")
-        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # it fails when it runs, not where it is issued
+        torch.cuda._sleep(20_000_000)  # it fails when it runs, not where it is issued
         work = dist.all_reduce(scene.tensor(), group=group, async_op=True)
-        assert work is not None
         with suppress(dist.DistBackendError):
             torch.accelerator.synchronize()
         said = str(work.exception())
@@ -799,12 +787,11 @@ def no_stream_to_time_on(scene: Scene) -> Any:
         with scene.looking() as instrument:
             simulated.pool_streams(1)
             with scene.step(instrument):
-                caller = torch.cuda.Stream() if callers else torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+                caller = torch.cuda.Stream() if callers else torch.cuda.current_stream()
                 with torch.cuda.stream(caller):
                     for group in (scene.groups.world,) if callers else (scene.groups.world, scene.groups.other):
                         x = scene.tensor(scene.rank + 1.0)
                         work = dist.all_reduce(x, group=group, async_op=True)
-                        assert work is not None
                         work.wait()
                         values.append((x - 3).abs().max())
                 torch.cuda.current_stream().wait_stream(caller)
@@ -823,7 +810,7 @@ def configured_priority(scene: Scene) -> Any:
 
 def many_joined(scene: Scene) -> Any:
     """More collectives than a stream keeps the names of, and a wait for all of them."""
-    comm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    comm = torch.cuda.Stream()
     with scene.looking() as instrument, scene.step(instrument):
         with torch.cuda.stream(comm):
             x = scene.tensor()
@@ -846,7 +833,7 @@ def waits_told(scene: Scene) -> Any:
     watched = DeviceStreams(scene.device)
     looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
     try:
-        compute, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
         event, elsewhere = side.record_event(), torch.cuda.default_stream(1 - scene.device.index)
         waits: list[Callable[[], Any]] = [
             lambda: compute.wait_stream(side),
@@ -861,7 +848,7 @@ def waits_told(scene: Scene) -> Any:
             told.clear()
         order.joined(side.stream_id, "collective")
         event.record(side)
-        third = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        third = torch.cuda.Stream()
         for _ in range(2):
             third.wait_event(event)
         compute.wait_stream(third)
@@ -879,7 +866,6 @@ def future_elsewhere(scene: Scene) -> Any:
         with scene.step(instrument):
             output = block(torch.ones(16, 16, device=scene.device))
             work = dist.all_reduce(scene.tensor(), async_op=True)
-            assert work is not None
             work.get_future().wait()
             output.sum().backward()
     return [wait.seq for wait in scene.lines[0].waits or ()]
@@ -889,9 +875,8 @@ def handles(scene: Scene) -> Any:
     """What a handle answers before its collective has begun, and after its end."""
     x = scene.tensor(scene.rank + 1.0)
     with scene.looking() as instrument, scene.step(instrument):
-        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(20_000_000)
         work = dist.all_reduce(x, async_op=True)
-        assert work is not None
         before = work.is_completed()
         torch.accelerator.synchronize()
         return [before, work.is_completed(), work.is_success(), work.exception() is None, len(work.result())]
@@ -911,7 +896,6 @@ def uncertain_clock(scene: Scene) -> Any:
         return base_ns + 1_000 * bracket + after * (100 + 10 * abs(bracket - 7))
 
     module, _ = load()
-    assert module is not None
     pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(now_ns)
     try:
         if scene.native:
@@ -979,7 +963,6 @@ def emulated(scene: Scene) -> Any:
                     dist.all_reduce(x)
                 else:
                     work = dist.all_reduce(x, async_op=True)
-                    assert work is not None
                     (work.get_future() if way == "future" else work).wait()
                 y = x - 3  # the first kernel behind it
                 torch.accelerator.synchronize()

@@ -88,5 +88,5 @@ def build() -> Path:
 
 
 if __name__ == "__main__":
-    os.environ["PATH"] = os.pathsep.join([str(Path(os.sys.executable).parent), os.environ["PATH"]])  # type: ignore[attr-defined]
+    os.environ["PATH"] = os.pathsep.join([str(Path(os.sys.executable).parent), os.environ["PATH"]])
     print(build())  # noqa: T201

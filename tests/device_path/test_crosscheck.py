@@ -79,11 +79,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Seen
 
 def in_record(line: Step) -> list[Row]:
     origin = line.t_start_ns
-    rows = []
-    for row in line.collectives:
-        assert row.start_ns is not None
-        assert row.end_ns is not None
-        rows.append((row.kind, row.bytes or 0, row.dtype or "", origin + row.start_ns, origin + row.end_ns))
+    rows = [
+        (row.kind, row.bytes or 0, row.dtype or "", origin + row.start_ns, origin + row.end_ns)
+        for row in line.collectives
+    ]
     return sorted(rows, key=lambda row: row[3:])
 
 
@@ -116,7 +115,6 @@ def test_both_see_the_same_overlap(seen: dict[tuple[str, int], Seen], strategy: 
             ("exposed_comm_ms", measured.comm_ns - measured.hidden_ns),
         ):
             own_ms = line.overlap[name]
-            assert own_ms is not None
             assert abs(own_ms * 1e6 - theirs_ns) <= count * NEAR_NS, name
 
 
@@ -134,8 +132,6 @@ def test_the_check_that_users_run_agrees_too(seen: dict[tuple[str, int], Seen], 
 
 def test_an_end_that_is_a_hundredth_early_would_be_noticed(seen: dict[tuple[str, int], Seen]) -> None:
     def early(row: Collective) -> Collective:
-        assert row.start_ns is not None
-        assert row.end_ns is not None
         return msgspec.structs.replace(row, end_ns=row.end_ns - (row.end_ns - row.start_ns) // 100)
 
     one = seen["ddp", 0]

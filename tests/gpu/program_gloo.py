@@ -31,14 +31,13 @@ def main() -> int:
         return 0
     for mode in ("dedicated", "observe", "off"):
         lines: list[Step] = []
-        with Instrumentation(DEVICE, mode, rank, size, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
+        with Instrumentation(DEVICE, mode, rank, size, read_clocks(), lines.append) as instrument:
             for number in range(5):
                 with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
                     tensor = torch.zeros(1 << 20, device=DEVICE)
                     cuda.spin(20_000_000)
                     tensor.fill_(rank + 1)
                     work = dist.all_reduce(tensor, async_op=True)
-                    assert work is not None
                     work.wait()
                     copy = tensor.clone()
                     root = torch.full((8,), float(rank), device=DEVICE)

@@ -163,7 +163,6 @@ def test_marks_lie_on_the_hosts_clock_over_many_epochs(clock: EventClock) -> Non
 
 def test_the_facts_say_how_well_the_device_is_placed(clock: EventClock) -> None:
     facts = clock.facts()
-    assert facts is not None
     assert 0 <= facts.bound_at_start_ns < PLACE_NS
     assert facts.drift_ns is not None
     assert abs(facts.drift_ns) <= facts.bound_at_start_ns + facts.bound_at_end_ns + EVENT_NS

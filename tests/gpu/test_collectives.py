@@ -42,13 +42,12 @@ CALLS: dict[str, tuple[Call, str]] = {
 def test_values_and_rows(device: torch.device, name: str, mode: str, asynchronous: bool) -> None:
     call, kind = CALLS[name]
     lines: list[Step] = []
-    with Instrumentation(device, mode, 0, 1, read_clocks(), lines.append) as instrument:  # type: ignore[arg-type]
+    with Instrumentation(device, mode, 0, 1, read_clocks(), lines.append) as instrument:
         x = torch.arange(1024.0, device=device)
         out = torch.full_like(x, -1)
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
             work = call(x, out, asynchronous)
             if asynchronous:
-                assert work is not None
                 work.wait()
             twice = out * 2
         instrument.recorder.finish()

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.device_pace import Stretch
 from aorta.instrument.in_flight import Group, InFlight, Name, Waited
 from aorta.instrument.open_step import Copied, OpenStep, StepFacts
-from aorta.instrument.step_marks import MarkReader, ReadMarks
+from aorta.instrument.step_marks import GlooWorkers, MarkReader, ReadMarks
 from tests.instrument.steps import Pending, SetClock
+
+
+def simulate(count: int, jobs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First in, first out on `count` threads: (issue, duration) -> (start, end)."""
+    free = [0] * count
+    heapq.heapify(free)
+    spans = []
+    for issue, duration in jobs:
+        start = max(issue, heapq.heappop(free))
+        heapq.heappush(free, start + duration)
+        spans.append((start, start + duration))
+    return spans
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 50)), max_size=30),
+)
+def test_starts_are_those_of_a_thread_pool(count: int, jobs: list[tuple[int, int]]) -> None:
+    issue, ordered = 0, []
+    for gap, duration in jobs:
+        issue += gap
+        ordered.append((issue, duration))
+    lanes = GlooWorkers(count)
+    expected = simulate(count, ordered)
+    assert [lanes.start_ns(i, end) for (i, _), (_, end) in zip(ordered, expected, strict=True)] == [
+        start for start, _ in expected
+    ]
+
+
+def test_one_lane_queues() -> None:
+    lanes = GlooWorkers(1)
+    assert lanes.start_ns(0, 10) == 0
+    assert lanes.start_ns(2, 15) == 10
+    assert lanes.start_ns(20, 25) == 20
+
+
+def test_an_end_before_its_issue_is_not_turned_round() -> None:
+    assert GlooWorkers(2).start_ns(10, 8) == 8
+
 
 MARK_NS = 3
 WINDOW = (0, 1_000)

@@ -49,7 +49,7 @@ class Computing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.shape = weight.shape  # type: ignore[attr-defined]
+        ctx.shape = weight.shape
         with record_function(MARK):
             time.sleep(FORWARD_S)
         return x.clone()
@@ -58,7 +58,7 @@ class Computing(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with record_function(MARK):
             time.sleep(BACKWARD_S)
-            own = torch.ones(ctx.shape)  # type: ignore[attr-defined]
+            own = torch.ones(ctx.shape)
         return gradient, own
 
 
@@ -68,7 +68,7 @@ class Block(nn.Module):
         self.weight = nn.Parameter(torch.zeros(VALUES))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Computing.apply(x, self.weight)  # type: ignore[no-any-return]
+        return Computing.apply(x, self.weight)
 
 
 class ComputingBlock(nn.Module):
@@ -84,7 +84,7 @@ class ComputingBlock(nn.Module):
         parts = self.mix(self.norm(x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
         x = x + seen
-        return AllReduced.apply(x + self.back(nn.functional.gelu(self.wide(x))))  # type: ignore[no-any-return]
+        return AllReduced.apply(x + self.back(nn.functional.gelu(self.wide(x))))
 
 
 class AllReduced(torch.autograd.Function):

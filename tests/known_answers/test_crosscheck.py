@@ -113,8 +113,6 @@ def share_within(steps: Sequence[Seen], kind: str, length_ns: Callable[[Collecti
 
 
 def length(row: Collective) -> int:
-    assert row.start_ns is not None
-    assert row.end_ns is not None
     return row.end_ns - row.start_ns
 
 

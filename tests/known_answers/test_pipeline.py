@@ -123,7 +123,6 @@ def test_every_end_is_where_the_link_puts_it(records: dict[Known, Pairs], known:
         for mine in both:
             free_ns = 0
             for (step, row), came in zip(mine, zip(*both, strict=True), strict=True):
-                assert row.end_ns is not None
                 last_ns = max(peer.start_mono_ns + theirs.issue_ns for peer, theirs in came)
                 end_ns = step.start_mono_ns + row.end_ns
                 if row.end_source == "emulated":  # otherwise the backend was slower than the link

@@ -43,9 +43,7 @@ PYTEST: Final = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider")
 WITH_LAUNCHES: Final = "not alone and not gpu and not simulated and not slow"
 WITHOUT_LAUNCHES: Final = f"{WITH_LAUNCHES} and not dist"
 """Which tests of a module run: those that start several processes only where there are no others."""
-DEVICE_PATH: Final = (
-    r"aorta\.instrument\.(device_\w+|event_clock|timed_work|stream_order|waits|step_\w+|native\.native\w+)"
-)
+DEVICE_PATH: Final = r"aorta\.instrument\.(device_\w+|event_clock|timed_work|step_\w+|native\.native_\w+)"
 """Modules that `tests/device_path` holds to the simulated device."""
 NOTHING_RAN: Final = 5
 """pytest's exit code when no test was chosen."""

@@ -46,12 +46,6 @@ def test_a_folder_a_window_named_by_finished_steps(eight_steps):
     assert numbers(read(folder / "step_8/trace.tar.gz")) == [7]
 
 
-@pytest.mark.spec("A3")
-def test_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
-    with pytest.raises(ValueError, match="period=2, warmup=2, active=1"):
-        ProfilerPlan(d9d(2, 2, 1), TracePlace("run"), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("rank", "shape", "world", "name"),
     [

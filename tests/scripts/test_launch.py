@@ -8,6 +8,7 @@ import pytest
 
 LABELS = {"launch_cpu.sh": "cpu", "launch_cuda.sh": "cuda", "launch_rocm.sh": "rocm"}
 SCRIPTS = pytest.mark.parametrize("script", LABELS)
+WITH_CAPTURES = pytest.mark.parametrize("script", [*LABELS, "rocprof_capture.sh", "nsys_capture.sh"])
 
 NVIDIA_SMI = """test "$*" = "-L" && cat <<END
 GPU 0: NVIDIA H200 (UUID: GPU-0)
@@ -37,20 +38,29 @@ GPU: 3
 END"""
 
 
+@pytest.fixture
+def launch(sh):
+    """A launcher or a capture with one process, on a machine with both tracers."""
+    sh.standin("rocprofv3", "rocprofv3.py")
+    sh.standin("nsys", "nsys.py")
+    return lambda script, *words, **own: sh(script, *words, **{"NPROC": "1", "STANDIN_TRACES": "1"} | own)
+
+
 def nproc(argv: list[str]) -> str:
     return argv[argv.index("--nproc_per_node") + 1]
 
 
-@SCRIPTS
+@WITH_CAPTURES
 @pytest.mark.spec("D18")
-def test_words_are_passed_on_untouched(sh, repo, script):
+def test_words_are_passed_on_untouched(launch, repo, script):
     words = ["training.max_steps=2", "--override", "a=b c", "profiling.filename='rank{rank}.json'", "", "*"]
-    result = sh(script, *words, NPROC="3")
+    result = launch(script, *words, NPROC="3", STANDIN_TRACES="3")
     assert result.code == 0, result.err
     assert result.argv[:4] == ["--standalone", "--nproc_per_node", "3", str(repo / "train.py")]
     assert result.argv[-len(words) :] == words
     assert "--config" not in result.argv
-    assert f"label={LABELS[script]}" in result.argv
+    if script in LABELS:
+        assert f"label={LABELS[script]}" in result.argv
 
 
 @SCRIPTS
@@ -61,12 +71,14 @@ def test_only_the_rocm_script_samples_rocm_smi(sh, script):
     assert ("training.device=cpu" in argv) is (script == "launch_cpu.sh")
 
 
-@SCRIPTS
-@pytest.mark.spec("D18")
-def test_no_argument_is_a_run_of_the_default_configuration(sh, script):
-    result = sh(script, NPROC="1")
+@WITH_CAPTURES
+@pytest.mark.spec("D18", "D41")
+def test_no_argument_is_a_run_of_the_default_configuration(launch, repo, script):
+    result = launch(script)
     assert result.code == 0
     assert "--config" not in result.argv
+    if script not in LABELS:
+        assert result.argv == ["--standalone", "--nproc_per_node", "1", str(repo / "train.py")]
 
 
 @pytest.mark.parametrize("word", ["label=mine", "++label=mine", "--override=label=mine"])
@@ -82,11 +94,11 @@ def test_a_word_that_only_ends_in_label_is_not_a_label(sh):
     assert "label=cpu" in sh("launch_cpu.sh", "workload.mylabel=x").argv
 
 
-@SCRIPTS
+@WITH_CAPTURES
 @pytest.mark.spec("D58")
-def test_a_relative_configuration_is_seen_from_the_callers_folder(sh, script):
+def test_a_relative_configuration_is_seen_from_the_callers_folder(launch, sh, script):
     (sh.home / "my own.yaml").write_text("")
-    result = sh(script, "my own.yaml", "a=b", NPROC="1")
+    result = launch(script, "my own.yaml", "a=b")
     assert result.argv[4:6] == ["--config", str(sh.home / "my own.yaml")]
     assert result.argv[-1] == "a=b"
     assert result.calls[0]["cwd"] == str(sh.home)
@@ -112,10 +124,12 @@ def test_an_absolute_configuration_stays_as_it_is(sh, repo):
     assert argv[argv.index("--config") + 1] == str(repo / "config/default.yaml")
 
 
+@WITH_CAPTURES
 @pytest.mark.spec("D58")
-def test_a_missing_configuration_is_named_with_both_places(sh, repo):
-    result = sh("launch_cpu.sh", "absent.yaml")
-    assert (result.code, result.calls) == (1, [])
+def test_a_missing_configuration_is_named_with_both_places_and_leaves_nothing(launch, sh, repo, script):
+    before = sorted(repo.rglob("*"))
+    result = launch(script, "absent.yaml")
+    assert (result.code, result.calls, sorted(repo.rglob("*"))) == (1, [], before)
     assert f"'absent.yaml' not found (looked in {sh.home} and {repo})" in result.err
 
 

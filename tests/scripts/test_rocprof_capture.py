@@ -158,12 +158,6 @@ def test_rocprofv3_is_also_found_where_rocm_puts_it(sh, tmp_path):
     assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
 
 
-@pytest.mark.spec("D18")
-def test_further_words_are_not_lost(rocm):
-    words = ["a=b c", "--enable-rocm-metrics", "*"]
-    assert rocm(*words).argv[-3:] == words
-
-
 @pytest.mark.parametrize(
     "word",
     ["profiling.enabled=true", "profiling.enabled=True", "++profiling.enabled=1", "--override=profiling.enabled=yes"],
@@ -187,24 +181,6 @@ def test_a_first_argument_with_an_equals_sign_or_a_dash_is_no_configuration(rocm
     argv = rocm(word).argv
     assert argv[-1] == word
     assert "--config" not in argv
-
-
-@pytest.mark.spec("D41")
-def test_no_argument_at_all(rocm, repo):
-    assert rocm().argv == ["--standalone", "--nproc_per_node", "1", str(repo / "train.py")]
-
-
-@pytest.mark.spec("D58")
-def test_configuration_and_script_from_anywhere(rocm, sh):
-    (sh.home / "mine.yaml").write_text("")
-    argv = rocm("mine.yaml").argv
-    assert argv[argv.index("--config") + 1] == str(sh.home / "mine.yaml")
-
-
-@pytest.mark.spec("D58")
-def test_a_missing_configuration_leaves_nothing_behind(rocm, repo):
-    assert rocm("absent.yaml").code == 1
-    assert not (repo / "rocprof_traces").exists()
 
 
 def test_a_dry_run_prints_the_command_and_runs_nothing(rocm, repo):

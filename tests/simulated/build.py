@@ -29,8 +29,6 @@ FLAGS: Final = ("-std=c++20", "-O1", "-g0", "-fPIC", "-Wall", "-Werror", "-DUSE_
 
 def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
     return Path(spec.origin).resolve().parent  # one library for all checkouts that share an environment
 
 

@@ -328,7 +328,7 @@ def install() -> None:
     replacing: Sequence[Callable[..., Any]] = (initialise, start_trace, stop_trace, export_chrome_trace)
     for name, function in zip(_REPLACED, replacing, strict=True):
         setattr(kineto, name, function)
-    profile.step = next_step  # type: ignore[method-assign]
+    profile.step = next_step
     torch.profiler.supported_activities = profiler.supported_activities = supported_activities
 
 

@@ -105,8 +105,6 @@ def _finish() -> None:
     spec = importlib.util.spec_from_file_location(
         MODULE, path, loader=importlib.machinery.ExtensionFileLoader(MODULE, str(path))
     )
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if str(torch._C._get_accelerator()) != "cuda":
@@ -152,15 +150,13 @@ class _Behind(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         self.before()
         spec = importlib.util.find_spec(fullname)
-        assert spec is not None
-        assert spec.loader is not None
         execute = spec.loader.exec_module
 
         def then_finish(module: ModuleType) -> None:
             execute(module)
             self._then(module)
 
-        spec.loader.exec_module = then_finish  # type: ignore[method-assign]
+        spec.loader.exec_module = then_finish
         return spec
 
 

@@ -97,7 +97,6 @@ def asynchronous(rank: int) -> Any:
     origin = begin()
     device.collective_lengths(default=(300 * US, 0))
     work = dist.all_reduce(x, async_op=True)
-    assert work is not None
     z.mul_(2)
     done_before = device.host_ns() - origin
     work.wait()
@@ -134,7 +133,6 @@ def two_groups_side_by_side(rank: int) -> Any:
     origin = begin()
     works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, group=other, async_op=True)]
     for work in works:
-        assert work is not None
         work.wait()
     return {"rows": rows(origin)}
 
@@ -156,7 +154,6 @@ def point_to_point(rank: int, mode: str) -> Any:
     else:
         works += [dist.irecv(y, peer, group=group), dist.isend(x, peer, group=group)]
     for work in works:
-        assert work is not None
         work.wait()
     y.mul_(10)
     found = rows(origin)
@@ -167,7 +164,6 @@ def point_to_point(rank: int, mode: str) -> Any:
 def unbound_group() -> dist.ProcessGroup:
     """A group of all ranks that is bound to no device, as all are where `init_process_group` is given none."""
     world = dist.group.WORLD
-    assert world is not None
     bound, world.bound_device_id = world.bound_device_id, None
     try:
         group = dist.new_group()
@@ -197,7 +193,6 @@ def coalesced(rank: int) -> Any:
     torch.cuda.synchronize()
     origin = begin()
     group = dist.group.WORLD
-    assert group is not None
     before = group._get_sequence_number_for_group()
     with dist._coalescing_manager(async_ops=True) as manager:  # the fast path: one operator
         for one in tensors:
@@ -215,7 +210,6 @@ def coalesced(rank: int) -> Any:
 def split(rank: int) -> Any:
     """Two groups of two, split from a group that is bound to a device."""
     own = dist.split_group(None, [[0, 1], [2, 3]])
-    assert own is not None
     x = tensor(rank + 1.0)
     torch.cuda.synchronize()
     origin = begin()
@@ -284,7 +278,6 @@ def shared_wait(rank: int) -> Any:
     device.real_delays(collective_ns=20_000_000)
     x = tensor(rank + 1.0)
     work = dist.all_reduce(x, async_op=True)
-    assert work is not None
     future = work.get_future()
     done = future.done()
     future.wait()
@@ -338,7 +331,6 @@ def failing(rank: int, how: str) -> Any:
     else:
         device.dead_peer()
     work = dist.all_reduce(x, async_op=True)
-    assert work is not None
     try:
         work.wait(timedelta(seconds=2))
     except dist.DistBackendError as error:
@@ -349,7 +341,6 @@ def failing(rank: int, how: str) -> Any:
     except dist.DistBackendError as error:
         again = str(error)
     group = dist.group.WORLD
-    assert group is not None
     group._get_backend(torch.device("cuda")).abort()
     torch.cuda.synchronize()  # the kernel was taken off the device
     return {"said": said, "again": again}

@@ -182,6 +182,11 @@ class FSDPPP(FSDP, PP):
 
 def parallel_rules(config: Config) -> Iterator[str]:
     """One message per broken rule."""
+    if isinstance(config.workload, Resnet18) and not isinstance(config.parallel, DDP | NoParallel):
+        yield (
+            f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
+            "layers lie at the root of the model; use parallel=ddp or parallel=none"
+        )
     if isinstance(config.parallel, FSDP):
         yield from _fsdp_rules(config.parallel)
     if isinstance(config.parallel, PP):
@@ -212,11 +217,6 @@ def parallel_rules(config: Config) -> Iterator[str]:
         yield (
             f"parallel={config.parallel.strategy}: workload={config.workload.name} has no causal attention over "
             "sequences that ranks could share; use workload=gpt or moe, or parallel=ddp"
-        )
-    if isinstance(config.workload, Resnet18) and not isinstance(config.parallel, DDP | NoParallel):
-        yield (
-            f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
-            "layers lie at the root of the model; use parallel=ddp or parallel=none"
         )
 
 
