@@ -56,9 +56,10 @@ class Command:
 
 COMMANDS: Final[dict[str, Command]] = {
     "demo": Command(
-        "aorta.experiments.demo:main",
+        "aorta.experiments.plan_command:demo",
         "a verdict in about a minute, without a GPU: overlap on against overlap off",
         "",
+        "demo_parser",
     ),
     "train": Command(
         "aorta.train_command:main",
@@ -82,14 +83,16 @@ COMMANDS: Final[dict[str, Command]] = {
         "--output artifacts/ab --candidate parallel.overlap=false training.max_steps=40",
     ),
     "tune": Command(
-        "aorta.experiments.tune_command:main",
+        "aorta.experiments.search_commands:tune",
         "propose faster settings from a replay, launch the best against the base, recommend one",
         "--output artifacts/tune parallel=ddp training.max_steps=40",
+        "tune_parser",
     ),
     "study": Command(
-        "aorta.experiments.study_command:main",
+        "aorta.experiments.search_commands:study",
         "launch every combination of settings and environment variables against one base, recommend one",
         "--output artifacts/study env.OMP_NUM_THREADS=1,2 parallel.bucket_cap_mb=1,25 training.max_steps=40",
+        "study_parser",
     ),
     "sweep": Command(
         "aorta.experiments.sweep_report:main",
@@ -107,7 +110,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "cuda_traces --output kernels",
     ),
     "merge": Command(
-        "aorta.analysis.merge.merge_command:merge_traces",
+        "aorta.analysis.merge.merge_traces:merge_traces",
         "traces of several ranks as one file for Perfetto, on one clock",
         "artifacts/cuda -o merged.json.gz",
     ),

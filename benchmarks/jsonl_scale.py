@@ -177,8 +177,8 @@ def child(what: str, folder: Path) -> dict[str, float]:
     if what != "steps":
         across = dataset.collectives
         mark("across")
-        assert across.collectives[0]["transfer_ms"]["count"]
-        assert across.stragglers[0]["collectives"]
+        assert across.collectives[0].transfer_ms.count
+        assert across.stragglers[0].collectives
     if what == "pictures":
         from aorta.analysis.report.charts import pictures
 
@@ -186,7 +186,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
             for name, draw in pictures([dataset]):
                 assert draw(Path(output) / name) in (None, "no device samples in the record")
         mark("pictures")
-    return {**marks, "rank_steps": entry["count"]}
+    return {**marks, "rank_steps": entry.count}
 
 
 def cpu_seconds() -> float:

@@ -151,7 +151,7 @@ def with_folder(path: str) -> dict[str, Any]:
 
     began = time.perf_counter()
     summary = aggregate(LabelledRun("traces", load_traces(path)))
-    return {"seconds": time.perf_counter() - began, "overlap_ratio": summary["overlap_ratio"]}
+    return {"seconds": time.perf_counter() - began, "overlap_ratio": summary.overlap_ratio}
 
 
 WAYS = {"aorta": with_aorta, "orjson": with_orjson, "folder": with_folder}

@@ -30,12 +30,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from aorta.analysis.compare.effect import intervals
-from aorta.analysis.compare.mann_whitney import mann_whitney
-from aorta.analysis.compare.metric_verdicts import judge
-from aorta.analysis.compare.verdict import NOT_TESTED
-from aorta.analysis.compare.verdict_rules import GUARD, SEQUENCE, Rules
+from aorta.analysis.compare.metric_verdicts import add_intervals, judge
+from aorta.analysis.compare.rank_tests import mann_whitney
+from aorta.analysis.compare.verdict import GUARD, NOT_TESTED, SEQUENCE, Rules
+from aorta.analysis.documents.comparison import ComparedMetric, Effect
 from aorta.analysis.metrics import metric_named
 from benchmarks.verdict_error_rates import at_most, rows_of
 
@@ -75,49 +75,56 @@ def plan(generator: np.random.Generator, launches: int, correlation: float, diff
     return {name: (values[0, :, place], values[1, :, place]) for place, name in enumerate(NAMES)}
 
 
-def judged(values: Plan) -> dict[str, dict[str, Any]]:
+def judged(values: Plan) -> dict[str, ComparedMetric]:
     """The entries of these metrics in a comparison, with their verdicts."""
     entries = {}
     for name, (left, right) in values.items():
         p = mann_whitney(left, right)
-        entries[name] = {
-            "role": RULES.role(name),
-            "better": metric_named(name).better,
-            "judgement": "better",
-            "judgement_reason": None,
-            "constant": False,
-            "launches": {"reference": len(left), "candidate": len(right)},
-            "margin": RULES.margin,
-            "p": p,
-            "p_corrected": None,
-            **intervals(name, left, right, p, RULES.alpha),
-        }
+        middle = float(np.median(left)), float(np.median(right))
+        entry = entries[name] = ComparedMetric(
+            unit=metric_named(name).unit,
+            better=metric_named(name).better,
+            reference=middle[0],
+            candidate=middle[1],
+            difference=middle[1] - middle[0],
+            quotient=middle[1] / middle[0],
+            quotient_reason=None,
+            judgement="better",
+            judgement_reason=None,
+            role=RULES.role(name),
+            constant=False,
+            launches={"reference": len(left), "candidate": len(right)},
+            margin=RULES.margin,
+            p=p,
+            p_corrected=None,
+        )
+        add_intervals(entry, name, left, right, RULES.alpha)
     # Step time does not differ in any launch, so that it withholds nothing.
-    step = {"value": 0.0, "low": 0.0, "high": 0.0, "kind": "quotient"}
-    guard = {**entries[RULES.primary], "role": "guard", "constant": True, "p": 1.0, "effect": step}
+    step = Effect("quotient", 0.0, 0.0, 0.0)
+    guard = replace(entries[RULES.primary], role="guard", constant=True, p=1.0, effect=step)
     judge(entries | {GUARD: guard}, RULES, values)
     return entries
 
 
-def is_finding(entry: Mapping[str, Any]) -> bool:
+def is_finding(entry: ComparedMetric) -> bool:
     """Whether the test of a metric finds a difference, whatever its size."""
-    p = entry["p"] if entry["p_corrected"] is None else entry["p_corrected"]
-    return bool(entry["verdict"] != NOT_TESTED and p <= RULES.alpha)
+    p = entry.p if entry.p_corrected is None else entry.p_corrected
+    return bool(entry.verdict != NOT_TESTED and p <= RULES.alpha)
 
 
-def contradicts(entry: Mapping[str, Any]) -> bool:
+def contradicts(entry: ComparedMetric) -> bool:
     """Whether a metric's own interval denies its verdict."""
-    low, high, value, margin = *(entry["effect"][key] for key in ("low", "high", "value")), entry["margin"]
-    if entry["verdict"] == NOT_TESTED:
+    low, high, value, margin = entry.effect.low, entry.effect.high, entry.effect.value, entry.margin
+    if entry.verdict == NOT_TESTED:
         return False  # nothing is said of it
     apart, within = not low <= 0 <= high, -margin <= low <= high <= margin
-    decided = entry["verdict"] in ("regression", "improvement")
+    decided = entry.verdict in ("regression", "improvement")
     return bool(
         not low <= value <= high
         or apart != is_finding(entry)
         or (decided and not apart)
-        or (entry["verdict"] == "equivalent" and not within)
-        or (entry["verdict"] == "inconclusive" and (within or (apart and abs(value) > margin)))
+        or (entry.verdict == "equivalent" and not within)
+        or (entry.verdict == "inconclusive" and (within or (apart and abs(value) > margin)))
     )
 
 
@@ -139,14 +146,14 @@ def setting(launches: int, correlation: float, truth: str, plans: int) -> dict[s
     for _ in range(plans):
         entries = judged(plan(generator, launches, correlation, differing))
         found = {name for name, entry in entries.items() if is_finding(entry)}
-        by_holm = {name for name, p in holm({name: entries[name]["p"] for name in NAMES[1:]}).items() if p <= 0.05}
+        by_holm = {name for name, p in holm({name: entries[name].p for name in NAMES[1:]}).items() if p <= 0.05}
         by_holm |= {RULES.primary} & found
         wrong = found - set(differing)
         counts["false_sequence"] += bool(wrong & set(SEQUENCE))
         counts["false_others"] += bool(wrong & set(OTHERS))
         counts["false_either"] += bool(wrong)
         counts["false_holm"] += bool(by_holm - set(differing) - {RULES.primary})
-        counts["undecidable"] += all(entries[name]["verdict"] == NOT_TESTED for name in OTHERS)
+        counts["undecidable"] += all(entries[name].verdict == NOT_TESTED for name in OTHERS)
         counts["contradictions"] += sum(map(contradicts, entries.values()))
         power.update(found & set(differing))
         power_holm.update(by_holm & set(differing))

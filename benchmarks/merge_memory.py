@@ -88,7 +88,7 @@ def measure(folder: Path, target: Path) -> dict[str, float | int]:
     begin = time.monotonic()
     code = (
         "import resource,sys; sys.path.insert(0, sys.argv[1]); "
-        "from aorta.analysis.merge.merge_command import merge_traces; code = merge_traces(sys.argv[2:]); "
+        "from aorta.analysis.merge.merge_traces import merge_traces; code = merge_traces(sys.argv[2:]); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
     )
     words = [sys.executable, "-c", code, str(ROOT), str(folder), "-o", str(target)]

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from aorta.analysis.metrics import JOB_STEP
-from aorta.experiments import tune_command
+from aorta.experiments import search_commands
 from aorta.experiments.launch_medians import read_medians
 from aorta.experiments.launch_plan import REFERENCE, Plan
 from aorta.experiments.plan_command import launch_all
@@ -48,18 +48,18 @@ GAIN, SHARE, SILENT = 0.95, 0.20, 0.95
 
 def tuned(folder: Path, options: list[str], words: list[str]) -> dict[str, Any]:
     """What `aorta tune` wrote."""
-    code = tune_command.main(["--output", str(folder), *options, *words])
+    code = search_commands.tune(["--output", str(folder), *options, *words])
     if code:
         raise RuntimeError(f"aorta tune --output {folder}: exit {code}")
-    found: dict[str, Any] = json.loads((folder / tune_command.TUNE_FILE).read_text())
+    found: dict[str, Any] = json.loads((folder / search_commands.TUNE_FILE).read_text())
     return found
 
 
 def grid_of(folder: Path, launches: int, words: list[str], found: dict[str, Any]) -> tuple[Plan, dict[str, str]]:
     """The plan of every setting that tune looked at, and the side of each by its name."""
-    options = tune_command.parse(["--output", str(folder), "--launches", str(launches), *words])
+    options = search_commands.parse_tune(["--output", str(folder), "--launches", str(launches), *words])
     cells = [Proposal(tuple(each["changes"])) for each in found["proposals"] if each["changes"]]
-    plan = replace(tune_command.plan_of(tune_command.base_plan(options), cells), output=folder.resolve())
+    plan = replace(search_commands.plan_of(search_commands.base_plan(options), cells), output=folder.resolve())
     return plan, dict(zip((cell.name for cell in cells), (side.name for side in plan.sides[1:]), strict=True))
 
 

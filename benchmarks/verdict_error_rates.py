@@ -32,16 +32,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare.bootstrap import step_medians
-from aorta.analysis.compare.launch_comparison import judged, medians_entry
+from aorta.analysis.compare.effects import Effect, estimated, step_medians
+from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.launch_order import AUTOCORRELATION, MOST, drift_inflation
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
-from aorta.analysis.compare.mann_whitney import mann_whitney
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
+from aorta.analysis.compare.rank_tests import mann_whitney
 from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.samples import Sample
-from aorta.analysis.compare.shifts import Effect, estimated
-from aorta.analysis.compare.verdict import Evidence, decide
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Evidence, Rules, decide
+from aorta.analysis.documents.comparison import ComparedMetric
 from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]
@@ -69,12 +67,13 @@ def recorded(path: Path = DATA) -> list[dict[str, Floats]]:
     return [{name: np.array(values) for name, values in launch.items()} for launch in launches]
 
 
-def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> tuple[dict[str, Any], str]:
+def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> tuple[dict[str, ComparedMetric], str]:
     """The judged metrics of one plan in which nothing differs, and its verdict."""
     chosen = generator.permutation(len(noise))[: 2 * launches]
     halves = chosen[:launches], chosen[launches:]
     sides = [_side([_again(noise[at], generator) for at in half], generator) for half in halves]
-    metrics, verdict, _ = judged(pairs(*map(medians_entry, sides)), *sides, RULES)
+    metrics = pairs(*map(medians_side, sides))
+    verdict, _ = judged(metrics, *sides, RULES)
     return metrics, verdict
 
 
@@ -105,15 +104,15 @@ def a_a(noise: Recorded, launches: int, plans: int) -> dict[str, Any]:
     counts = dict.fromkeys(counted, 0)
     for _ in range(plans):
         metrics, verdict = a_a_plan(noise, launches, generator)
-        found = {name: entry["verdict"] in ("regression", "improvement") for name, entry in metrics.items()}
+        found = {name: entry.verdict in ("regression", "improvement") for name, entry in metrics.items()}
         counts["false_regressions"] += verdict == "regression"
         counts["false_improvements"] += verdict == "improvement"
         counts["equivalent"] += verdict == "equivalent"
-        in_turn = [name for name, entry in metrics.items() if entry["role"] in ("primary", "sequence")]
+        in_turn = [name for name, entry in metrics.items() if entry.role in ("primary", "sequence")]
         counts["any_sequence"] += any(found[name] for name in in_turn)
-        counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry["role"] == "secondary")
-        counts["any_guard"] += any(found[name] for name, entry in metrics.items() if entry["role"] == "guard")
-    secondaries = sum(entry["p_corrected"] is not None for entry in metrics.values())
+        counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry.role == "secondary")
+        counts["any_guard"] += any(found[name] for name, entry in metrics.items() if entry.role == "guard")
+    secondaries = sum(entry.p_corrected is not None for entry in metrics.values())
     return {"launches": launches, "plans": plans, "secondaries": secondaries, **counts}
 
 

@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from aorta.analysis import whatif
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.whatif.program import (
     Facts,
     Issued,
@@ -23,12 +24,11 @@ from aorta.analysis.whatif.program import (
     ProgramSpans,
     RankLayout,
     RunProgram,
-    SpanName,
     StepProgram,
     What,
     compact,
 )
-from aorta.analysis.whatif.recorded_costs import LONG_AGO
+from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.replay import replay
 from aorta.command_line import to_stdout
 from aorta.config.groups.fabric import network_cost_ns

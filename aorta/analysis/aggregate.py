@@ -1,6 +1,6 @@
 """Aggregates one run into the values that stand for it in `summary.json`.
 
-Takes a `Run` and gives plain JSON values. Must not: pool warm-up with steady state (W21), form a ratio of anything but
+Takes a `Run` and gives its `DatasetEntry`. Must not: pool warm-up with steady state (W21), form a ratio of anything but
 the milliseconds of the record, or hold more than a few columns of the run in memory.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -19,9 +20,12 @@ import pandas as pd
 from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
+from aorta.analysis.documents import ABSENT
+from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
+from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
-from aorta.analysis.host_bound import HOST_BOUND, Pace, basis_entry
+from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.stall_cutoffs import cutoff_entry
 from aorta.analysis.stats import describe
@@ -39,7 +43,7 @@ _MEANS: Final = {
     "mean_reducescatter_overlap_ms": "compute_reducescatter_ms",
 }
 """Keys of the first AORTA, kept for those who read them: means over the rank-steps used."""
-_OF_RUNS: Final[Mapping[str, Callable[[Run], dict[str, Any]]]] = {
+_OF_RUNS: Final[Mapping[str, Callable[[Run], Described]]] = {
     "overlap_efficiency": overlap_efficiency,
     "compute_slowdown": compute_slowdown,
 }
@@ -110,46 +114,51 @@ def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
     return by_step.max()[by_step.count() == len(ranks)]
 
 
-def aggregate(dataset: LabelledRun) -> dict[str, Any]:
-    """The entry of one dataset in the summary. Without a usable step it has `count` 0, what was read, and why nothing
-    was used.
+def aggregate(dataset: LabelledRun) -> DatasetEntry:
+    """The entry of one dataset in the summary, but for its gains (`what_if`). Without a usable step it has `count` 0,
+    what was read, and why nothing was used.
     """
     entry = step_entry(dataset)
-    if not entry["count"]:
-        return entry
-    found = dataset.collectives
-    experts = expert_entry(dataset.run)
-    of_experts = {} if experts is None else {"experts": experts}
-    return {**entry, "collectives": found.collectives, "stragglers": found.stragglers, **of_experts}
+    if "traces" in dataset.run.extras:
+        entry.traces = msgspec.convert(dataset.run.extras["traces"], TraceEntries)
+    if entry.count:
+        found, experts = dataset.collectives, expert_entry(dataset.run)
+        entry.collectives, entry.stragglers = found.collectives, found.stragglers
+        entry.experts = ABSENT if experts is None else experts
+    return entry
 
 
-def step_entry(dataset: LabelledRun) -> dict[str, Any]:
+def step_entry(dataset: LabelledRun) -> DatasetEntry:
     """The part of the entry that needs no matching across ranks."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
-    facts = {
-        "source": _source(dataset.run),
-        "health": {**dataset.run.health.as_json(), "throttled_ranks": devices["throttled_ranks"]},
-        "steps": _counts(dataset),
-        "devices": devices,
-    }
-    if not dataset.used.any():
-        return {"count": 0, "reason": NOTHING_USED, **facts}
-    metrics = _metrics(dataset)
-    about = {"stall_cutoff": cutoff_entry(dataset.run, metrics), "pace": dataset.pace.entry()}
-    return {**_first_aorta_keys(dataset, metrics), **facts, **about, "metrics": metrics}
+    entry = DatasetEntry(
+        count=int(dataset.used.sum()),
+        source=_source(dataset.run),
+        health=dataset.run.health.facts(devices.throttled_ranks),
+        steps=_counts(dataset),
+        devices=devices,
+        what_if=ABSENT,
+    )
+    if not entry.count:
+        entry.reason = NOTHING_USED
+        return entry
+    entry.metrics = _metrics(dataset)
+    entry.stall_cutoff, entry.pace = cutoff_entry(dataset.run, entry.metrics), dataset.pace.entry()
+    _add_first_aorta_keys(entry, dataset)
+    return entry
 
 
-def _source(run: Run) -> dict[str, Any]:
+def _source(run: Run) -> SourceFacts:
     shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
-    return {
-        "path": run.location,
+    return SourceFacts(
+        path=run.location,
         **{name: getattr(run.source, name) for name in (*shared, "instrument_mode", "manifest_hash")},
-        "world_size": run.source.world_size or None,
-        "hosts": sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
-    }
+        world_size=run.source.world_size or None,
+        hosts=sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
+    )
 
 
-def _counts(dataset: LabelledRun) -> dict[str, Any]:
+def _counts(dataset: LabelledRun) -> StepCounts:
     read, used = len(dataset.used), int(dataset.used.sum())
     warm = int(np.count_nonzero(step_column(dataset.run, "warmup")))
     isolated = Counter[str]()
@@ -158,21 +167,22 @@ def _counts(dataset: LabelledRun) -> dict[str, Any]:
     told = {tables.source.warmup_steps for tables in dataset.run.ranks.values()} - {None}
     warmups = " or ".join(str(steps) for steps in sorted(told, key=lambda steps: steps or 0))
     rule = f"the first {warmups} of the run, as its headers say" if told else "a trace flags none"
-    return {
-        "rank_steps_read": read,
-        "rank_steps_used": used,
-        "rank_steps_left_out_as_warmup": warm,
-        "rank_steps_left_out_as_calibration": read - used - warm,
-        "global_steps_used": len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
-        "isolated_rank_steps": {phase: isolated[phase] for phase in sorted(isolated)},
-        "warmup_rule": f"steps flagged warmup in the record are left out (W21): {rule}",
-    }
+    return StepCounts(
+        rank_steps_read=read,
+        rank_steps_used=used,
+        rank_steps_left_out_as_warmup=warm,
+        rank_steps_left_out_as_calibration=read - used - warm,
+        global_steps_used=len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
+        isolated_rank_steps={phase: isolated[phase] for phase in sorted(isolated)},
+        warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
+    )
 
 
-def _metrics(dataset: LabelledRun) -> dict[str, Any]:
+def _metrics(dataset: LabelledRun) -> dict[str, Described]:
     entries = {name: _described(dataset, name) for name in dataset.metrics}
     for ratio in RATIO_PARTS.keys() & entries.keys():
-        entries[ratio] |= ratio_of_sums(dataset, ratio)
+        entry = entries[ratio]
+        entry.ratio_of_sums, entry.ratio_of_sums_reason = ratio_of_sums(dataset, ratio)
     entries |= single_values(dataset.run)
     for name in NO_PIPELINE_METRICS - entries.keys():
         entries[name] = describe([], None, {NO_PIPELINE: 1})
@@ -181,17 +191,18 @@ def _metrics(dataset: LabelledRun) -> dict[str, Any]:
     return {name: entries[name] for name in in_order(set(entries))}
 
 
-def _described(dataset: LabelledRun, name: str) -> dict[str, Any]:
+def _described(dataset: LabelledRun, name: str) -> Described:
     basis = dataset.pace.basis(name)
     if basis.source is None:
         entry = describe([], [], {str(basis.reason): int(basis.chosen.sum())})
-        return {**entry, "nulls": int(basis.chosen.sum()), **basis_entry(basis)}
+        entry.nulls = int(basis.chosen.sum())
+        return with_basis(entry, basis)
     reasons = null_reasons(dataset.run, name, basis.chosen)
     entry = describe(dataset.described(name), dataset.described(name, "rank"), reasons)
-    return {**entry, **(basis_entry(basis) if dataset.pace.known else {})}
+    return with_basis(entry, basis) if dataset.pace.known else entry
 
 
-def single_values(run: Run) -> dict[str, dict[str, Any]]:
+def single_values(run: Run) -> dict[str, Described]:
     """Metrics of a whole run, which no step has."""
     return {name: describe_run(run) for name, describe_run in _OF_RUNS.items()}
 
@@ -219,32 +230,28 @@ def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
     return np.asarray(times, np.float64), steps, None if len(times) else "no global step is on all ranks"
 
 
-def ratio_of_sums(dataset: LabelledRun, ratio: str) -> dict[str, Any]:
+def ratio_of_sums(dataset: LabelledRun, ratio: str) -> tuple[float | None, str | None]:
     """The ratio of milliseconds summed over the rank-steps where both parts are known, so that long
-    steps weigh more.
+    steps weigh more; or None and why.
     """
     part, whole = (np.asarray(dataset.described(ratio, name), np.float64) for name in RATIO_PARTS[ratio])
     known = ~(np.isnan(part) | np.isnan(whole))
     total = float(whole[known].sum())
-    return {
-        "ratio_of_sums": float(part[known].sum()) / total if total else None,
-        "ratio_of_sums_reason": None
-        if total
-        else dataset.pace.basis(ratio).reason or f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step",
-    }
+    if total:
+        return float(part[known].sum()) / total, None
+    return None, dataset.pace.basis(ratio).reason or f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step"
 
 
-def _first_aorta_keys(dataset: LabelledRun, metrics: dict[str, Any]) -> dict[str, Any]:
+def _add_first_aorta_keys(entry: DatasetEntry, dataset: LabelledRun) -> None:
     reasons: dict[str, str] = {}
-    keys: dict[str, Any] = {"count": int(dataset.used.sum())}
     for key, column in _MEANS.items():
         known = np.asarray(dataset.described(column), np.float64)
         known = known[~np.isnan(known)]
-        keys[key] = float(known.mean()) if len(known) else None
-        if keys[key] is None:
+        setattr(entry, key, float(known.mean()) if len(known) else None)
+        if not len(known):
             reasons[key] = dataset.pace.basis(column).reason or f"{column} is unknown in every step"
-    ratio = metrics.get("overlap_ratio")
-    keys["overlap_ratio"] = ratio["median"] if ratio else None
-    if keys["overlap_ratio"] is None:
-        reasons["overlap_ratio"] = ratio["reason"] if ratio else "not in the record"
-    return {**keys, "null_reasons": reasons}
+    ratio = entry.metrics.get("overlap_ratio")
+    entry.overlap_ratio = None if ratio is None else ratio.median
+    if entry.overlap_ratio is None:
+        reasons["overlap_ratio"] = "not in the record" if ratio is None else str(ratio.reason)
+    entry.null_reasons = reasons

@@ -8,10 +8,11 @@ Takes a run whose record has steps of the phases `compute_only` and `comm_only` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from aorta.analysis.documents.dataset import Described
 from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, Pace
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import PHASES, Floats, Ints, Run
@@ -34,7 +35,7 @@ class _NullError(Exception):
     """A metric is null; the message says why."""
 
 
-def overlap_efficiency(run: Run) -> dict[str, Any]:
+def overlap_efficiency(run: Run) -> Described:
     """`(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
 
     The entry also has the three times, in milliseconds: wall times of whole steps, each the maximum over the ranks of
@@ -47,14 +48,16 @@ def overlap_efficiency(run: Run) -> dict[str, Any]:
         together, compute, comm = (_wall_ms(run, phase) for phase in ("train", "compute_only", "comm_only"))
     except _NullError as why:
         return describe([], None, {str(why): 1})
-    parts = {"t_ms": together, "tc_ms": compute, "tm_ms": comm}
     shorter = min(compute, comm)
     if shorter < LEAST_SHARE * together or shorter <= 0:
-        return describe([], None, {TOO_SHORT: 1}) | parts
-    return describe([(compute + comm - together) / shorter]) | parts
+        found = describe([], None, {TOO_SHORT: 1})
+    else:
+        found = describe([(compute + comm - together) / shorter])
+    found.t_ms, found.tc_ms, found.tm_ms = together, compute, comm
+    return found
 
 
-def compute_slowdown(run: Run) -> dict[str, Any]:
+def compute_slowdown(run: Run) -> Described:
     """Overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians
     over its steps.
     """

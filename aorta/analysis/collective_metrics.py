@@ -8,10 +8,10 @@ difference is formed, or pool warm-up with steady state (W21).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
@@ -25,6 +25,7 @@ from aorta.analysis.collective_matching import (
     matched_pieces,
     name_collectives,
 )
+from aorta.analysis.documents.dataset import CollectiveEntry, Described, Straggler
 from aorta.analysis.issue_lateness import IssueLateness
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
 from aorta.analysis.stall_cutoffs import cutoffs_ns
@@ -40,10 +41,10 @@ _UNSEEN: Final = "its start or its end was not seen"
 
 @dataclass(frozen=True)
 class CollectiveMetrics:
-    """Plain JSON values without warm-up; and the waits, of every step."""
+    """Entries of `summary.json` without warm-up; and the waits, of every step."""
 
-    collectives: list[dict[str, Any]]
-    stragglers: list[dict[str, Any]]
+    collectives: list[CollectiveEntry]
+    stragglers: list[Straggler]
     waits: dict[int, Ints]
     """Rank -> its wait in each of its collectives, in ns, negative where that is unknown."""
 
@@ -94,7 +95,11 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
             numbers[index] |= each.describe()
     order = sorted(range(len(entries)), key=lambda index: names.keys[index].order)
     return CollectiveMetrics(
-        [_json(names.keys[index], entries[index], numbers[index]) for index in order if entries[index].rows],
+        [
+            _collective_entry(names.keys[index], entries[index], numbers[index])
+            for index in order
+            if entries[index].rows
+        ],
         stragglers.entries(),
         waits,
     )
@@ -104,24 +109,13 @@ def with_open_starts(found: CollectiveMetrics, reason: str) -> CollectiveMetrics
     """The same where marks leave open when kernels of collectives began: a duration may hold the time to the launch. A
     transfer is then an upper bound, and waits name no straggler.
     """
+    replace = msgspec.structs.replace
     stragglers = [
-        {**each, "rank": None, "late_ms": None, "reason": reason} if each.get("basis") == "waits" else each
+        replace(each, rank=None, late_ms=None, reason=reason) if each.basis == "waits" else each
         for each in found.stragglers
     ]
-    rows = [{**row, "transfer_is_upper_bound": True} for row in found.collectives]
+    rows = [replace(row, transfer_is_upper_bound=True) for row in found.collectives]
     return CollectiveMetrics(rows, stragglers, found.waits)
-
-
-def starts_open(row: Mapping[str, Any]) -> bool:
-    """Whether marks leave open when the collectives of a row of `collectives` began."""
-    return bool(row.get("transfer_is_upper_bound")) and "wait" not in row["end_sources"]
-
-
-def why_upper_bound(row: Mapping[str, Any]) -> str:
-    """Why the transfer of a row of `collectives` is an upper bound."""
-    if starts_open(row):
-        return "the host launches late, and what a collective waited for its launch may be in it"
-    return "some ends are those of the caller's wait"
 
 
 def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:
@@ -187,21 +181,12 @@ def _by_entry(rank: int, tables: RankTables, names: NumberedNames, used: Bools) 
     return [(index, mine) for index, mine in each if mine.any()]
 
 
-def _json(key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Floats | None]]) -> dict[str, Any]:
-    """The entry of `summary.json`."""
+def _collective_entry(
+    key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Floats | None]]
+) -> CollectiveEntry:
     reasons = {REASONS[code]: seen for code, seen in sorted(counted.reasons.items()) if code}
     row_reasons = {REASONS[code]: seen for code, seen in sorted(counted.row_reasons.items()) if code}
-    found: dict[str, Any] = {
-        "kind": key.kind,
-        "group": key.group,
-        "group_size": key.size,
-        "bytes": key.bytes if key.bytes >= 0 else None,
-        "group_ranks": [list(members) for members in sorted(key.members)],
-        "collectives": counted.collectives,
-        "rows": counted.rows,
-        "end_sources": {source: counted.sources[source] for source in sorted(counted.sources)},
-        "transfer_is_upper_bound": "wait" in counted.sources,  # such an end is when the caller checked (R6)
-    }
+    found: dict[str, Described] = {}
     for name in COLLECTIVE_METRIC_NAMES:
         known, described = numbers.get(name, (0, None))
         if name in _OF_ROWS:
@@ -211,4 +196,15 @@ def _json(key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Flo
         else:
             why = {**reasons, **(counted.no_bandwidth if name.endswith("_gb_per_s") else {})}
             found[name] = entry(known, counted.collectives - known, described, None, why)
-    return found
+    return CollectiveEntry(
+        kind=key.kind,
+        group=key.group,
+        group_size=key.size,
+        bytes=key.bytes if key.bytes >= 0 else None,
+        group_ranks=[list(members) for members in sorted(key.members)],
+        collectives=counted.collectives,
+        rows=counted.rows,
+        end_sources={source: counted.sources[source] for source in sorted(counted.sources)},
+        transfer_is_upper_bound="wait" in counted.sources,  # such an end is when the caller checked (R6)
+        **found,
+    )

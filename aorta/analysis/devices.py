@@ -8,12 +8,12 @@ throttling data as unthrottled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
+from aorta.analysis.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
 from aorta.analysis.tables import Run, Source
 from aorta.records.schema import DeviceSample
 
@@ -94,13 +94,13 @@ def _interval_s(source: Source) -> float:
     return telemetry.interval_s if telemetry is not None and telemetry.interval_s else _DEFAULT_INTERVAL_S
 
 
-def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Any]:
+def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> DeviceFacts:
     """The `devices` entry of a dataset: per rank and in total, over samples taken during the steps used.
 
     Args:
         used: `rank`, `start_mono_ns` and `end_mono_ns` of the rank-steps that are not warm-up.
     """
-    ranks: dict[str, Any] = {}
+    ranks: dict[str, RankDevice] = {}
     begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
     by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
     for rank, tables in run.ranks.items():
@@ -110,78 +110,65 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> dict[s
         else:
             mine = mine.iloc[:0]
         ranks[str(rank)] = _rank_entry(tables.source, mine)
-    states = [entry["throttled"] for entry in ranks.values()]
-    return {
-        "throttled": "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown",
-        "throttled_ranks": [int(rank) for rank, entry in ranks.items() if entry["throttled"] == "yes"],
-        "ranks": ranks,
-    }
+    states = [entry.throttled for entry in ranks.values()]
+    throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
+    return DeviceFacts(throttled, [int(rank) for rank, entry in ranks.items() if entry.throttled == "yes"], ranks)
 
 
-def _rank_entry(source: Source, samples: pd.DataFrame) -> dict[str, Any]:
+def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
     telemetry = source.device_telemetry
     told = samples["throttle"].dropna()
     reasons = Counter(reason for sample in told for reason in sample)
     failed = samples[samples["failed"]]
-    return {
-        "source": None if telemetry is None else telemetry.source,
-        "interval_s": None if telemetry is None else telemetry.interval_s,
-        "problem": None if telemetry is None else telemetry.problem,
-        "samples": len(samples),
-        "samples_failed": len(failed),
-        "failure": None if failed.empty else failed["reason"].iloc[-1],
-        "throttled": "yes" if reasons else "no" if len(told) else "unknown",
-        "throttled_samples": int(sum(bool(sample) for sample in told)),
-        "throttle_reasons": dict(sorted(reasons.items())),
+    return RankDevice(
+        source=None if telemetry is None else telemetry.source,
+        interval_s=None if telemetry is None else telemetry.interval_s,
+        problem=None if telemetry is None else telemetry.problem,
+        samples=len(samples),
+        samples_failed=len(failed),
+        failure=None if failed.empty else failed["reason"].iloc[-1],
+        throttled="yes" if reasons else "no" if len(told) else "unknown",
+        throttled_samples=int(sum(bool(sample) for sample in told)),
+        throttle_reasons=dict(sorted(reasons.items())),
         **{name: _described(samples[name]) for name in VALUES},
-    }
+    )
 
 
-def _described(values: pd.Series[Any]) -> dict[str, Any] | None:
+def _described(values: pd.Series[Any]) -> DeviceValue | None:
     known = values.dropna()
     if known.empty:
         return None
-    return {
-        "count": len(known),
-        "median": float(known.median()),
-        "min": float(known.min()),
-        "max": float(known.max()),
-    }
+    return DeviceValue(len(known), float(known.median()), float(known.min()), float(known.max()))
 
 
-def device_notes(entry: Mapping[str, Any]) -> list[str]:
+def device_notes(entry: DeviceFacts) -> list[str]:
     """What every reader of the results must know: throttled ranks, failed samples, missing sources."""
     notes = []
-    for rank, told in entry["ranks"].items():
-        if told["throttled"] == "yes":
-            why = ", ".join(f"{reason} in {count}" for reason, count in told["throttle_reasons"].items())
-            least = told["sclk_mhz"]
-            clock = "" if least is None else f"; clock {least['median']:.0f} MHz, at least {least['min']:.0f}"
-            notes.append(f"rank {rank} THROTTLED ({why} of {told['samples']} samples){clock}")
-        if told["samples_failed"]:
-            notes.append(f"rank {rank}: {told['samples_failed']} device sample(s) failed: {told['failure']}")
-        if told["problem"]:
-            notes.append(f"rank {rank}: no device samples: {told['problem']}")
+    for rank, device in entry.ranks.items():
+        if device.throttled == "yes":
+            why = ", ".join(f"{reason} in {count}" for reason, count in device.throttle_reasons.items())
+            least = device.sclk_mhz
+            clock = "" if least is None else f"; clock {least.median:.0f} MHz, at least {least.min:.0f}"
+            notes.append(f"rank {rank} THROTTLED ({why} of {device.samples} samples){clock}")
+        if device.samples_failed:
+            notes.append(f"rank {rank}: {device.samples_failed} device sample(s) failed: {device.failure}")
+        if device.problem:
+            notes.append(f"rank {rank}: no device samples: {device.problem}")
     return notes
 
 
-def device_line(entry: Mapping[str, Any]) -> str | None:
+def device_line(entry: DeviceFacts) -> str | None:
     """One line of text about the devices of all ranks; None without a sample."""
-    ranks = [told for told in entry["ranks"].values() if told["samples"] > told["samples_failed"]]
+    ranks = [device for device in entry.ranks.values() if device.samples > device.samples_failed]
     if not ranks:
         return None
-
-    def over_ranks(name: str, key: str, best: Any) -> float | None:
-        found = [told[name][key] for told in ranks if told[name] is not None]
-        return float(best(found)) if found else None
-
     parts = []
     for name, unit in (("sclk_mhz", "MHz"), ("power_w", "W"), ("temp_c", "C"), ("util_pct", "% busy")):
-        middle = over_ranks(name, "median", np.median)
-        if middle is not None:
-            least = over_ranks(name, "min", min)
+        values: list[DeviceValue] = [value for device in ranks if (value := getattr(device, name)) is not None]
+        if values:
+            least = min(value.min for value in values)
             extreme = f" (at least {least:.0f})" if name == "sclk_mhz" else ""
-            parts.append(f"{middle:.0f} {unit}{extreme}")
-    sources = "/".join(sorted({told["source"] or "?" for told in ranks}))
-    count = sum(told["samples"] for told in ranks)
-    return f"devices ({sources}, {count} samples): {', '.join([*parts, 'throttled: ' + entry['throttled']])}"
+            parts.append(f"{np.median([value.median for value in values]):.0f} {unit}{extreme}")
+    sources = "/".join(sorted({device.source or "?" for device in ranks}))
+    count = sum(device.samples for device in ranks)
+    return f"devices ({sources}, {count} samples): {', '.join([*parts, 'throttled: ' + entry.throttled])}"

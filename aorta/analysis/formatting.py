@@ -13,9 +13,11 @@ Must not choose words about a result, compute a number, or write a value that is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from aorta.analysis.documents.comparison import ComparedMetric, Effect, Side
+from aorta.analysis.documents.dataset import Ends
 
 DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 """Digits behind the point, by unit of a metric."""
@@ -65,13 +67,13 @@ class NumberFormat:
         """A ratio as a sentence states it, with a digit less than in a table."""
         return self.number(value, "ratio", fewer=1)
 
-    def bounds(self, found: Mapping[str, float], unit: str, *, fewer: int = 0, named: bool = True) -> str:
+    def bounds(self, found: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
         """At least and at most of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
 
         Args:
             named: with the unit, where it has one.
         """
-        low, high = found["at_least"], found["at_most"]
+        low, high = found.at_least, found.at_most
         if low == high:
             return self.quantity(high, unit) if named and not fewer else self.number(high, unit, fewer=fewer)
         least = "" if low <= 0 else f"{self.number(low, unit, fewer=fewer)} to "
@@ -79,11 +81,10 @@ class NumberFormat:
             "" if unit == "ratio" or not named else f"{self.space}{unit}"
         )
 
-    def side(self, pair: Mapping[str, Any], side: str) -> str:
+    def side(self, pair: ComparedMetric, side: Side) -> str:
         """One side of a metric that is compared, with its unit: the value, or its bounds."""
-        if pair[side] is None and "bounds" in pair:
-            return self.bounds(pair["bounds"][side], pair["unit"])
-        return self.quantity(pair[side], pair["unit"])
+        ends = pair.ends(side)
+        return self.quantity(pair.value(side), pair.unit) if ends is None else self.bounds(ends, pair.unit)
 
     def percent(self, share: float | None, digits: int = 1, *, signed: bool = False) -> str:
         """A share: 0.123 is 12.3 %."""
@@ -103,12 +104,11 @@ class NumberFormat:
             return self.points(value, self.effect_digits, signed=True)
         return self._fixed(value, 3, signed=True)
 
-    def interval(self, found: Mapping[str, Any]) -> str:
+    def interval(self, found: Effect) -> str:
         """From `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
-        low, high, kind = found.get("low"), found.get("high"), found["kind"]
-        if low is None or high is None:
+        if found.low is None or found.high is None:
             return self.unknown
-        return f"{self.effect(low, kind).partition(self.space)[0]} to {self.effect(high, kind)}"
+        return f"{self.effect(found.low, found.kind).partition(self.space)[0]} to {self.effect(found.high, found.kind)}"
 
     def size(self, count: float | None) -> str:
         """Bytes in units of 1000 with three digits, no zeros at the end behind the point. -1 is not known either."""
@@ -150,10 +150,10 @@ PAGE: Final = NumberFormat(
 """The HTML page; a number and its unit stay on one line."""
 
 
-def is_zero(pair: Mapping[str, Any]) -> bool:
+def is_zero(pair: ComparedMetric) -> bool:
     """Whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
-    least = 0.5 * 10.0 ** -DIGITS.get(pair["unit"], _OTHER_DIGITS)
-    return all(pair[side] is not None and abs(pair[side]) < least for side in ("reference", "candidate"))
+    least = 0.5 * 10.0 ** -DIGITS.get(pair.unit, _OTHER_DIGITS)
+    return all(value is not None and abs(value) < least for value in (pair.reference, pair.candidate))
 
 
 def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:

@@ -1,6 +1,6 @@
 """Describes what is wrong, or merely unusual, with a run that was read, for people and for `summary.json`.
 
-Loaders collect the facts; reports print `notes()` and write `as_json()`. Must not: repair or guess anything; an unknown
+Loaders collect the facts; reports print `notes()` and write `facts()`. Must not: repair or guess anything; an unknown
 fact is reported as unknown.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aorta.analysis.documents.dataset import HealthFacts
 from aorta.records.schema import PYTHON_COST
 
 
@@ -40,7 +41,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Health:
-    """Facts about one run. `notes()` is the readable form, `as_json()` the complete one.
+    """Facts about one run. `notes()` is the readable form, `facts()` the complete one.
 
     Attributes:
         endings: rank -> how its process ended; empty for traces, which have no end.
@@ -119,9 +120,9 @@ class Health:
             notes.append(f"{self.manifest_problem}; whether the fabric was emulated is not known")
         return notes
 
-    def as_json(self) -> dict[str, object]:
-        """Every fact, in a stable order, as plain JSON values."""
-        return {
+    def facts(self, throttled_ranks: list[int]) -> HealthFacts:
+        """Every fact, as `summary.json` has them."""
+        told: dict[str, Any] = {
             "ranks_expected": self.world_size or None,
             "ranks_read": list(self.ranks_read),
             "ranks_missing": list(self.ranks_missing),
@@ -140,8 +141,8 @@ class Health:
             "emulated_fabric_backend_slower_rows": None if self.held is None else self.held.slower,
             "emulated_fabric_known": self.manifest_problem is None,
             "manifest_problem": self.manifest_problem,
-            **(self.traces or {}),
         }
+        return HealthFacts(**{**told, **(self.traces or {})}, throttled_ranks=throttled_ranks)
 
 
 def _by_ending(endings: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

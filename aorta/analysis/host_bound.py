@@ -13,15 +13,16 @@ Must not compute a metric.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from aorta.analysis.documents.dataset import MeasuredFrom
+from aorta.analysis.documents import known
+from aorta.analysis.documents.dataset import CalibrationFacts, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
 from aorta.analysis.formatting import TEXT, rough_percent
 from aorta.analysis.tables import Bools, Floats, Run
 from aorta.records.schema import Calibration
@@ -179,20 +180,14 @@ class Pace:
         values = values[~np.isnan(values)]
         return values if len(values) else None
 
-    def entry(self) -> dict[str, Any] | None:
+    def entry(self) -> PaceFacts | None:
         """`pace` of a dataset in `summary.json`; None where the record does not tell."""
         if not self.known:
             return None
-        medians = {
-            name: None if (values := self._column(name)) is None else float(np.median(values))
-            for name in (LEAD, UNDECIDED)
-        }
-        return {
-            "host_bound": self.host_bound,
-            **medians,
-            "calibration": self._calibration(),
-            "no_calibration": self._no_calibration(),
-        }
+        lead, undecided = (
+            None if (values := self._column(name)) is None else float(np.median(values)) for name in (LEAD, UNDECIDED)
+        )
+        return PaceFacts(self.host_bound, lead, undecided, self._calibration(), self._no_calibration())
 
     def _no_calibration(self) -> str | None:
         """Why no steps were measured by kernels; None where some were, or nobody asked for it."""
@@ -202,7 +197,7 @@ class Pace:
         never = (f"the run ended before step {plan.first_step}, the first to measure" for plan in plans if plan.steps)
         return next((plan.problem for plan in plans if plan.problem is not None), next(never, None))
 
-    def _calibration(self) -> dict[str, Any] | None:
+    def _calibration(self) -> CalibrationFacts | None:
         """What the calibrations of all ranks found: medians over them; None without one."""
         each = self._calibrations
         if not each:
@@ -213,67 +208,71 @@ class Pace:
             known = [value for one in each if (value := getattr(one, name)) is not None]
             return median(known) if known else None
 
-        names = ("ratio_by_kernels", "ratio_by_marks", "window_step_ms", "other_step_ms", "setup_ms")
-        return {
-            "steps": max(one.steps for one in each),
-            "rank_steps": 0 if steps is None else int(steps.sum()),
-            "problems": sorted({one.problem for one in each if one.problem is not None}),
-            "agree": None if middle("ratio_by_kernels") is None else not self.contradicted,
-            **{name: middle(name) for name in names},
-        }
+        return CalibrationFacts(
+            steps=max(one.steps for one in each),
+            rank_steps=0 if steps is None else int(steps.sum()),
+            problems=sorted({one.problem for one in each if one.problem is not None}),
+            agree=None if middle("ratio_by_kernels") is None else not self.contradicted,
+            ratio_by_kernels=middle("ratio_by_kernels"),
+            ratio_by_marks=middle("ratio_by_marks"),
+            window_step_ms=middle("window_step_ms"),
+            other_step_ms=middle("other_step_ms"),
+            setup_ms=middle("setup_ms"),
+        )
 
 
-def basis_entry(basis: Basis) -> dict[str, Any]:
-    """What the entry of a metric in `summary.json` says of its basis."""
-    ends = basis.bounds
-    return {"source": basis.source, "bounds": None if ends is None else {"at_least": ends[0], "at_most": ends[1]}}
+def with_basis(found: Described, basis: Basis) -> Described:
+    """Return the statistics of a metric with what they were measured from."""
+    found.source, found.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
+    return found
 
 
-def pace_notes(entry: Mapping[str, Any]) -> Iterator[str]:
+def pace_notes(entry: DatasetEntry) -> Iterator[str]:
     """Sentences about a dataset, from its entry in `summary.json`: where its host sets the pace, and what that does."""
-    pace = entry.get("pace")
+    pace = known(entry.pace)
     if pace is None:
         return
-    found, ratio = pace["calibration"], entry["metrics"].get("overlap_ratio", {})
-    if pace["host_bound"]:
+    found, ratio = pace.calibration, entry.metrics.get("overlap_ratio")
+    if pace.host_bound:
         yield (
-            f"host-bound: {leads(pace)}, and in {rough_percent(pace[UNDECIDED] or 0)} of the blocks' time marks cannot "
-            f"say whether kernels ran; {_shown(ratio, pace)}"
+            f"host-bound: {_lead(pace)}, and in {rough_percent(pace.undecided_share or 0)} of the blocks' time marks "
+            f"cannot say whether kernels ran; {_shown(ratio, pace)}"
         )
-    elif found is not None and found["agree"] is False:
+    elif found is not None and found.agree is False:
         yield (
             "kernels and marks of the same steps disagree: an overlap ratio of "
-            f"{TEXT.ratio(found['ratio_by_kernels'])} by kernels, {TEXT.ratio(found['ratio_by_marks'])} by marks; "
+            f"{TEXT.ratio(found.ratio_by_kernels)} by kernels, {TEXT.ratio(found.ratio_by_marks)} by marks; "
             f"{_shown(ratio, pace)}"
         )
     if found is not None:
-        before, within = found["other_step_ms"], found["window_step_ms"]
-        if before and within and within / before - 1 > PROFILER_COST and ratio.get("source") == "kernels":
+        before, within = found.other_step_ms, found.window_step_ms
+        by_kernels = ratio is not None and ratio.source == "kernels"
+        if before and within and within / before - 1 > PROFILER_COST and by_kernels:
             yield (
                 f"the steps measured by kernels took {TEXT.percent(within / before - 1)} longer than the others, which "
                 "the profiler did: a host-bound step of ordinary length hides more or less than they do"
             )
-        for problem in found["problems"]:
+        for problem in found.problems:
             yield f"calibration: {problem}"
 
 
-def leads(pace: Mapping[str, Any]) -> str:
+def _lead(pace: PaceFacts) -> str:
     """How far the host is ahead, in words."""
-    return f"the host is {TEXT.quantity(pace[LEAD], 'ms')} ahead of the device (median)"
+    return f"the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median)"
 
 
-def _shown(ratio: Mapping[str, Any], pace: Mapping[str, Any]) -> str:
+def _shown(ratio: Described | None, pace: PaceFacts) -> str:
     """What the metrics with computation in them are, in words."""
-    calibration = pace["calibration"]
-    if ratio.get("source") == "kernels":
-        steps = 0 if calibration is None else calibration["steps"]
+    calibration = pace.calibration
+    if ratio is not None and ratio.source == "kernels":
+        steps = 0 if calibration is None else calibration.steps
         return f"metrics with computation in them are of {TEXT.count(steps, 'step')} measured by the profiler's kernels"
-    if ratio.get("bounds") is not None:
-        said = f"overlap_ratio is {TEXT.bounds(ratio['bounds'], 'ratio', fewer=1)}"
-    elif pace["host_bound"]:
+    if ratio is not None and ratio.bounds:
+        said = f"overlap_ratio is {TEXT.bounds(ratio.bounds, 'ratio', fewer=1)}"
+    elif pace.host_bound:
         said = "metrics with computation in them are bounds"
     else:
         said = "metrics with computation in them have no value, as not every rank has steps measured by kernels"
-    if pace["no_calibration"] is not None:
-        return f"{said}; no steps were measured by kernels: {pace['no_calibration']}"
+    if pace.no_calibration is not None:
+        return f"{said}; no steps were measured by kernels: {pace.no_calibration}"
     return f"{said}; record with instrument.calibration=3 for a number" if calibration is None else said

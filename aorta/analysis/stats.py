@@ -1,4 +1,4 @@
-"""Describes many values of one metric as in a summary: plain JSON values, none of which is NaN.
+"""Describes many values of one metric as in a summary: none of the statistics is NaN.
 
     describe([1.0, 2.0, nan], ranks=[0, 0, 1], null_reasons={"no communication in this window": 1})
 
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.documents.dataset import Described
 from aorta.analysis.tables import Floats
 
 PERCENTILE_METHOD: Final = "linear interpolation between order statistics (Hyndman and Fan type 7, numpy 'linear')"
@@ -23,7 +24,7 @@ _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
 
 def describe(
     values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+) -> Described:
     """Count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank and
     their spread (largest minus smallest). `reason` says why there is no median.
     """
@@ -39,28 +40,24 @@ def entry(
     numbers: Floats | None,
     medians: Mapping[int, float | None] | None = None,
     null_reasons: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
+) -> Described:
     """The statistics of one metric as a summary has them.
 
     Args:
         numbers: median, p5, p95, mean, min and max; None without values.
     """
     reasons = dict(null_reasons or {})
-    found: dict[str, Any] = {"count": count, "nulls": nulls}
+    reason = None
     if numbers is None:
-        found |= dict.fromkeys(_NAMES)
-        found["reason"] = max(reasons, key=reasons.__getitem__) if reasons else "no values"
-    else:
-        found |= dict(zip(_NAMES, map(float, numbers), strict=True)) | {"reason": None}
-    found["null_reasons"] = reasons
+        reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
+    values = dict.fromkeys(_NAMES) if numbers is None else dict(zip(_NAMES, map(float, numbers), strict=True))
+    found = Described(count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons)
     if medians is not None:
         known = [median for median in medians.values() if median is not None]
         enough = len(known) > 1
-        found |= {
-            "per_rank_median": {str(rank): median for rank, median in medians.items()},
-            "rank_spread": max(known) - min(known) if enough else None,
-            "rank_spread_reason": None if enough else f"{len(known)} rank(s) with values; a spread needs two",
-        }
+        found.per_rank_median = {str(rank): median for rank, median in medians.items()}
+        found.rank_spread = max(known) - min(known) if enough else None
+        found.rank_spread_reason = None if enough else f"{len(known)} rank(s) with values; a spread needs two"
     return found
 
 

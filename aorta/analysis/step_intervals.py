@@ -6,9 +6,13 @@ Must not: know how a source writes it, invent a value, or load pandas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from aorta.records.schema import (
     AuxRange,
@@ -22,6 +26,9 @@ from aorta.records.schema import (
 )
 from aorta.timeline.classes import COMPUTE, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
+
+HAND_OVER: Final = "hand_over"
+"""Cause of a stall, and lane of a span: a call of the backend that took long, in which nothing computed."""
 
 
 class LaneSegment(NamedTuple):
@@ -77,6 +84,109 @@ class StepIntervals:
         return merge(
             (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
         )
+
+
+class SpanName(NamedTuple):
+    """What a span of a rank's time is: `lane` is "compute", "aux" or "hand_over", `name` the block or the work."""
+
+    lane: str
+    name: str
+    phase: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.phase}".strip()
+
+
+class WaitRow(NamedTuple):
+    """A wait for the collective `seq` of `group`."""
+
+    group: str
+    seq: int
+    enter_ns: int
+    leave_ns: int
+
+
+class StepContents(NamedTuple):
+    """What a replay takes of one step, in ns from its start. `waits` is None where the source does not tell of them."""
+
+    spans: list[tuple[SpanName, int, int]]
+    waits: list[WaitRow] | None
+    ready_ns: list[int]
+
+
+def contents_of(
+    compute: Iterable[ComputeRange],
+    aux: Iterable[AuxRange],
+    stalls: Iterable[Stall],
+    waits: Iterable[Wait] | None,
+    ready: Iterable[BucketReady],
+) -> StepContents:
+    """The contents of a step from the rows of its record."""
+    spans = [(SpanName("compute", row.block, row.phase), row.start_ns, row.end_ns) for row in compute]
+    spans += [(SpanName("aux", row.name), row.start_ns, row.end_ns) for row in aux]
+    spans += [(SpanName(HAND_OVER, "hand-over"), row.start_ns, row.end_ns) for row in stalls if row.cause == HAND_OVER]
+    known = None if waits is None else [WaitRow(row.group, row.seq, row.enter_ns, row.leave_ns) for row in waits]
+    return StepContents(spans, known, [row.ready_ns for row in ready])
+
+
+class _Rows:
+    """Rows of numbers, any number of them to a step."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._numbers, self._ends = width, array("q"), array("q")
+
+    def add(self, rows: Iterable[Sequence[int]]) -> None:
+        """Add the rows of one more step."""
+        for row in rows:
+            self._numbers.extend(row)
+        self._ends.append(len(self._numbers))
+
+    def of(self, place: int) -> list[list[int]]:
+        """The rows of a step."""
+        first, last = self._ends[place - 1] if place else 0, self._ends[place]
+        return np.array(self._numbers[first:last], np.int64).reshape(-1, self._width).tolist()
+
+    def take(self, places: npt.NDArray[np.intp]) -> None:
+        """Keep these steps, in this order."""
+        kept = _Rows(self._width)
+        for place in places.tolist():
+            kept.add(self.of(place))
+        self._numbers, self._ends = kept._numbers, kept._ends
+
+
+class StepColumns:
+    """The contents of every step of one rank, as columns: 8 bytes a number, and each name once."""
+
+    def __init__(self) -> None:
+        self._names: dict[SpanName, int] = {}
+        self._groups: dict[str, int] = {}
+        self._spans, self._waits, self._ready = _Rows(3), _Rows(4), _Rows(1)
+        self._waits_known: list[bool] = []
+
+    def add(self, step: StepContents) -> None:
+        """Add one more step."""
+        spans = [(self._names.setdefault(name, len(self._names)), *ends) for name, *ends in step.spans]
+        waits = [(self._groups.setdefault(each.group, len(self._groups)), *each[1:]) for each in step.waits or ()]
+        self._spans.add(spans)
+        self._waits.add(waits)
+        self._ready.add((number,) for number in step.ready_ns)
+        self._waits_known.append(step.waits is not None)
+
+    def of(self, place: int) -> StepContents:
+        """The contents of the step with this index."""
+        names, groups = list(self._names), list(self._groups)
+        waits = [WaitRow(groups[group], *row) for group, *row in self._waits.of(place)]
+        return StepContents(
+            [(names[name], begin, end) for name, begin, end in self._spans.of(place)],
+            waits if self._waits_known[place] else None,
+            [number for (number,) in self._ready.of(place)],
+        )
+
+    def take(self, places: npt.NDArray[np.intp]) -> None:
+        """Keep these steps, in this order."""
+        for rows in (self._spans, self._waits, self._ready):
+            rows.take(places)
+        self._waits_known = [self._waits_known[place] for place in places.tolist()]
 
 
 class UserMarksOfStep(NamedTuple):

@@ -15,8 +15,8 @@ behind another, waits show nothing, and the same rule is applied to issue times 
 last, by more than the margin beyond the bounds of both clocks. Where clocks are not aligned the reason says that a late
 rank cannot be told.
 
-`Stragglers` takes matched collectives (`add`), then the waits rank by rank (`add_waits`), and gives one plain
-dictionary per process group (`entries`). Must not: name a rank on a median alone, or by clocks beyond their
+`Stragglers` takes matched collectives (`add`), then the waits rank by rank (`add_waits`), and gives one entry per
+process group (`entries`). Must not: name a rank on a median alone, or by clocks beyond their
 bounds; waiting is compared within one collective (docs/dev/measuring.md, section 1).
 """
 
@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
+from aorta.analysis.documents.dataset import Straggler
 from aorta.analysis.formatting import TEXT, whole_percent
 from aorta.analysis.issue_lateness import IssueLateness, IssueTimes
 from aorta.analysis.tables import Bools, Floats, Ints
@@ -84,7 +85,7 @@ class Stragglers:
             known = wait_ns[used & (group == number) & (wait_ns >= 0)]
             self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[Straggler]:
         """One entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or why
         nobody is named. Warm-up is left out (W21).
 
@@ -93,121 +94,117 @@ class Stragglers:
         """
         groups = self._names.groups
         order = sorted(np.flatnonzero(self._seen).tolist(), key=lambda number: groups[number])
-        return [
-            {"group": groups[number][0], "group_ranks": list(groups[number][1]), **self._judge(number)}
-            for number in order
-        ]
+        return [self._judge(number) for number in order]
 
-    def _judge(self, number: int) -> dict[str, Any]:
+    def _judge(self, number: int) -> Straggler:
         parts = self._transfers_ms[number]
         transfer_ms = float(np.median(np.concatenate(parts))) if parts else 0.0
         count, last = int(self._collectives[number]), self._last[number]
-        by_waits = judge(count, self._medians[number], last, transfer_ms, self._margin_ms)
+        found = judge(self._names.groups[number], count, self._medians[number], last, transfer_ms, self._margin_ms)
         needed_ms = max(self._margin_ms, MARGIN_SHARE * transfer_ms)
-        return judge_queued(by_waits, self._issues.of(number), needed_ms, self._issues.why_not)
+        judge_queued(found, self._issues.of(number), needed_ms, self._issues.why_not)
+        return found
 
 
 def judge(
+    group: tuple[str, tuple[int, ...]],
     collectives: int,
     wait_ms: Mapping[int, float | None],
     last: Mapping[int, int],
     transfer_ms: float,
     margin_ms: float = MARGIN_MS,
-) -> dict[str, Any]:
+) -> Straggler:
     """Apply the rule to one group.
 
     Args:
+        group: its name and its ranks.
         collectives: number of collectives known on every rank.
         wait_ms: rank -> median wait.
         last: rank -> how often it alone was the last.
         transfer_ms: the median transfer.
         margin_ms: by how much longer the others have to wait for it at least.
     """
-    found: dict[str, Any] = {
-        "collectives": collectives,
-        "wait_ms_median_per_rank": {str(rank): median for rank, median in wait_ms.items()},
-        "rank": None,
-        "late_ms": None,
-        "last_share": None,
-        "reason": None,
-    }
+    found = Straggler(
+        group=group[0],
+        group_ranks=list(group[1]),
+        collectives=collectives,
+        wait_ms_median_per_rank={str(rank): median for rank, median in wait_ms.items()},
+    )
     if collectives < MIN_COLLECTIVES:
-        return found | {"reason": f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"}
+        found.reason = f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"
+        return found
     (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
     share = last.get(rank, 0) / collectives
     margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
-    found["last_share"] = share
+    found.last_share = share
     if share < LAST_SHARE:
-        return found | {
-            "reason": f"rank {rank} waits least, but was the last in {whole_percent(share)} of the collectives only"
-        }
-    if margin <= needed:
-        return found | {"reason": f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"}
-    return found | {"rank": rank, "late_ms": float(np.median([median for median, _ in others])) - own}
+        found.reason = f"rank {rank} waits least, but was the last in {whole_percent(share)} of the collectives only"
+    elif margin <= needed:
+        found.reason = f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"
+    else:
+        found.rank, found.late_ms = rank, float(np.median([median for median, _ in others])) - own
+    return found
 
 
-def judge_queued(by_waits: dict[str, Any], times: IssueTimes, needed_ms: float, why_not: str | None) -> dict[str, Any]:
+def judge_queued(found: Straggler, times: IssueTimes, needed_ms: float, why_not: str | None) -> None:
     """Apply the rule to the issue times of a group in which nobody is named by the waits because most of its
     collectives were queued.
 
     Args:
-        by_waits: what `judge` found.
+        found: what `judge` found; gets what issue times say.
         needed_ms: how much later than the others a rank has to issue, beyond the clocks' bound.
         why_not: why issue times cannot be compared; None where they can.
     """
-    collectives, named = by_waits["collectives"], by_waits["rank"] is not None
+    collectives, named = found.collectives, found.rank is not None
     queued = times.queued / collectives if collectives and times.queued is not None else None
     late_ms = {str(rank): times.late_ms[rank] for rank in sorted(times.late_ms)}
-    found = by_waits | {
-        "basis": "waits" if named else None,
-        "queued_share": queued,
-        "issue_late_ms_median_per_rank": late_ms or None,
-        "clock_bound_ms": None,
-    }
+    found.basis = "waits" if named else None
+    found.queued_share = queued
+    found.issue_late_ms_median_per_rank = late_ms or None
     if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
-        return found
+        return
     hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
     if why_not is not None:
-        return found | {"reason": f"{hidden}, and their issue times cannot be compared: {why_not}"}
+        found.reason = f"{hidden}, and their issue times cannot be compared: {why_not}"
+        return
     if times.steps < MIN_COLLECTIVES:
-        return found | {
-            "reason": f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
-        }
+        found.reason = f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
+        return
     (own, rank), *others = sorted(((late, rank) for rank, late in times.late_ms.items()), reverse=True)
     bound = times.bound_ms[rank] + max(times.bound_ms[peer] for _, peer in others)
     share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
-    found |= {"clock_bound_ms": bound, "last_share": share}
+    found.clock_bound_ms, found.last_share = bound, share
     if share < LAST_SHARE:
-        return found | {"reason": f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"}
-    if margin <= needed_ms:
-        return found | {
-            "reason": f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than "
-            f"{needed_ms:.3g} ms"
-        }
-    if margin - bound <= needed_ms:
-        return found | {
-            "reason": f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the "
-            f"clocks are known to {bound:.3g} ms only"
-        }
-    late = own - float(np.median([median for median, _ in others]))
-    return found | {"rank": rank, "late_ms": late, "basis": "issue times", "reason": None}
+        found.reason = f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"
+    elif margin <= needed_ms:
+        found.reason = (
+            f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than {needed_ms:.3g} ms"
+        )
+    elif margin - bound <= needed_ms:
+        found.reason = (
+            f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the clocks are "
+            f"known to {bound:.3g} ms only"
+        )
+    else:
+        found.rank, found.late_ms = rank, own - float(np.median([median for median, _ in others]))
+        found.basis, found.reason = "issue times", None
 
 
-def sentences(entries: Sequence[dict[str, Any]]) -> list[str]:
+def sentences(entries: Sequence[Straggler]) -> list[str]:
     """One sentence per straggler; none where nobody is named."""
-    return [_sentence(entry) for entry in entries if entry["rank"] is not None]
+    return [_sentence(entry) for entry in entries if entry.rank is not None]
 
 
-def _sentence(entry: Mapping[str, Any]) -> str:
-    late, share = TEXT.quantity(entry["late_ms"], "ms"), whole_percent(entry["last_share"])
-    if entry.get("basis") == "issue times":
-        bound = TEXT.quantity(entry["clock_bound_ms"], "ms")
+def _sentence(entry: Straggler) -> str:
+    late, share = TEXT.quantity(entry.late_ms, "ms"), whole_percent(entry.last_share)
+    if entry.basis == "issue times":
+        bound = TEXT.quantity(entry.clock_bound_ms, "ms")
         return (
-            f"rank {entry['rank']} is a straggler: it issues the last collective of a step of group {entry['group']} "
+            f"rank {entry.rank} is a straggler: it issues the last collective of a step of group {entry.group} "
             f"{late} after the other ranks, which queues hide from the waits (median; clocks known to {bound}; it was "
             f"the last in {share} of the steps)"
         )
     return (
-        f"rank {entry['rank']} is a straggler: the other ranks of group {entry['group']} wait for it, {late} longer "
-        f"than it does in each collective (median; it was the last in {share} of {entry['collectives']})"
+        f"rank {entry.rank} is a straggler: the other ranks of group {entry.group} wait for it, {late} longer "
+        f"than it does in each collective (median; it was the last in {share} of {entry.collectives})"
     )

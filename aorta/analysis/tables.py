@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.health import Health
-from aorta.analysis.step_intervals import Details, StepIntervals
+from aorta.analysis.step_intervals import Details, StepColumns, StepIntervals
 from aorta.records.clock_offsets import RankClock
 from aorta.records.schema import (
     Calibration,
@@ -337,12 +337,14 @@ class ExpertLoad:
 class RankTables:
     """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
     parameters of a DDP model in the order in which their gradients become ready; empty where it is not known.
+    `contents`: what ran inside each step, where it was asked for; otherwise it is read from `details`.
     """
 
     source: Source
     steps: Steps
     collectives: Collectives
     details: Details
+    contents: StepColumns | None = None
     isolated: IsolatedSteps | None = None
     covered: CoverageFacts = field(default_factory=CoverageFacts)
     problems: tuple[str, ...] = ()

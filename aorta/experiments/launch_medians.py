@@ -75,13 +75,13 @@ def medians_of(folder: Path, engine: Engine | None = None) -> LaunchMedians:
     dataset = LabelledRun(folder.name, load_run(folder, engine))
     entry = step_entry(dataset)
     fabric = dataset.run.health.fabric
-    if "metrics" not in entry:
-        return LaunchMedians({}, {}, fabric=fabric, problem=str(entry["reason"]))
-    found = entry["metrics"].items()
+    if not entry.count:
+        return LaunchMedians({}, {}, fabric=fabric, problem=entry.reason)
+    found = entry.metrics.items()
     return LaunchMedians(
-        {name: metric["median"] for name, metric in found if metric["median"] is not None},
-        {name: str(metric["reason"]) for name, metric in found if metric["median"] is None},
-        int(entry["count"]),
+        {name: metric.median for name, metric in found if metric.median is not None},
+        {name: str(metric.reason) for name, metric in found if metric.median is None},
+        entry.count,
         fabric,
     )
 

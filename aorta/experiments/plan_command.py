@@ -1,6 +1,8 @@
-"""The command `aorta ab`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans.
+"""The command `aorta ab`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans; and `aorta demo`, one such plan
+on a bare machine in about a minute, which ends with a verdict.
 
-Must not load pandas or start a process before the words are known to be good.
+Must not say in the demo what the plan and the report do not say, or load pandas or start a process before the words
+are known to be good.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, InputError, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
@@ -46,6 +48,19 @@ Examples
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
 off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
 are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/compare.md"""
+DEMO_LAUNCHES: Final = 4
+"""A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
+DEMO_OPTIONS: Final = (
+    *("--launches", str(DEMO_LAUNCHES)),
+    *("--nproc_per_node", "2"),
+    *("--env", "OMP_NUM_THREADS=1"),  # gloo's own threads need a core to run beside computation
+    *("--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false"),
+)
+DEMO_OVERRIDES: Final = (
+    *("training.device=cpu", "parallel=ddp", "training.max_steps=25"),
+    # Transfers that take long beside gloo's own: on two cores the real ones compete with computation.
+    *("fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.1"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -258,3 +273,55 @@ def shown(path: Path) -> str:
     """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
     here = Path(os.path.relpath(path))
     return str(path if len(here.parts) < 2 or here.parts[0] == ".." else here)
+
+
+def demo_parser() -> argparse.ArgumentParser:
+    """The options of `aorta demo`."""
+    found = argparse.ArgumentParser(
+        description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
+        f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "
+        "them. No GPU is needed.",
+        epilog="Launches that an earlier demo has finished are not repeated; remove the folder to start again. A demo "
+        "of another version or with other overrides is kept beside it, as DIR-earlier. Exit codes: those of aorta ab "
+        "and aorta report.",
+    )
+    found.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
+    found.add_argument("--output", metavar="DIR", default="artifacts/demo", help="default: %(default)s")
+    found.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report; default: %(default)s")
+    return found
+
+
+@command()
+def demo(arguments: Sequence[str]) -> int:
+    """Run the demo; returns the exit code."""
+    options = demo_parser().parse_intermixed_args(arguments)
+    asked = parse([*DEMO_OPTIONS, "--output", options.output, *DEMO_OVERRIDES, *options.overrides])
+    from aorta.experiments.plan_options import read_plan
+
+    plan = read_plan(asked, Path.cwd())
+    to_stderr(f"AORTA demo: DDP with overlap (reference) against without (candidate), {DEMO_LAUNCHES} launches each")
+    stopped = _demo_launched(plan)
+    if stopped is not None:
+        return stopped
+    from aorta.analysis.report.report_command import overlap_report
+
+    sides = [shown(plan.output / side) for side in (REFERENCE, CANDIDATE)]
+    return overlap_report([*sides, "--brief", "--output", options.report])
+
+
+def _demo_launched(plan: Plan) -> int | None:
+    """`launch_all`; a different demo in the folder, as after an update, makes room and stays whole."""
+    try:
+        return launch_all(plan)
+    except AnotherPlan:
+        from aorta.experiments.launch_folder import unused
+
+        kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
+        try:
+            plan.output.rename(kept)
+        except OSError:
+            pass
+        else:
+            to_stderr(f"{plan.output} held a demo of another version or with other overrides: it is now {kept}")
+            return launch_all(plan)
+        raise

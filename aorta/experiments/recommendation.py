@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.compare.inputs import read_subjects
 from aorta.analysis.compare.launch_comparison import compare_launches
+from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.run_comparison import differing, facts
-from aorta.analysis.compare.verdict import least_launches
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules, least_launches
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
@@ -76,10 +77,11 @@ class Judgement(msgspec.Struct, frozen=True):
     document: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, comparison: Mapping[str, Any]) -> Judgement:
+    def of(cls, comparison: Comparison) -> Judgement:
         """From what `compare_launches` returns."""
-        metrics = {name: each for name, each in comparison["metrics"].items() if name in _SHOWN}
-        kept = {name: comparison[name] for name in _KEPT if name in comparison} | {"metrics": metrics}
+        document = as_json(comparison)
+        metrics = {name: each for name, each in document["metrics"].items() if name in _SHOWN}
+        kept = {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}
         return msgspec.convert({**kept, "document": kept}, cls)
 
     @property
@@ -156,7 +158,7 @@ def unlike(recorded: Path, launched: Path) -> list[str]:
     """Where the run that the predictions come from was configured otherwise than the base that was launched."""
     sides = [facts(load_run(folder)) for folder in (recorded, launched)]
     return [
-        f"{each['key']}: {each['reference']!r} in the run predicted from, {each['candidate']!r} in the base launched"
+        f"{each.key}: {each.reference!r} in the run predicted from, {each.candidate!r} in the base launched"
         for each in differing(*sides)
-        if each["key"] not in _ELSEWHERE
+        if each.key not in _ELSEWHERE
     ]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path

@@ -163,10 +163,9 @@ def _refuse_other_work(key: str, values: Sequence[str]) -> None:
     InputError: cells would do other work than the base, so that no step time of theirs could be held to its.
     """
     from aorta.analysis.compare.run_comparison import changes_the_work
+    from aorta.analysis.documents.comparison import FactDifference
 
-    if not key.startswith(VARIABLE) and changes_the_work(
-        {"key": f"config.{key}", "reference": None, "candidate": values[0]}
-    ):
+    if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
         raise InputError(
             f"{key}={','.join(values)}: its cells would do other work than the base, and step times of different work "
             f"are not compared; look at them with a sweep: aorta train -m {key}={','.join(values)}"

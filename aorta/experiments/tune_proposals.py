@@ -20,8 +20,8 @@ from typing import Any, Final
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
-from aorta.analysis.whatif.fsdp_prefetch import SHARDED
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
+from aorta.analysis.whatif.strategy_changes import SHARDED
 from aorta.errors import InputError
 from aorta.records.environment_variables import check_variable, shown_variables
 
@@ -162,7 +162,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     Raises:
         InputError: the folder cannot be read.
     """
-    run = load_run(folder)
+    run = load_run(folder, contents=True)
     strategy = next(iter(run.ranks.values())).source.parallel
     if not grid(strategy, overlap=True, gradient_bytes=_MIB):
         return None, [
@@ -180,7 +180,7 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
 
 def replay_of(folder: Path) -> Base:
     """The replay of a run. Raises InputError where it cannot be read, or predicted from."""
-    return base_of(program_of(load_run(folder)))
+    return base_of(program_of(load_run(folder, contents=True)))
 
 
 def _sharded() -> str:

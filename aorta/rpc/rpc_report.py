@@ -22,8 +22,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
 from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_choice import scanning
-from aorta.analysis.merge.trace_writer import TraceWriter, trace_file
-from aorta.analysis.merge.track_identity import TIDS_PER_RANK, TrackIdentity
+from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, trace_file
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 from aorta.records.rpc_files import CALL_MARK, TRACE_FILE, Call, CallMemory
@@ -42,7 +41,7 @@ from aorta.rpc.rpc_records import (
 from aorta.terminal_style import columns
 
 _FIRST_ARROW: Final = 1 << 50
-"""Ids of the arrows lie above those of any trace (`merge.track_identity` numbers them from 0 by trace)."""
+"""Ids of the arrows lie above those of any trace (`merge.trace_writer` numbers them from 0 by trace)."""
 
 
 def write_trace(

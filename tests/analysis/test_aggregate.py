@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.analysis.aggregate import NOTHING_USED, LabelledRun, aggregate
+from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
 from aorta.analysis.load.records import load_run
-from aorta.analysis.stats import describe
 from aorta.records.schema import Coverage
 from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.by_json import aggregate, describe
 
 
 def aggregated(folder: Path) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.compare.inputs import read_subjects
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
-from aorta.analysis.summary import summarize
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.by_json import aggregate, summarize
 
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.cautions import FEW_STEPS, cautions
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import FEW_STEPS
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.by_json import aggregate, cautions
 
 USUAL = metrics(20, 16, 8, 4)
 

@@ -19,6 +19,7 @@ from aorta.analysis import frames, straggler
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.bandwidth import busbw_factor
 from aorta.analysis.collective_metrics import collective_metrics
+from aorta.analysis.documents import as_json
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
 from aorta.errors import InputError
@@ -157,7 +158,7 @@ def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any
 def test_metrics_across_ranks_are_those_of_plain_loops(plan: Any, missed: bool, killed: bool, piece: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(written(Path(folder), plan, missed=missed, killed=killed))
-        found = collective_metrics(run, piece).collectives
+        found = as_json(collective_metrics(run, piece).collectives)
         frame = aorta.analysis.collectives(run)
     expected = by_hand(plan, missed=missed, killed=killed)
     keys = [(entry["kind"], entry["group"], entry["group_size"], entry["bytes"]) for entry in found]
@@ -198,7 +199,7 @@ def test_the_runs_drawn_above_match_have_bandwidths_and_stragglers() -> None:
             counts["busbw"] += len(entry["busbw_gb_per_s"])
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setattr(straggler, "MIN_COLLECTIVES", 2)
-            entries = collective_metrics(load_run(written(Path(folder), plan))).stragglers
+            entries = as_json(collective_metrics(load_run(written(Path(folder), plan))).stragglers)
         counts["stragglers"] += sum(entry["rank"] is not None for entry in entries)
 
     draw()
@@ -213,7 +214,7 @@ def test_stragglers_agree_with_plain_loops(plan: Any, piece: int) -> None:
     size = len(plan)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(straggler, "MIN_COLLECTIVES", 2)
-        found = collective_metrics(load_run(written(Path(folder), plan)), piece).stragglers
+        found = as_json(collective_metrics(load_run(written(Path(folder), plan)), piece).stragglers)
     durations: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
     for rank, steps in enumerate(plan):
         seq: defaultdict[str, int] = defaultdict(int)
@@ -257,7 +258,7 @@ def test_the_skew_is_bounded_by_the_longest_duration(tmp_path: Path) -> None:
             for number in range(4)
         ]
         write_rank(tmp_path, header(rank, 3), lines)
-    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
+    (entry,) = as_json(LabelledRun("x", load_run(tmp_path)).collectives.collectives)
     assert entry["arrival_skew_ms"]["median"] == 6.0
     assert entry["arrival_skew_bound_ms"]["median"] == 8.0
     assert entry["transfer_ms"]["median"] == 2.0
@@ -280,7 +281,7 @@ def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, b
     for rank in range(ranks):
         row = collective(kind, end_ms=2 + rank, bytes=count)
         write_rank(tmp_path, header(rank, ranks), [step(rank, ranks, overlap=HALF, collectives=[row])])
-    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
+    (entry,) = as_json(LabelledRun("x", load_run(tmp_path)).collectives.collectives)
     assert entry["transfer_ms"]["median"] == 2.0
     assert entry["algbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(4.0))
     assert entry["busbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(busbw))
@@ -303,10 +304,10 @@ def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path: 
         ]
         write_rank(tmp_path, header(rank, 2), lines)
     found = LabelledRun("x", load_run(tmp_path)).collectives
-    (entry,) = found.collectives
+    (entry,) = as_json(found.collectives)
     assert (entry["collectives"], entry["rows"]) == (2, 3)
     assert [entry["transfer_ms"][name] for name in ("count", "min", "max")] == [2, 11, 12]
-    assert (found.stragglers[0]["collectives"], found.stragglers[0]["wait_ms_median_per_rank"]) == (1, {"0": 0, "1": 1})
+    assert (found.stragglers[0].collectives, found.stragglers[0].wait_ms_median_per_rank) == (1, {"0": 0, "1": 1})
 
 
 def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(t
     for rank, end in enumerate((base + 3, base + 10)):
         row = collective(issue_ns=base, start_ns=base, end_ns=end)
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=HALF, collectives=[row])])
-    (entry,) = LabelledRun("x", load_run(tmp_path)).collectives.collectives
+    (entry,) = as_json(LabelledRun("x", load_run(tmp_path)).collectives.collectives)
     assert entry["transfer_ms"]["median"] == 3e-6
     assert entry["wait_ms"]["max"] == 7e-6
 

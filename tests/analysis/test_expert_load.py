@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.expert_load import expert_sentences
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import ExpertTokens
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
+from tests.analysis.by_json import aggregate, expert_sentences
 
 STEPS = 3
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.documents.comparison import Effect
 from aorta.analysis.formatting import PAGE, TEXT, json_text, p_value, rough_ms, rough_percent
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.attribution.test_attribute import two_ranks
@@ -62,8 +63,8 @@ def test_an_effect_has_its_sign_in_both_media(value: float | None, kind: str, te
 
 
 def test_an_interval_names_its_unit_once_and_is_unknown_with_one_end() -> None:
-    assert PAGE.interval({"kind": "quotient", "low": -0.01, "high": 0.02}) == "\u22121.00 to +2.00\u00a0%"
-    assert PAGE.interval({"kind": "quotient", "low": -0.01, "high": None}) == PAGE.unknown
+    assert PAGE.interval(Effect("quotient", 0.0, -0.01, 0.02)) == "\u22121.00 to +2.00\u00a0%"
+    assert PAGE.interval(Effect("quotient", 0.0, -0.01, None)) == PAGE.unknown
 
 
 @pytest.mark.parametrize(

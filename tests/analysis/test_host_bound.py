@@ -11,25 +11,28 @@ import pandas as pd
 import pytest
 
 from aorta import analysis
-from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.cautions import cautions
-from aorta.analysis.compare.inputs import read_subjects
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.gate.gate_checks import evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
+from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.brief_text import brief_text
 from aorta.analysis.report.charts.step_breakdown import parts
-from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.report_folder import write_report
-from aorta.analysis.report.terminal_text import comparison_table, dataset_table, health_block, verdict_block
-from aorta.analysis.summary import summarize
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError
 from aorta.records.schema import Calibration, CalibrationPlan, Step
 from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
+from tests.analysis.by_json import aggregate, cautions, evaluate, summarize
+from tests.analysis.report.by_json import (
+    brief_text,
+    comparison_table,
+    dataset_table,
+    health_block,
+    verdict_block,
+    verdict_of,
+)
 
 OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
 WINDOW, COMM = 20.0, 8.0

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from aorta.analysis.documents import as_json
 from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import PHASES
 from aorta.errors import InputError
@@ -38,7 +39,7 @@ def test_a_clean_run_has_nothing_to_note(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert list(run.ranks) == [0, 1]
     assert run.health.notes() == []
-    assert run.health.as_json()["endings"] == {"0": "completed", "1": "completed"}
+    assert run.health.facts([]).endings == {"0": "completed", "1": "completed"}
 
 
 def test_ranks_are_ordered_by_number_not_by_name(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_how_far_the_emulation_held_is_counted_without_warm_up(
     write_manifest(tmp_path, {"fabric": {"kind": "emulated"}})
     health = load_run(tmp_path).health
     assert said in health.notes()[0]
-    told = health.as_json()
+    told = as_json(health.facts([]))
     assert (told["emulated_fabric_rows"], told["emulated_fabric_backend_slower_rows"]) == (rows, slower)
 
 
@@ -223,7 +224,7 @@ def test_a_real_fabric_is_not_remarked(tmp_path: Path, fabric: object) -> None:
     write_manifest(tmp_path, {"fabric": fabric})
     health = load_run(tmp_path).health
     assert health.fabric is None
-    assert health.as_json()["emulated_fabric_rows"] is None
+    assert health.facts([]).emulated_fabric_rows is None
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
+from tests.analysis.by_json import aggregate
 from tests.analysis.merge.traces import problems
 
 RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis import stats
+from tests.analysis.by_json import describe
 
 
 @given(st.lists(st.lists(st.floats(-1e15, 1e15), max_size=7), min_size=1, max_size=9).filter(any))
@@ -25,16 +26,16 @@ def test_nothing_is_no_number() -> None:
 
 
 def test_ranks_may_come_in_any_order() -> None:
-    found = stats.describe([1.0, 10.0, 3.0, 30.0, np.nan], [0, 1, 0, 1, 2])
+    found = describe([1.0, 10.0, 3.0, 30.0, np.nan], [0, 1, 0, 1, 2])
     assert found["per_rank_median"] == {"0": 2.0, "1": 20.0, "2": None}
     assert found["rank_spread"] == 18.0
     assert (found["count"], found["nulls"]) == (4, 1)
 
 
 def test_the_spread_is_between_medians_of_ranks_and_not_between_values() -> None:
-    found = stats.describe([0.0, 4.0, 8.0, 3.0, 5.0, 100.0], [0, 0, 0, 1, 1, 1])
+    found = describe([0.0, 4.0, 8.0, 3.0, 5.0, 100.0], [0, 0, 0, 1, 1, 1])
     assert (found["rank_spread"], found["max"] - found["min"]) == (1.0, 100.0)
 
 
 def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
-    assert stats.describe([np.nan] * 4, None, {"rare": 1, "common": 3})["reason"] == "common"
+    assert describe([np.nan] * 4, None, {"rare": 1, "common": 3})["reason"] == "common"

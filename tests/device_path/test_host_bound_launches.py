@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.inputs import read_subjects
-from aorta.analysis.compare.verdict_rules import Rules
-from aorta.analysis.summary import summarize
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
+from tests.analysis.by_json import summarize
 from tests.device_path.program_overlap import SHAPE
 from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded

@@ -13,17 +13,15 @@ from torch.distributed.run import get_args_parser
 
 from aorta import train_command
 from aorta.analysis.load.export_command import parser as trace_words
-from aorta.analysis.merge import merge_command as merge
+from aorta.analysis.merge import merge_traces as merge
 from aorta.analysis.report import kernels_command as kernels
 from aorta.analysis.report.report_command import parser
 from aorta.analysis.whatif import parse_changes
 from aorta.analysis.whatif import whatif_command as whatif
-from aorta.experiments import demo, optuna_sweeper
 from aorta.experiments import gather_nodes as gather
+from aorta.experiments import optuna_sweeper, search_commands
 from aorta.experiments import plan_command as plans
-from aorta.experiments import study_command as study
 from aorta.experiments import sweep_report as sweep
-from aorta.experiments import tune_command as tune
 from aorta.experiments.plan_options import read_plan
 from aorta.experiments.study_cells import preset, read_words
 from aorta.gpu_check import check_command as gpu_check
@@ -76,7 +74,11 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
     words = words_of(line)
     match words:
         case ["aorta", "demo", *rest]:
-            compose([*demo.OVERRIDES, *demo.parser().parse_intermixed_args(rest).overrides], tmp_path, monkeypatch)
+            compose(
+                [*plans.DEMO_OVERRIDES, *plans.demo_parser().parse_intermixed_args(rest).overrides],
+                tmp_path,
+                monkeypatch,
+            )
         case ["aorta", "train", *rest]:
             compose(train_command.split_ranks(rest)[1], tmp_path, monkeypatch)
         case ["python", "train.py", *rest]:
@@ -110,10 +112,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
         case ["python", "analysis/gather.py", *rest] | ["aorta", "gather", *rest]:
             gather.parser().parse_args(rest)
         case ["aorta", "tune", *rest]:
-            base = tune.base_plan(tune.parse(rest))
+            base = search_commands.base_plan(search_commands.parse_tune(rest))
             compose(base.words_of(base.sides[0]), tmp_path, monkeypatch)
         case ["aorta", "study", *rest]:
-            options = plans.parse_mixed(study.parser(), rest)
+            options = plans.parse_mixed(search_commands.study_parser(), rest)
             asked = read_words([*preset(options.preset), *options.words])
             base = plans.base_plan(options, asked.words, "aorta study", asked.environment)
             for overrides in {tuple(cell.overrides) for cell in asked.cells()}:  # others differ in variables only

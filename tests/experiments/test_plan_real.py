@@ -1,9 +1,10 @@
-"""Real launches: one a side, of the smallest training, through the script; what differs is what was asked for."""
+"""Real launches as a user starts them: a plan of one a side through the script, and `aorta tune` up to its verdict."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,56 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     ends = read_plan_history(plan).ended
     assert [(end.launch, end.left_behind) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}
+
+
+LAUNCHES = 4
+"""A side; the fewest from which a verdict on one candidate can come."""
+BASE = (
+    *SMALL,
+    *("training.device=cpu", "parallel=ddp", "parallel.bucket_cap_mb=0.02"),
+    *("fabric=emulated", "fabric.inter_latency_us=10000"),  # a dozen buckets in a row, far beyond this machine's noise
+)
+
+
+def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "aorta", "tune", "--output", "t", "--launches", str(LAUNCHES), *words, *BASE],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+
+
+@pytest.mark.thorough
+def test_larger_buckets_are_recommended_on_a_network_of_long_latency(tmp_path: Path) -> None:
+    done = tune(tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "t" / "tune.json").read_text())
+    tried, *others = found["proposals"]
+    assert tried["tried"]
+    assert not any(each["tried"] for each in others)
+    assert tried["comparison"]["verdict"] == "improvement"
+    assert tried["comparison"]["launch_order"]["sequence"] == "RCCRRCCR"
+    assert tried["predicted_from"] in {"refine-1", "refine-2"}
+    recordings = 1 + len(list((tmp_path / "t").glob("refine-*")))  # one where the best one stays the best
+    assert found["launches"] == {
+        "recordings": recordings,
+        "per_side": LAUNCHES,
+        "total": recordings + 2 * LAUNCHES,
+    }
+    # Larger buckets above all; whether another change goes with them is what a noisy base run was predicted from.
+    words = found["recommendation"]["overrides"]
+    bucket = dict(word.split("=", 1) for word in words)["parallel.bucket_cap_mb"]
+    assert float(bucket) > 0.02
+    manifest = json.loads((tmp_path / "t" / "launches" / "candidate-1" / "00" / "run.json").read_text())
+    assert f"{manifest['config']['parallel']['bucket_cap_mb']:g}" == bucket
+    assert f"\nrecommendation: {' '.join(words)}\n" in done.stdout
+
+    # The same command again launches nothing.
+    again = tune(tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "done in" not in again.stderr
+    assert json.loads((tmp_path / "t" / "tune.json").read_text()) == found

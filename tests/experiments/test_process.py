@@ -17,7 +17,15 @@ import psutil
 import pytest
 
 from aorta.errors import ToolMissing
-from aorta.experiments.process import LAUNCHER_VARIABLES, LaunchEnd, StopRequest, launch, launch_environment
+from aorta.experiments.process import (
+    LAUNCHER_VARIABLES,
+    MARK,
+    LaunchEnd,
+    StopRequest,
+    end_marked,
+    launch,
+    launch_environment,
+)
 from tests.runs import ROOT, environment
 
 # Ends with 40 + the signal's number; says when it listens.
@@ -231,3 +239,18 @@ def test_every_variable_that_torchrun_sets_for_a_place_is_known() -> None:
     places = {name for name in names if "RANK" in name or "WORLD" in name or "MASTER" in name or "ROLE" in name}
     assert places
     assert places <= set(LAUNCHER_VARIABLES)
+
+
+def test_only_marked_processes_are_ended() -> None:
+    command = ["sleep", "600"]
+    one, two = secrets.token_hex(8), secrets.token_hex(8)  # tests of another checkout may run beside these
+    mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", MARK: one})
+    other = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", MARK: two})
+    try:
+        assert end_marked(one) == 1
+        assert gone(mine.pid)
+        assert other.poll() is None
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()

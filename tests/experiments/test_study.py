@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import InputError
-from aorta.experiments import study_command
+from aorta.experiments import search_commands
 from aorta.experiments.study_cells import PRESETS, preset, read_words
 from aorta.records.environment_variables import KNOWN_VARIABLES, check_variable, table
 from tests.experiments.conftest import Bench
@@ -110,7 +110,7 @@ def study(bench: Bench) -> list[str]:
 def test_the_best_cell_is_judged_against_the_base(
     bench: Bench, study: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert study_command.main(study) == 0
+    assert search_commands.study(study) == 0
     out, err = capsys.readouterr()
     assert "note: NCCL_DEBUG: not a variable that AORTA knows" in err
     assert "4 cells against the base, 5 launches each" in err
@@ -139,18 +139,18 @@ def test_the_best_cell_is_judged_against_the_base(
     assert Path("study/heat.png").stat().st_size > 5_000
 
     # The same command launches nothing and says the same; another study in the folder is refused.
-    assert study_command.main([*study, "--json"]) == 0
+    assert search_commands.study([*study, "--json"]) == 0
     again = capsys.readouterr()
     assert json.loads(again.out) == found
     assert len(bench.launched) == 25
-    assert study_command.main([*study[:-1], "env.NCCL_DEBUG=INFO"]) != 0
+    assert search_commands.study([*study[:-1], "env.NCCL_DEBUG=INFO"]) != 0
     assert len(bench.launched) == 25
 
 
 def test_launches_that_can_reach_no_verdict_are_refused_before_the_first(
     bench: Bench, study: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert study_command.main([*study, "--launches", "4"]) == 2
+    assert search_commands.study([*study, "--launches", "4"]) == 2
     assert "with 4 candidates (every combination of the values) no verdict is possible" in capsys.readouterr().err
     assert bench.launched == []
 
@@ -158,7 +158,7 @@ def test_launches_that_can_reach_no_verdict_are_refused_before_the_first(
 def test_so_many_cells_are_launched_as_often_as_a_verdict_takes(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert study_command.main(["--output", "study", "--preset", "prefetch", "--dry-run"]) == 0
+    assert search_commands.study(["--output", "study", "--preset", "prefetch", "--dry-run"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 10 * 6
     assert bench.calls == []
 
@@ -172,7 +172,7 @@ def test_values_that_look_like_secrets_are_hidden() -> None:
 def test_a_dry_run_prints_every_launch_with_its_variables(
     bench: Bench, study: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert study_command.main([*study, "--dry-run"]) == 0
+    assert search_commands.study([*study, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 25
     assert lines[1].startswith("candidate-1/00: NCCL_DEBUG=WARN NCCL_ALGO=Ring ")

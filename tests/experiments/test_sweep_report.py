@@ -17,7 +17,7 @@ from aorta.experiments.journal import JobEnded, JobHistory, JobPlanned, Sweep
 from aorta.experiments.launch_medians import LaunchMedians
 from aorta.experiments.sweep_report import JobRow, SweepReport, main
 from tests.analysis.builders import footer, header, metrics, step, write_rank
-from tests.experiments.test_sweep_journal import ASKED, write
+from tests.experiments.test_journal import ASKED, write
 
 
 def row(name, words, ratio=None, status="done", **more):

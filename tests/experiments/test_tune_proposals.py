@@ -11,7 +11,7 @@ import pytest
 
 from aorta.analysis.whatif import Value, prediction, read_program
 from aorta.analysis.whatif.prediction import base_of
-from aorta.experiments.tune_command import base_plan, main, parse, plan_of
+from aorta.experiments.search_commands import base_plan, parse_tune, plan_of, tune
 from aorta.experiments.tune_proposals import (
     TRIED,
     Proposal,
@@ -227,7 +227,7 @@ def test_each_value_of_a_variable_is_a_candidate() -> None:
 
 def test_the_plan_has_the_base_and_every_candidate_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    base = base_plan(parse(["--output", "t", "--launches", "2", "--seed", "3", "parallel=ddp"]))
+    base = base_plan(parse_tune(["--output", "t", "--launches", "2", "--seed", "3", "parallel=ddp"]))
     tried = [Proposal(("buckets.mb=2",)), Proposal(environment={"A": "1"})]
     plan = plan_of(base, tried)
     names = ["reference", "candidate-1", "candidate-2"]
@@ -256,7 +256,7 @@ def test_words_that_cannot_lead_to_a_verdict_end_before_any_launch(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--output", "t", *words]) == 2
+    assert tune(["--output", "t", *words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
 
@@ -266,14 +266,14 @@ def test_proposals_without_a_launch(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--output", "t", "--from", str(runs / "ddp"), "--env", "A=1", "--dry-run", "parallel=ddp"]
-    assert main(words) == 0
+    assert tune(words) == 0
     said = capsys.readouterr().out
     assert "candidate-1: parallel.bucket_cap_mb=" in said
     assert "candidate-2: A=1, not predicted" in said
     assert "ms from base" in said
     assert "is launched once, and its neighbours predicted anew" in " ".join(said.split())
     assert sum(line.startswith("candidate-2/") for line in said.splitlines()) == 5
-    assert main([*words, "--json"]) == 0
+    assert tune([*words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["launches"] == {"recordings": 0, "per_side": 5, "total": 15}
     assert found["recommendation"] is None
@@ -285,7 +285,7 @@ def test_nothing_worth_a_launch_ends_without_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--output", "t", "--from", str(runs / "ddp"), "--margin", "0.9", "parallel=ddp"]) == 0
+    assert tune(["--output", "t", "--from", str(runs / "ddp"), "--margin", "0.9", "parallel=ddp"]) == 0
     assert capsys.readouterr().out.endswith("no recommendation: there was nothing to launch against the base\n")
     found = json.loads((tmp_path / "t" / "tune.json").read_text())
     assert found["launches"]["total"] == 0

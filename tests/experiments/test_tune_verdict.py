@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aorta.analysis.compare.launch_comparison import judged, medians_entry
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.launch_comparison import judged, medians_side
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
 from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.samples import Sample
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
 from aorta.errors import InputError
 from aorta.experiments.recommendation import ALPHA, Judgement, check_launches, recommended, rules
 
@@ -39,8 +38,9 @@ def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> s
     """What is recommended."""
     judgements: dict[str, Judgement] = {}
     for number, candidate in enumerate(candidates, start=1):
-        found = judged(pairs(medians_entry(base), medians_entry(candidate)), base, candidate, judged_by)
-        comparison = dict(zip(("metrics", "verdict", "verdict_reason"), found, strict=True))
+        metrics = pairs(medians_side(base), medians_side(candidate))
+        found = judged(metrics, base, candidate, judged_by)
+        comparison = dict(zip(("verdict", "verdict_reason"), found, strict=True)) | {"metrics": metrics}
         judgements[f"candidate-{number}"] = Judgement.of(comparison)
     return recommended(judgements)[0]
 

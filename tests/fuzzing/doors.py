@@ -18,14 +18,14 @@ from tests.fuzzing import seeds
 
 Open = Callable[[Path, Path], int | None]
 _MODULES: Final = (
-    *("aorta.analysis.summary", "aorta.analysis.compare.inputs", "aorta.analysis.frames", "aorta.analysis.devices"),
+    *("aorta.analysis.summary", "aorta.analysis.compare.launch_set", "aorta.analysis.frames", "aorta.analysis.devices"),
     *("aorta.analysis.load.traces", "aorta.analysis.load.interval_export", "aorta.analysis.load.export_command"),
     *(
         "aorta.analysis.report.report_folder",
         "aorta.analysis.report.report_command",
         "aorta.analysis.report.html.assembly",
     ),
-    *("aorta.analysis.merge.merge_command", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
+    *("aorta.analysis.merge.merge_traces", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
     *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.train_command"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
@@ -64,14 +64,15 @@ def _source(case: Path, out: Path) -> None:
     """Everything that is made of a run folder or of traces, but for pictures and text."""
     from aorta import analysis
     from aorta.analysis.aggregate import LabelledRun
-    from aorta.analysis.compare.inputs import Subject
+    from aorta.analysis.compare.launch_set import Subject
+    from aorta.analysis.documents import as_json
     from aorta.analysis.load.engines import Local
     from aorta.analysis.load.locations import load_source
     from aorta.analysis.summary import summarize
 
     run = load_source(_location(case), Local(1))
     subject = Subject(LabelledRun("x", run))
-    json.dumps(summarize({"x": subject, "y": subject}, "x", "y"), allow_nan=False)
+    json.dumps(as_json(summarize({"x": subject, "y": subject}, "x", "y")), allow_nan=False)
     analysis.steps(run)
     analysis.device_samples(run)
     analysis.collectives(run)
@@ -99,18 +100,19 @@ def _report(case: Path, out: Path) -> int:
 
 
 def _compare(case: Path, out: Path) -> None:
-    from aorta.analysis.compare.inputs import read_subjects
-    from aorta.analysis.compare.verdict_rules import Rules
+    from aorta.analysis.compare.launch_set import read_subjects
+    from aorta.analysis.compare.verdict import Rules
+    from aorta.analysis.documents import as_json
     from aorta.analysis.load.engines import Local
     from aorta.analysis.summary import summarize
 
     sides = {side: case / side for side in ("reference", "candidate")}
     subjects = read_subjects(sides, Rules(), Local(1))
-    json.dumps(summarize(subjects, *sides, engine=Local(1)), allow_nan=False)
+    json.dumps(as_json(summarize(subjects, *sides, engine=Local(1))), allow_nan=False)
 
 
 def _merge(case: Path, out: Path) -> int:
-    from aorta.analysis.merge.merge_command import merge_traces
+    from aorta.analysis.merge.merge_traces import merge_traces
 
     align = ("clock", "none", "start_profile")[sum(map(len, map(str, case.rglob("*")))) % 3]
     return merge_traces([str(case), "-o", str(out / "merged.json"), "--window", "all", "--check", "--align", align])

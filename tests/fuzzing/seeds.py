@@ -247,7 +247,7 @@ def sweep(folder: Path) -> None:
     """The folder of a sweep, with its jobs' runs."""
     from aorta.experiments.journal import JobEnded, JobPlanned
     from tests.analysis.compare.builders import launch
-    from tests.experiments.test_sweep_journal import write
+    from tests.experiments.test_journal import write
 
     jobs = [[f"a={first}", f"b={second}"] for first in (1, 2) for second in ("x", "y")]
     lines: list[JobPlanned | JobEnded] = []

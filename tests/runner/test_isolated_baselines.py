@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import Step
+from tests.analysis.by_json import aggregate
 from tests.runner.isolated import CASES, COMPARED, SLOW
 from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import attempt, program, record, succeeded, train

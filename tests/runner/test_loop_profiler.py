@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.workload.resnet18 import ResNet18
 from tests.profiling.windows import files_below, numbers, read
 from tests.runs import HANGS_S, ROOT, Launcher, environment, free_port, job, losses, record, succeeded

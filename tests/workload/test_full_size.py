@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aorta.analysis.attribution.flops import flops_per_rank_step
+from aorta.analysis.attribution.attribute import flops_per_rank_step
 from aorta.config.schema import Ranking
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 from tests.docs.pages import ROOT

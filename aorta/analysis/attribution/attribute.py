@@ -1,8 +1,14 @@
 """Explains where the difference in exposed communication between two sides of a comparison lies
 (docs/dev/attribution.md).
 
-Each side is one dataset or several launches. The result is plain JSON values: one sentence, the ranked causes, and
-every breakdown of the difference. Must not: judge whether there is a difference; `compare` does.
+Each side is one dataset or several launches, which are read one at a time: one sentence, the ranked causes, and every
+breakdown of the difference; and of each side the achieved TFLOP/s, from the model FLOPs of its manifest. A multiply-add
+counts as 2 operations. A backward pass takes two products for each of the forward pass (the gradient of the weight and
+of the input), but only one where the input needs no gradient. Kaplan et al., "Scaling Laws for Neural Language Models",
+arXiv 2001.08361, section 2.1, counts the same way; a test holds the number to torch's own counter.
+
+Must not: judge whether there is a difference (`compare` does), hold two launches, or count recomputation or work that
+is no matrix product, so that two stacks are measured against the same work.
 """
 
 from __future__ import annotations
@@ -11,13 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.accumulate import RankInput, accumulate
 from aorta.analysis.attribution.attribution_sentence import sentence
-from aorta.analysis.attribution.breakdown import Means, computing, dimensions, stragglers
-from aorta.analysis.attribution.causes import ranked
-from aorta.analysis.attribution.flops import flops_per_rank_step, tflops
-from aorta.analysis.attribution.keys import UNEXPLAINED, Totals
-from aorta.analysis.attribution.totals import totals_of
-from aorta.analysis.load.engines import Engine
+from aorta.analysis.attribution.breakdown import Means, computing, dimensions, ranked, stragglers
+from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, Totals
+from aorta.analysis.collective_matching import group_members
+from aorta.analysis.documents.comparison import AttributedSide, Attribution, FactDifference
+from aorta.analysis.load.engines import Engine, Local, progress
+from aorta.analysis.load.run_facts import Manifest, config_of
+from aorta.analysis.tables import Run
+from aorta.errors import InputError
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (
@@ -65,8 +74,8 @@ def attribute(
     reference: Launches,
     candidate: Launches,
     engine: Engine | None = None,
-    differences: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+    differences: Sequence[FactDifference] = (),
+) -> Attribution:
     """Compute `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
 
     Args:
@@ -82,58 +91,148 @@ def attribute(
     totals = {side: totals_of(launches, engine) for side, launches in seen.items()}
     unknown = [f"{side}: {launches.host_bound}" for side, launches in seen.items() if launches.host_bound is not None]
     if unknown:
-        return {"definition": DEFINITION, "sentence": None, "reason": "; ".join(unknown)}
+        return Attribution(definition=DEFINITION, sentence=None, reason="; ".join(unknown))
     empty = [side for side, side_totals in totals.items() if not side_totals.sums.rank_steps]
     if empty:
-        return {"definition": DEFINITION, "sentence": None, "reason": f"{' and '.join(empty)}: {_NOTHING}"}
+        return Attribution(definition=DEFINITION, sentence=None, reason=f"{' and '.join(empty)}: {_NOTHING}")
     means = Means(totals["reference"], totals["candidate"])
     alike = {launches.parallel for launches in seen.values()}
     parallel = alike.pop() if len(alike) == 1 else ""
     found = dimensions(means, parallel)
     late, blocks = stragglers(means), computing(means)
     text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences), parallel)
-    return {
-        "definition": DEFINITION,
-        "unit": "ms per step and rank",
-        "sentence": text,
-        "reason": None,
-        "difference_ms": means.difference_ms,
+    return Attribution(
+        definition=DEFINITION,
+        unit="ms per step and rank",
+        sentence=text,
+        reason=None,
+        difference_ms=means.difference_ms,
         **{side: _side(means, side_totals, seen[side]) for side, side_totals in totals.items()},
-        "causes": ranked(found, late, lead),
-        "dimensions": found,
-        "stragglers": late,
-        "computing": blocks,
-    }
+        causes=ranked(found, late, lead),
+        dimensions=found,
+        stragglers=late,
+        computing=blocks,
+    )
 
 
-def _side(means: Means, side_totals: Totals, seen: _Seen) -> dict[str, Any]:
+def _side(means: Means, side_totals: Totals, seen: _Seen) -> AttributedSide:
     sums = side_totals.sums
     compute_ms = means.ms(side_totals, sums.compute_ns)
     flops, reason = seen.flops
     achieved = tflops(flops, compute_ms)
     if flops is not None and achieved is None:
         reason = "nothing was computed"
-    return {
-        "launches": side_totals.launches,
-        "rank_steps": sums.rank_steps,
-        "rank_steps_left_out": sums.left_out,
-        "window_ms": means.ms(side_totals, sums.window_ns),
-        "comm_ms": means.ms(side_totals, sums.comm_ns),
-        "compute_comm_ms": means.ms(side_totals, sums.hidden_ns),
-        "exposed_comm_ms": means.ms(side_totals, sums.exposed_ns),
-        "exposed_comm_ns": sums.exposed_ns,
-        "compute_ms": compute_ms,
-        "untold_ns": sum(length for key, length in side_totals.exposed.items() if key.kind == UNEXPLAINED),
-        "flops_per_rank_step": flops,
-        "achieved_tflops": achieved,
-        "achieved_tflops_reason": reason,
-    }
+    return AttributedSide(
+        launches=side_totals.launches,
+        rank_steps=sums.rank_steps,
+        rank_steps_left_out=sums.left_out,
+        window_ms=means.ms(side_totals, sums.window_ns),
+        comm_ms=means.ms(side_totals, sums.comm_ns),
+        compute_comm_ms=means.ms(side_totals, sums.hidden_ns),
+        exposed_comm_ms=means.ms(side_totals, sums.exposed_ns),
+        exposed_comm_ns=sums.exposed_ns,
+        compute_ms=compute_ms,
+        untold_ns=sum(length for key, length in side_totals.exposed.items() if key.kind == UNEXPLAINED),
+        flops_per_rank_step=flops,
+        achieved_tflops=achieved,
+        achieved_tflops_reason=reason,
+    )
 
 
-def _configured(differences: Sequence[Mapping[str, Any]]) -> list[tuple[str, object, object]]:
+def _configured(differences: Sequence[FactDifference]) -> list[tuple[str, object, object]]:
     """Settings in which the sides differ, by the key that a command line sets; a label sets nothing."""
     return [
-        (key, each["reference"], each["candidate"])
+        (key, each.reference, each.candidate)
         for each in differences
-        if (key := each["key"].removeprefix("config.")) != each["key"] and key not in _NO_SETTING
+        if (key := each.key.removeprefix("config.")) != each.key and key not in _NO_SETTING
     ]
+
+
+def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> Totals:
+    """Add up all launches of one side. A rank-step counts once, whichever launch it belongs to.
+
+    Raises:
+        InputError: a record cannot be read again.
+    """
+    totals = Totals()
+    for dataset in launches:
+        totals.launches += 1
+        for rank, found in _of_ranks(dataset, engine or Local()):
+            totals.add(rank, found)
+        for entry in dataset.collectives.stragglers:
+            if entry.rank is not None and entry.late_ms is not None:
+                late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
+                totals.stragglers[late] += 1
+                totals.late_ms[late].append(entry.late_ms)
+        del dataset  # otherwise the next launch is loaded while this one is still in memory
+    return totals
+
+
+def _of_ranks(dataset: LabelledRun, engine: Engine) -> Iterator[tuple[int, RankTotals]]:
+    run, waits, sizes = dataset.run, dataset.collectives.waits, _sizes(dataset.run)
+    inputs = [RankInput.of(tables, waits[rank], sizes[rank]) for rank, tables in run.ranks.items()]
+    with progress(len(inputs), f"attributing {run.location}") as tick:
+        for rank, found in zip(run.ranks, engine.map(accumulate, inputs), strict=True):
+            tick()
+            if isinstance(found, InputError):
+                raise found
+            yield rank, found
+
+
+def _sizes(run: Run) -> dict[int, dict[str, int]]:
+    sizes: dict[int, dict[str, int]] = {rank: {} for rank in run.ranks}
+    for (rank, group), members in group_members(run).items():
+        sizes.setdefault(rank, {})[group] = len(members)
+    return sizes
+
+
+NO_MANIFEST: Final = "there is no manifest"
+_OWN: Final = "flops_per_step"
+"""Key of a manifest's `plan`, for training loops that state their own FLOPs."""
+_SIZE_LIMIT: Final = 1 << 48
+"""Beyond any tensor's side; six of these multiplied are still a float."""
+
+
+def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
+    """Model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known."""
+    if manifest is None:
+        return None, NO_MANIFEST
+    plan = manifest.get("plan")
+    told = plan.get(_OWN) if isinstance(plan, Mapping) else None
+    if isinstance(told, int | float) and told > 0:
+        return float(told), None
+    config = config_of(manifest)
+    workload, parallel = (config.get(name) for name in ("workload", "parallel"))
+    name = workload.get("name") if isinstance(workload, Mapping) else None
+    if name != "ranking":
+        return None, f"AORTA does not count the FLOPs of workload {name!r}, and the manifest's plan has no {_OWN}"
+    strategy = parallel.get("strategy") if isinstance(parallel, Mapping) else None
+    if strategy in ("tp", "fsdp_tp"):
+        return None, f"parallel={strategy}: ranks share a layer, and how much of it each computes is not counted"
+    if strategy in ("pp", "fsdp_pp"):
+        return None, f"parallel={strategy}: ranks compute different layers, and which each computes is not counted"
+    try:
+        return _ranking(config), None
+    except (KeyError, TypeError) as error:
+        return None, f"the manifest's configuration lacks a size that the count needs ({error})"
+
+
+def _ranking(config: Mapping[str, Any]) -> float:
+    def size(group: str, name: str) -> int:
+        value = config[group][name]
+        if type(value) is not int or not 0 <= value < _SIZE_LIMIT:
+            raise TypeError(f"{group}.{name} is no size: {str(value)[:40]}")
+        return value
+
+    items, width = size("dataset", "sequence_length"), size("workload", "model_dim")
+    layer = 4 * width * width + 2 * items * width + 2 * width * size("workload", "mlp_hidden_dim")
+    forward = size("workload", "num_layers") * layer + size("workload", "embedding_dim") * width + width
+    of_data = size("workload", "dense_features") * width  # the features are data: no gradient goes to them
+    multiply_adds = 3 * forward + 2 * of_data
+    samples = size("training", "batch_size") * size("training", "gradient_accumulation")
+    return float(2 * multiply_adds * items * samples)
+
+
+def tflops(flops: float | None, compute_ms: float) -> float | None:
+    """Achieved TFLOP/s (1e12 a second) while computing; None where the work is not known, or nothing computed."""
+    return None if flops is None or not compute_ms else flops / compute_ms / 1e9

@@ -1,19 +1,28 @@
 """The breakdown of a difference in a few sentences that an engineer can act on.
 
-Every number of them stands in the rows of `causes.told_rows`, which are shown below: a value of a side, a difference or
-a share. Must not form another number, name a cause that is too small for its effect, or call a difference large or
-small (that is the comparison's verdict).
+Every number of them stands in the rows of `breakdown.sentence_rows`, which are shown below: a value of a side, a
+difference or a share. Must not form another number, name a cause that is too small for its effect, or call a difference
+large or small (that is the comparison's verdict).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Means
-from aorta.analysis.attribution.keys import BUBBLE_PART, TRANSFER, UNKNOWN_PART, WAIT, ExposedKey, Region
-from aorta.analysis.attribution.part_names import BUCKETED, place_name
+from aorta.analysis.attribution.keys import (
+    BUBBLE_PART,
+    BUCKETED,
+    TRANSFER,
+    UNKNOWN_PART,
+    WAIT,
+    ExposedKey,
+    Region,
+    place_name,
+)
+from aorta.analysis.documents.comparison import AttributionRow
 from aorta.analysis.formatting import TEXT, json_text, rough_ms
 
 SAME: Final = 0.01
@@ -43,11 +52,11 @@ Setting = tuple[str, object, object]
 
 def sentence(
     means: Means,
-    found: dict[str, list[dict[str, Any]]],
-    late: Sequence[dict[str, Any]],
+    found: Mapping[str, list[AttributionRow]],
+    late: Sequence[AttributionRow],
     configured: Sequence[Setting] = (),
     parallel: str = "",
-) -> tuple[str, dict[str, Any] | None]:
+) -> tuple[str, AttributionRow | None]:
     """Say what changed, what was configured differently, and then which cause makes up most of it, whether it is
     waiting or transfer, and where it is exposed. Where overlap was turned on or off and that explains it, say that and
     no more. Every number is a mean over steps and ranks.
@@ -64,38 +73,43 @@ def sentence(
         return f"Exposed communication is the same (mean {_from_to(left, right)} per step).", None
     toggled = _toggled(found, configured, parallel)
     if toggled is not None:
-        return toggled, max(found["part"], key=lambda row: row["share"] or 0)
+        return toggled, max(found["part"], key=_portion)
     said, lead = _cause(means, found, late)
     parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found)]
     return " ".join(filter(None, parts)), lead
 
 
-def _toggled(found: dict[str, list[dict[str, Any]]], configured: Sequence[Setting], parallel: str) -> str | None:
+def _toggled(found: Mapping[str, list[AttributionRow]], configured: Sequence[Setting], parallel: str) -> str | None:
     """What overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
     value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
     communication, hidden = found["balance"]
-    if not isinstance(value, bool) or (hidden["share"] or 0) < _MOST or (hidden["difference_ms"] > 0) == value:
+    if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
         return None
-    kinds = {row["kind"] for row in found["kind"] if "others" not in row}
+    kinds = {row.kind for row in found["kind"] if row.listed}
     buckets = parallel in BUCKETED and kinds == {"allreduce"}
     does = (_BUCKETS if buckets else _WAITED_FOR)[value]
-    moved = f"{rough_ms(hidden['difference_ms'])} a step"
-    if (communication["difference_ms"] < 0) != value and abs(communication["share"] or 0) > NOTHING:
+    moved = f"{rough_ms(hidden.difference_ms)} a step"
+    if (communication.difference_ms < 0) != value and abs(_portion(communication)) > NOTHING:
         what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
     else:
         what = f"{moved} that was {'exposed is hidden' if value else 'hidden is exposed'}"
     return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(found['part'])}."
 
 
-def _split(rows: Sequence[dict[str, Any]]) -> str:
+def _split(rows: Sequence[AttributionRow]) -> str:
     """How much of the difference is transfer and how much waiting; nothing where a part went the other way."""
-    shares = {row["part"]: row["share"] for row in rows if row["difference_ms"]}
+    shares = {row.part: _portion(row) for row in rows if row.difference_ms}
     if not shares or set(shares) - {TRANSFER, WAIT} or min(shares.values()) < NOTHING:
         return ""
     names = {TRANSFER: "transfer", WAIT: "waiting for the slower rank"}
     if len(shares) == 1:
         return f"; all of it is {names[next(iter(shares))]}"
     return f"; {_percent(shares[TRANSFER])} is transfer, {_percent(shares[WAIT])} {names[WAIT]}"
+
+
+def _portion(row: AttributionRow) -> float:
+    """The share of the whole difference; 0 where that is 0."""
+    return row.share or 0.0
 
 
 def _percent(share: float) -> str:
@@ -129,19 +143,19 @@ def _configured(changes: Sequence[tuple[str, object, object]]) -> str:
 
 
 def _cause(
-    means: Means, found: dict[str, list[dict[str, Any]]], late: Sequence[dict[str, Any]]
-) -> tuple[str, dict[str, Any]]:
+    means: Means, found: Mapping[str, list[AttributionRow]], late: Sequence[AttributionRow]
+) -> tuple[str, AttributionRow]:
     total = means.difference_ms
     change = "increase" if total > 0 else "decrease"
-    waiting = [row for row in late if (row["share"] or 0) >= _MOST]
+    waiting = [row for row in late if _portion(row) >= _MOST]
     if waiting:
-        row = max(waiting, key=lambda row: row["share"])
+        row = max(waiting, key=_portion)
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
-        return _share(row, change) + (_where(means, mine) if row["alone"] else ""), row
+        return _share(row, change) + (_where(means, mine) if row.alone else ""), row
     row, chosen = _collective(found)
-    block = max(_listed(found["block"]), key=lambda row: row["share"] or 0)
-    if block["block"] is not None and block["share"] >= _LEADS and row["share"] < _MUCH * block["share"]:
-        mine = [lambda key: key.block == block["block"]]
+    block = max(_listed(found["block"]), key=_portion)
+    if block.block is not None and _portion(block) >= _LEADS and _portion(row) < _MUCH * _portion(block):
+        mine = [lambda key: key.block == block.block]
         return f"{_share(block, change)}{_part(means, mine)}", block
     mine = [chosen]
     return f"{_share(row, change)}{_part(means, mine)}{_where(means, mine)}", row
@@ -150,24 +164,24 @@ def _cause(
 _Chosen = Callable[[ExposedKey], bool]
 
 
-def _collective(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], _Chosen]:
+def _collective(found: Mapping[str, list[AttributionRow]]) -> tuple[AttributionRow, _Chosen]:
     """The collective with the largest share, or its whole kind where several sizes share a cause and none makes up most
     of it.
     """
-    one = max(_listed(found["collective"]), key=lambda row: row["share"] or 0)
-    kind = max(_listed(found["kind"]), key=lambda row: row["share"] or 0)
-    if kind["share"] >= _MOST and (one["share"] < 0.7 * kind["share"] or one.get("kind") != kind["kind"]):
+    one = max(_listed(found["collective"]), key=_portion)
+    kind = max(_listed(found["kind"]), key=_portion)
+    if _portion(kind) >= _MOST and (_portion(one) < 0.7 * _portion(kind) or one.kind != kind.kind):
         return kind, _matching(kind, "kind")
     return one, _matching(one, "kind", "group", "group_size", "bytes")
 
 
-def _listed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if "others" not in row]
+def _listed(rows: Sequence[AttributionRow]) -> list[AttributionRow]:
+    return [row for row in rows if row.listed]
 
 
-def _matching(row: dict[str, Any], *names: str) -> _Chosen:
+def _matching(row: AttributionRow, *names: str) -> _Chosen:
     fields = {"kind": "kind", "group": "group", "group_size": "size", "bytes": "bytes"}
-    return lambda key: all(getattr(key, fields[name]) == row[name] for name in names)
+    return lambda key: all(getattr(key, fields[name]) == getattr(row, name) for name in names)
 
 
 def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedKey], Any]) -> dict[Any, float]:
@@ -220,44 +234,44 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     return f"; the largest part exposed in {place_name(place)}"
 
 
-def _balance(means: Means, found: dict[str, list[dict[str, Any]]]) -> str:
+def _balance(means: Means, found: Mapping[str, list[AttributionRow]]) -> str:
     """Explain why less of equally long communication is hidden: is there less computation to hide behind?"""
     communication, hidden = found["balance"]
-    if (hidden["share"] or 0) < _MOST:
+    if _portion(hidden) < _MOST:
         return ""
-    lost = hidden["difference_ms"] > 0
+    lost = hidden.difference_ms > 0
     text = (
-        f"Communication takes {_from_to(communication['reference_ms'], communication['candidate_ms'])} per step, and "
-        f"{rough_ms(hidden['difference_ms'])} {'less' if lost else 'more'} of it is hidden"
+        f"Communication takes {_from_to(communication.reference_ms, communication.candidate_ms)} per step, and "
+        f"{rough_ms(hidden.difference_ms)} {'less' if lost else 'more'} of it is hidden"
     )
     coincides = "it no longer coincides with communication" if lost else "more of it coincides with communication"
     before, after = means.reference.sums, means.candidate.sums
     left, right = means.ms(means.reference, before.compute_ns), means.ms(means.candidate, after.compute_ns)
     change = right - left
-    if abs(change) < _LITTLE * abs(hidden["difference_ms"]):
+    if abs(change) < _LITTLE * abs(hidden.difference_ms):
         return f"{text}, although computation takes about as long ({_from_to(left, right)}): {coincides}."
     way = "longer" if change > 0 else "shorter"
     if (change > 0) == lost:  # more computing hides less, or less of it hides more
         return f"{text}, although computation is {rough_ms(change)} {way}: {coincides}."
-    if abs(change) < abs(hidden["difference_ms"]):  # too little to explain it all
+    if abs(change) < abs(hidden.difference_ms):  # too little to explain it all
         return f"{text}, although computation is only {rough_ms(change)} {way}: {coincides}."
     text += f", as computation is {rough_ms(change)} {way}"
     rows = _listed(found["computing"])
-    row = max(rows, key=lambda row: row["difference_ms"] * (1 if change > 0 else -1), default=None)
-    named = row is not None and row["difference_ms"] / change >= _MOST  # the record may name no block
-    return f"{text}, most of that in {row['what']}." if named and row is not None else f"{text}."
+    row = max(rows, key=lambda row: row.difference_ms * (1 if change > 0 else -1), default=None)
+    named = row is not None and row.difference_ms / change >= _MOST  # the record may name no block
+    return f"{text}, most of that in {row.what}." if named and row is not None else f"{text}."
 
 
-def _share(row: dict[str, Any], change: str) -> str:
+def _share(row: AttributionRow, change: str) -> str:
     """How much of the increase or decrease a row is, with both its values. Where other parts went the other way a share
     says little: then by how much it changed.
     """
-    share, values = row["share"], f", {_from_to(row['reference_ms'], row['candidate_ms'])}"
+    share, values = _portion(row), f", {_from_to(row.reference_ms, row.candidate_ms)}"
     if share > 2 - _ALL:
         grew, others = ("rose", "fell") if change == "increase" else ("fell", "rose")
-        return f"{_first_upper(row['what'])} {grew} by {rough_ms(row['difference_ms'])}{values}, while others {others}"
+        return f"{_first_upper(row.what)} {grew} by {rough_ms(row.difference_ms)}{values}, while others {others}"
     amount = "All" if share >= _ALL else "Nearly all" if share >= _ALMOST else _percent(share)
-    return f"{amount} of the {change} is {row['what']}{values}"
+    return f"{amount} of the {change} is {row.what}{values}"
 
 
 def _first_upper(text: str) -> str:

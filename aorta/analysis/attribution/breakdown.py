@@ -1,20 +1,33 @@
-"""Breaks a difference in exposed communication down by collective, region, rank and so on.
+"""Breaks a difference in exposed communication down by collective, region, rank and so on, and ranks the causes in one
+list, the one to look at first on top.
 
-Takes the totals of the reference and of the candidate, both with at least one rank-step, and returns rows of plain JSON
-values. The rows of each breakdown add up to the whole difference. Must not: lose a nanosecond; what is not listed is
-summed up in the last row.
+Takes the totals of the reference and of the candidate, both with at least one rank-step. The rows of each breakdown add
+up to the whole difference. Must not: lose a nanosecond; what is not listed is summed up in the last row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from aorta.analysis.attribution.keys import ExposedKey, Region, Totals
-from aorta.analysis.attribution.part_names import PARTS, collective_name, group_name, order_name, place_name
+from msgspec.structs import replace
+
+from aorta.analysis.attribution.keys import (
+    PARTS,
+    TRANSFER,
+    ExposedKey,
+    Region,
+    Totals,
+    collective_name,
+    group_name,
+    order_name,
+    place_name,
+)
+from aorta.analysis.documents import ABSENT
+from aorta.analysis.documents.comparison import Attribution, AttributionRow
 from aorta.analysis.formatting import rough_ms
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -40,20 +53,20 @@ class Means:
             self.reference, self.reference.sums.exposed_ns
         )
 
-    def row(self, dimension: str, what: str, before_ns: int, after_ns: int, **key: Any) -> dict[str, Any]:
+    def row(self, dimension: str, what: str, before_ns: int, after_ns: int, **key: Any) -> AttributionRow:
         """One row. It keeps the sums in nanoseconds so that anybody can add the rows up exactly."""
         left, right, total = self.ms(self.reference, before_ns), self.ms(self.candidate, after_ns), self.difference_ms
-        return {
-            "what": what,
-            "dimension": dimension,
-            "reference_ms": left,
-            "candidate_ms": right,
-            "difference_ms": right - left,
-            "share": (right - left) / total if total else None,
-            "reference_ns": before_ns,
-            "candidate_ns": after_ns,
+        return AttributionRow(
+            what=what,
+            dimension=dimension,
+            reference_ms=left,
+            candidate_ms=right,
+            difference_ms=right - left,
+            share=(right - left) / total if total else None,
+            reference_ns=before_ns,
+            candidate_ns=after_ns,
             **key,
-        }
+        )
 
     def rows(
         self,
@@ -61,22 +74,22 @@ class Means:
         before: Mapping[Any, int],
         after: Mapping[Any, int],
         describe: Callable[[Any], tuple[str, dict[str, Any]]],
-    ) -> list[dict[str, Any]]:
+    ) -> list[AttributionRow]:
         """One row per key, the largest difference first; keys beyond `SHOWN_ROWS` are summed up in one last row."""
         keys = dict.fromkeys([*before, *after])
         found = []
         for key in keys:
             what, fields = describe(key)
             found.append(self.row(dimension, what, before.get(key, 0), after.get(key, 0), **fields))
-        found.sort(key=lambda row: (-abs(row["difference_ms"]), row["what"]))
+        found.sort(key=lambda row: (-abs(row.difference_ms), row.what))
         rest = found[SHOWN_ROWS:]
         if rest:
-            sums = [sum(row[name] for row in rest) for name in ("reference_ns", "candidate_ns")]
-            found[SHOWN_ROWS:] = [self.row(dimension, f"{len(rest)} others", sums[0], sums[1], others=len(rest))]
+            sums = sum(row.reference_ns for row in rest), sum(row.candidate_ns for row in rest)
+            found[SHOWN_ROWS:] = [self.row(dimension, f"{len(rest)} others", *sums, others=len(rest))]
         return found
 
 
-def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
+def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
     """Break the difference down in every way; the rows of each breakdown add up to it.
 
     Args:
@@ -101,7 +114,7 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
     def collective(key: ExposedKey) -> dict[str, Any]:
         return {"kind": key.kind, "group": key.group, "group_size": key.size, "bytes": key.bytes}
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[AttributionRow]] = {}
     by("kind", lambda key: key.kind, lambda key: (key.kind, {"kind": key.kind}))
     by(
         "group",
@@ -129,7 +142,7 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def balance(means: Means) -> list[dict[str, Any]]:
+def balance(means: Means) -> list[AttributionRow]:
     """Split the difference in two: exposed time changes with the time spent in communication and with how much of it is
     hidden.
     """
@@ -140,7 +153,7 @@ def balance(means: Means) -> list[dict[str, Any]]:
     ]
 
 
-def computing(means: Means) -> list[dict[str, Any]]:
+def computing(means: Means) -> list[AttributionRow]:
     """Compute time of each pass of each block, per rank-step. It is no part of the difference, so it has no share."""
     rows = means.rows(
         "computing",
@@ -148,10 +161,12 @@ def computing(means: Means) -> list[dict[str, Any]]:
         means.candidate.computing,
         lambda place: (place_name(place), {"phase": place.phase, "block": place.block}),
     )
-    return [row | {"share": None} for row in rows]
+    for row in rows:
+        row.share = None
+    return rows
 
 
-def stragglers(means: Means) -> list[dict[str, Any]]:
+def stragglers(means: Means) -> list[AttributionRow]:
     """Exposed time in which a group waited for a rank that either side names as its straggler.
 
     Each row has `late_ms`, the median over the launches of a side that name the rank (None where none does), and
@@ -188,3 +203,100 @@ def stragglers(means: Means) -> list[dict[str, Any]]:
             )
         )
     return found
+
+
+SHOWN_CAUSES: Final = 12
+LEAST_SHARE: Final = 0.05
+_RANKED: Final = ("straggler", "collective", "kind", "block", "place", "balance", "part", "rank")
+"""Dimensions of the list; among equal differences the earlier dimension is more informative."""
+_NOT_ITS_OWN: Final = 0.5
+"""How far the share of communication that is no longer hidden may differ from 1; beyond it, time in communication
+changed too.
+"""
+
+
+def ranked(
+    found: Mapping[str, list[AttributionRow]], late: Sequence[AttributionRow], lead: AttributionRow | None
+) -> list[AttributionRow]:
+    """The row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`, each
+    with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
+
+    Breakdowns overlap: their rows are views of the same milliseconds and must not be added across dimensions. A
+    breakdown with a single row says nothing and is left out. Of the ranks only outliers are kept, with more than one
+    and a half times an even share. Communication that is no longer hidden counts as a cause only where time in
+    communication is about as before. Transfer is what communication is for, so only waiting is a cause of its own.
+    """
+    if lead is None:
+        return []
+    rows = [*late]
+    for dimension in _RANKED[1:]:
+        of_it = [row for row in found[dimension] if row.listed]
+        count = sum(1 if row.listed else row.others for row in found[dimension])
+        if count > 1 or dimension == "collective":
+            rows += [row for row in of_it if _tells(row, count)]
+    large = [row for row in rows if row.share is not None and abs(row.share) >= LEAST_SHARE]
+    large.sort(key=lambda row: (-abs(row.difference_ms), _RANKED.index(row.dimension)))
+    others = [row for row in large if replace(row, what=lead.what) != lead]
+    return [lead, *others][:SHOWN_CAUSES]
+
+
+def _tells(row: AttributionRow, count: int) -> bool:
+    """Whether a row is worth listing. `count`: rows of its dimension, including those summed up in the last one."""
+    share = row.share or 0
+    match row.dimension:
+        case "rank":
+            return bool(share > 1.5 / count)
+        case "part":
+            return bool(row.part != TRANSFER)
+        case "balance":
+            return bool(row.term == "hidden" and abs(share - 1) <= _NOT_ITS_OWN)
+        case _:
+            return True
+
+
+def _total(what: str, before_ms: float, after_ms: float, share: float | None = None) -> AttributionRow:
+    """A mean of both sides; it is no part of the difference, and its sums are those of the sides."""
+    return AttributionRow(
+        what=what,
+        dimension=ABSENT,
+        reference_ms=before_ms,
+        candidate_ms=after_ms,
+        difference_ms=after_ms - before_ms,
+        share=share,
+        reference_ns=ABSENT,
+        candidate_ns=ABSENT,
+    )
+
+
+def sentence_rows(attribution: Attribution | None) -> list[AttributionRow]:
+    """The rows that hold every number of the sentence: the means of both sides, a straggler that it names, the
+    breakdown of its cause, and transfer against waiting. Empty where there is nothing to attribute.
+    """
+    if attribution is None or not attribution.causes:
+        return []
+    before, after = attribution.reference, attribution.candidate
+    totals = [
+        _total("exposed communication", before.exposed_comm_ms, after.exposed_comm_ms, 1.0),
+        _total("time in communication", before.comm_ms, after.comm_ms),
+        _total("communication that is hidden", before.compute_comm_ms, after.compute_comm_ms),
+        _total("computation", before.compute_ms, after.compute_ms),
+    ]
+    lead, parts = attribution.causes[0], attribution.dimensions.get("part", [])
+    shown = of_one_dimension(attribution)
+    return [
+        *totals,
+        *([lead] if lead.dimension == "straggler" else []),
+        *shown,
+        *([] if shown is parts else parts),
+    ]
+
+
+def of_one_dimension(attribution: Attribution) -> list[AttributionRow]:
+    """All rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
+
+    A straggler is in no breakdown: then it is waiting against transfer. Empty where there is nothing to attribute.
+    """
+    if not attribution.causes:
+        return []
+    breakdowns = attribution.dimensions
+    return breakdowns.get(attribution.causes[0].dimension, breakdowns.get("part", []))

@@ -1,4 +1,4 @@
-"""The keys by which exposed communication is counted, and the sums of a run.
+"""The keys by which exposed communication is counted, their names in a sentence, and the sums of a run.
 
 A `Totals` grows with the number of different collectives and blocks, not with the number of steps. Must not: divide;
 means are formed once, from sums of whole nanoseconds.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from aorta.analysis.formatting import TEXT
 
 WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
@@ -125,3 +127,43 @@ class Totals:
             for (group, size, rank), length in self.waits.items()
             if (group, size) == (late.group, len(late.members))
         }
+
+
+PARTS: Final = {
+    WAIT: "waiting for peers",
+    TRANSFER: "transfer",
+    BUBBLE_PART: "bubbles of the pipeline",
+    UNKNOWN_PART: "waiting or transfer, which of them is unknown",
+}
+UNTOLD_WHAT: Final = "communication that no row of the record covers"
+BUCKETED: Final = ("ddp", "ep", "cp")
+"""Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
+_NO_PLACE: Final = "an unknown place"
+
+
+def group_name(group: str, size: int | None) -> str:
+    """The group's name as the record has it, with its size."""
+    return f"group {group!r} ({'size unknown' if size is None else f'{size} ranks'})"
+
+
+def collective_name(key: ExposedKey) -> str:
+    """Kind, message size and group."""
+    if key.kind == UNEXPLAINED:
+        return UNTOLD_WHAT
+    return f"{key.kind} of {TEXT.size(key.bytes)} on {group_name(key.group, key.size)}"
+
+
+def order_name(key: ExposedKey, parallel: str) -> str:
+    """Which collective of the step it is; a bucket where DistributedDataParallel issues one all-reduce per bucket."""
+    if key.kind == UNEXPLAINED:
+        return UNTOLD_WHAT
+    if parallel in BUCKETED and key.kind == "allreduce":
+        return f"bucket {key.order} ({collective_name(key)})"
+    return f"{collective_name(key)}, number {key.order} of its kind in the step"
+
+
+def place_name(place: Region) -> str:
+    """A pass of a block, or work outside the blocks."""
+    if place.phase is None:
+        return _NO_PLACE
+    return place.phase if place.block is None else f"{place.phase} of {place.block}"

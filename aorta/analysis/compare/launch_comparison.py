@@ -1,40 +1,107 @@
 """Builds the `comparison` of `summary.json` for two launch sets: every metric with its verdict, and the overall
 verdict.
 
-The result is plain JSON values. Must not: decide anything itself (`effect`, `metric_verdicts` and `verdict` do), or
-show the value of one launch as that of its side.
+Launches that did not do the same work are refused: a difference in the work is an error that names the key and both
+values, unless the caller allowed it; then it is listed. Must not: let one side mix configurations, which would pass for
+noise; decide anything itself (`metric_verdicts` and `verdict` do), or show the value of one launch as that of its side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.comparability import refuse_unlike
-from aorta.analysis.compare.effect import numbers
-from aorta.analysis.compare.host_bound_sides import difference_in_lead
 from aorta.analysis.compare.launch_order import LaunchOrder, launch_order
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
-from aorta.analysis.compare.metric_verdicts import judge
-from aorta.analysis.compare.run_comparison import UNNOTICED, compare, not_alike
-from aorta.analysis.compare.samples import Sample
-from aorta.analysis.compare.verdict import Word, too_few
-from aorta.analysis.compare.verdict_rules import GUARD, Rules
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
+from aorta.analysis.compare.metric_verdicts import add_statistics, judge
+from aorta.analysis.compare.run_comparison import (
+    UNNOTICED,
+    ComparedSide,
+    SideValue,
+    changes_the_work,
+    compare,
+    difference_in_lead,
+    differing,
+    not_alike,
+)
+from aorta.analysis.compare.verdict import GUARD, Rules, Word, too_few
 from aorta.analysis.compare.verdict_sentences import headline
+from aorta.analysis.documents.comparison import (
+    SIDES,
+    AllowedDifference,
+    ComparedMetric,
+    Comparison,
+    FactDifference,
+    LaunchEntry,
+)
+from aorta.analysis.documents.dataset import CollectiveEntry, Ends, LaunchLeftOut
+from aorta.errors import InputError
+
+_ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
+"""Keys that may differ between the sides, where they are what is being compared, but not within one side."""
+_VARIES: Final = ".seed"
+"""Independent launches may well draw their own jitter, so seeds may differ within a side."""
+
+
+def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> list[AllowedDifference]:
+    """Check that all launches did the same work.
+
+    Returns:
+        The differences that would have been refused had the caller not allowed them: `where` is `reference` or
+            `candidate` for a difference within that side, else `between`.
+
+    Raises:
+        InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
+    """
+    allowed: list[AllowedDifference] = []
+    for where, left, right, difference in _found(reference, candidate):
+        key, values = difference.key, [difference.reference, difference.candidate]
+        if not rules.allows(key):
+            place = "the two sides" if where == "between" else f"launches of the {where}"
+            raise InputError(
+                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {place} did "
+                f"not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
+            )
+        paths = [str(left.path), str(right.path)]
+        if (where, key) not in [(other.where, other.key) for other in allowed]:
+            allowed.append(AllowedDifference(where, key, values, paths))
+    return allowed
+
+
+def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, Launch, Launch, FactDifference]]:
+    for where, side in (("reference", reference), ("candidate", candidate)):
+        first = _yardstick(side)
+        for other in side.launches:
+            for difference in differing(first.facts, other.facts):
+                key = difference.key
+                if changes_the_work(difference) or (key.startswith(_ONE_SIDE) and not key.endswith(_VARIES)):
+                    yield where, first, other, difference
+    left, right = _yardstick(reference), _yardstick(candidate)
+    for difference in differing(left.facts, right.facts):
+        if changes_the_work(difference):
+            yield "between", left, right, difference
+
+
+def _yardstick(side: LaunchSet) -> Launch:
+    """The launch that the others of a side are compared with: the first whose configuration is known, or else the
+    first.
+    """
+    return next((launch for launch in side.launches if launch.tells_configuration), side.launches[0])
+
 
 NS_PER_S: Final = 10**9
-SIDES: Final = ("reference", "candidate")
 
 
 def compare_launches(
     datasets: tuple[LabelledRun, LabelledRun],
     sides: tuple[LaunchSet, LaunchSet],
-    collectives: tuple[list[Any], list[Any]],
+    collectives: tuple[list[CollectiveEntry], list[CollectiveEntry]],
     rules: Rules,
-) -> dict[str, Any]:
+) -> Comparison:
     """Extend the result of `run_comparison.compare`: its values become medians over launches, and it gains verdicts and
     effects.
 
@@ -46,97 +113,89 @@ def compare_launches(
         InputError: the launches did different work (`comparability.refuse_unlike`).
     """
     allowed = refuse_unlike(*sides, rules)
-    before, after = (medians_entry(side) | {"collectives": rows} for side, rows in zip(sides, collectives, strict=True))
+    before, after = (medians_side(side, rows) for side, rows in zip(sides, collectives, strict=True))
     found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     order = launch_order(*sides)
-    metrics, verdict, reason = judged(found["metrics"], *sides, rules, _withheld(order, sides, rules))
-    named = dict(zip(SIDES, sides, strict=True))
-    found |= {
-        "verdict": verdict,
-        "verdict_reason": reason,
-        # `compare` saw one launch per side; missing manifests are reported for all launches below.
-        "warnings": list(
-            dict.fromkeys(
-                [
-                    *(warning for warning in found["warnings"] if not warning.endswith(UNNOTICED)),
-                    *_warnings(named, allowed),
-                    *_in_time(order, named, rules),
-                    *_measured_from(named, rules),
-                ]
-            )
-        ),
-        "host_bound": difference_in_lead(*([launch.pace for launch in side.launches] for side in sides)),
-        "statistic": "median over launches of the median over steps of all ranks",
-        "launches": {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()},
-        "launch_order": order.as_json() | {"assume_no_drift": rules.assume_no_drift},
-        "left_out": {name: left_out(side) for name, side in named.items()},
-        "primary": rules.primary,
-        "alpha": rules.alpha,
-        "margin": rules.margin,
-        "interval_level": 1 - rules.alpha,
-        "sequence": list(rules.sequence),
-        "judge_milliseconds": rules.judge_milliseconds,
-        "refused": allowed,
-        "metrics": metrics,
-    }
-    return found | {"headline": headline(found)}
+    found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, _withheld(order, sides, rules))
+    named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
+    # `compare` saw one launch per side; missing manifests are reported for all launches below.
+    warnings = [
+        *(warning for warning in found.warnings if not warning.endswith(UNNOTICED)),
+        *_warnings(named, allowed),
+        *_in_time(order, named, rules),
+        *_measured_from(named, rules),
+    ]
+    found.warnings = list(dict.fromkeys(warnings))
+    found.host_bound = difference_in_lead(*([launch.pace for launch in side.launches] for side in sides))
+    found.statistic = "median over launches of the median over steps of all ranks"
+    found.launches = {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()}
+    found.launch_order = order.facts(assume_no_drift=rules.assume_no_drift)
+    found.left_out = {name: left_out(side) for name, side in named.items()}
+    found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
+    found.interval_level, found.sequence = 1 - rules.alpha, list(rules.sequence)
+    found.judge_milliseconds, found.refused = rules.judge_milliseconds, allowed
+    found.headline = headline(found)
+    return found
 
 
-def medians_entry(side: LaunchSet) -> dict[str, Any]:
-    """Medians over the launches, under the keys of an aggregate that `compare` reads."""
-    metrics: dict[str, Any] = {}
+def medians_side(side: LaunchSet, collectives: Sequence[CollectiveEntry] = ()) -> ComparedSide:
+    """Medians over the launches, as `compare` takes them."""
+    metrics: dict[str, SideValue] = {}
     for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
         samples = side.of(name)
         known = [sample.median for sample in samples if sample.median is not None]
         reason = None if known else next(sample.reason for sample in samples if sample.reason is not None)
-        metrics[name] = {"median": float(np.median(known)) if known else None, "reason": reason, **_ends(samples)}
-    return {"overlap_ratio": metrics.get("overlap_ratio", {}).get("median"), "metrics": metrics}
+        value = SideValue(float(np.median(known)) if known else None, reason)
+        metrics[name] = _with_ends(value, [sample.ends for sample in samples if sample.ends is not None], samples)
+    return ComparedSide(metrics, collectives)
 
 
-def _ends(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Bounds of a metric, medians over the launches, where it has no values; and the extremes of all launches."""
-    ends = [sample.ends for sample in samples if sample.ends is not None]
+def _with_ends(value: SideValue, ends: Sequence[tuple[float, float]], samples: Sequence[Sample]) -> SideValue:
+    """A metric with its bounds, medians over the launches, where it has no values; and the extremes of all launches."""
     if not ends:
-        return {}
+        return value
     low, high = zip(*ends, strict=True)
     bounded = any(sample.bounds is not None for sample in samples)
-    bounds = {"at_least": float(np.median(low)), "at_most": float(np.median(high))} if bounded else None
-    return {"bounds": bounds, "extremes": (min(low), max(high)), "launches": len(ends)}
+    bounds = Ends(float(np.median(low)), float(np.median(high))) if bounded else None
+    return replace(value, bounds=bounds, extremes=(min(low), max(high)), launches=len(ends))
 
 
 def judged(
-    pairs: Mapping[str, Any], reference: LaunchSet, candidate: LaunchSet, rules: Rules, withheld: str | None = None
-) -> tuple[dict[str, Any], Word, str]:
-    """Compute the statistics and verdict of every metric.
+    metrics: Mapping[str, ComparedMetric],
+    reference: LaunchSet,
+    candidate: LaunchSet,
+    rules: Rules,
+    withheld: str | None = None,
+) -> tuple[Word, str]:
+    """Add statistics and verdict to every metric.
 
     Args:
-        pairs: metrics as under `metrics` in the result of `run_comparison.compare`.
+        metrics: those of a comparison of medians (`run_comparison.pairs`).
         withheld: why there may be no verdict; None if there may.
 
     Returns:
-        The metrics, the verdict of the comparison, and the reason for it.
+        The verdict of the comparison, and the reason for it.
     """
-    metrics = {
-        name: pair | numbers(name, reference.of(name), candidate.of(name), rules) for name, pair in pairs.items()
-    }
+    for name, pair in metrics.items():
+        add_statistics(pair, name, reference.of(name), candidate.of(name), rules)
     values = {name: (reference.medians(name), candidate.medians(name)) for name in metrics}
-    return metrics, *judge(metrics, rules, values, withheld)
+    return judge(metrics, rules, values, withheld)
 
 
-def left_out(side: LaunchSet) -> list[dict[str, str]]:
+def left_out(side: LaunchSet) -> list[LaunchLeftOut]:
     """Launches that do not count, with the reason."""
-    return [{"path": str(path), "reason": why} for path, why in side.left_out]
+    return [LaunchLeftOut(str(path), why) for path, why in side.left_out]
 
 
-def _launch_entry(launch: Launch) -> dict[str, Any]:
-    return {
-        "path": str(launch.path),
-        "run_id": launch.run_id,
-        "began_unix_s": None if launch.span_ns is None else launch.span_ns[0] / NS_PER_S,
-        "overlap_ratio": launch.median("overlap_ratio"),
-        GUARD: launch.median(GUARD),
-        "throttled_ranks": list(launch.throttled_ranks),
-    }
+def _launch_entry(launch: Launch) -> LaunchEntry:
+    return LaunchEntry(
+        path=str(launch.path),
+        run_id=launch.run_id,
+        began_unix_s=None if launch.span_ns is None else launch.span_ns[0] / NS_PER_S,
+        overlap_ratio=launch.median("overlap_ratio"),
+        job_step_ms=launch.median(GUARD),
+        throttled_ranks=list(launch.throttled_ranks),
+    )
 
 
 def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
@@ -183,12 +242,11 @@ def _names(hosts: frozenset[str]) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _warnings(sides: Mapping[str, LaunchSet], allowed: list[dict[str, Any]]) -> list[str]:
+def _warnings(sides: Mapping[str, LaunchSet], allowed: list[AllowedDifference]) -> list[str]:
     warnings = [
-        not_alike(entry["key"], *entry["values"])
-        if entry["where"] == "between"
-        else f"launches of the {entry['where']} differ in {entry['key']} "
-        f"({entry['values'][0]!r} and {entry['values'][1]!r})"
+        not_alike(entry.key, *entry.values)
+        if entry.where == "between"
+        else f"launches of the {entry.where} differ in {entry.key} ({entry.values[0]!r} and {entry.values[1]!r})"
         for entry in allowed
     ]
     for name, side in sides.items():

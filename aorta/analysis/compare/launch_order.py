@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from aorta.analysis.compare.launch_set import LaunchSet
+from aorta.analysis.documents.comparison import LaunchOrderFacts
 from aorta.analysis.tables import Bools, Floats, Ints
 
 AUTOCORRELATION: Final = 0.9
@@ -46,15 +47,11 @@ class LaunchOrder:
     inflation: float | None
     reason: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        """The value of `comparison["launch_order"]`."""
-        return {
-            "comparable": self.comparable,
-            "sequence": self.sequence,
-            "drift_inflation": self.inflation,
-            "largest_inflation": MOST,
-            "reason": self.reason,
-        }
+    def facts(self, *, assume_no_drift: bool) -> LaunchOrderFacts:
+        """What `summary.json` holds of it."""
+        return LaunchOrderFacts(
+            self.comparable, self.sequence, self.inflation, MOST, self.reason, assume_no_drift=assume_no_drift
+        )
 
 
 def launch_order(reference: LaunchSet, candidate: LaunchSet) -> LaunchOrder:

@@ -1,26 +1,86 @@
-"""Reads a folder of run folders as a `LaunchSet`, one launch after another.
+"""Resolves the labelled locations of a report to runs, traces and launch sets; reads a set one launch after another.
 
-Keeps a few numbers per metric of every complete launch, and lists the others with the reason. Must not: hold the
-columns of two launches at once, leave a launch out silently, or count one run twice.
+Keeps of every complete launch a few numbers per metric (the median that `aggregate` publishes, and the medians of
+resampled steps), and lists the other launches with the reason. Must not: define that median again, hold the columns of
+two launches at once, leave a launch out silently, or count one run twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
+from zlib import crc32
 
 import numpy as np
 
-from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
+from aorta.analysis.aggregate import NOTHING_USED, LabelledRun, by_step, single_values
+from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.compare.run_comparison import HEADER, facts
-from aorta.analysis.compare.samples import Sample, samples
+from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.devices import JOINED_ON, devices_entry
+from aorta.analysis.documents.dataset import MeasuredFrom, PaceFacts
+from aorta.analysis.frames import null_reasons
+from aorta.analysis.load.engines import Engine
+from aorta.analysis.load.locations import launch_folders, load_source
+from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import FORMAT
+from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.tables import COMPLETED, Floats, Run
 from aorta.errors import InputError
+
+SEED: Final = 2027
+"""Seed of every random choice here, so that the same records give the same summary."""
+_NO_VALUES: Final = "no values"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric of one launch. `pool` holds medians over resamples of its global steps. It is empty where there are no
+    values; `reason` then says why, and `bounds` what is known none the less: at least and at most. `source`: what
+    the median was measured from.
+    """
+
+    median: float | None
+    pool: Floats
+    reason: str | None
+    source: MeasuredFrom | None = None
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """At least and at most: the median twice where it is known."""
+        return self.bounds if self.median is None else (self.median, self.median)
+
+    def unknown(self) -> Sample:
+        """The same as bounds, to stand beside launches of which no more is known."""
+        return Sample(None, np.empty(0), self.reason, None, self.ends)
+
+
+def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
+    """Every metric of one launch that is compared."""
+    names = [name for name in dataset.metrics if metric_named(name).compared]
+    found = {name: _sample(dataset, name) for name in (*names, JOB_STEP)}
+    for name, entry in single_values(dataset.run).items():
+        pool = np.empty(0) if entry.median is None else np.full(1, entry.median)
+        found[name] = Sample(entry.median, pool, entry.reason)
+    return found
+
+
+def _sample(dataset: LabelledRun, name: str) -> Sample:
+    values, steps, reason = by_step(dataset, name)
+    known = ~np.isnan(values)
+    basis = dataset.pace.basis(name)
+    if not known.any():
+        if reason is None:
+            reasons = null_reasons(dataset.run, name)
+            reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
+        return Sample(None, np.empty(0), reason, None, basis.bounds)
+    values, steps = values[known], steps[known]
+    generator = np.random.default_rng([SEED, crc32(f"{dataset.run.source.identity}/{name}".encode())])
+    return Sample(float(np.median(values)), step_medians(values, steps, generator), None, basis.source)
 
 
 @dataclass(frozen=True)
@@ -35,7 +95,7 @@ class Launch:
     span_ns: tuple[int, int] | None = None
     """Its first and last recorded instant, Unix time; None where the source has no wall clock."""
     hosts: frozenset[str] = frozenset()
-    pace: Mapping[str, Any] | None = None
+    pace: PaceFacts | None = None
     """Where the host sets the pace (`pace` of a dataset in `summary.json`)."""
 
     @property
@@ -145,7 +205,7 @@ def launch_of(dataset: LabelledRun) -> Launch:
         run.source.identity,
         samples(dataset),
         facts(run),
-        tuple(devices["throttled_ranks"]),
+        tuple(devices.throttled_ranks),
         span_of(run),
         frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
         dataset.pace.entry(),
@@ -160,3 +220,48 @@ def span_of(run: Run) -> tuple[int, int] | None:
     if not steps or run.source.format != FORMAT:
         return None
     return min(int(each.t_start_ns.min()) for each in steps), max(int(each.t_end_ns.max()) for each in steps)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a label stands for: one run, or a launch set with `dataset` as its representative launch."""
+
+    dataset: LabelledRun
+    launches: LaunchSet | None = None
+
+    def as_set(self) -> LaunchSet:
+        """The launch set; a run compared with a launch set is a set of one launch."""
+        return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), ())
+
+    def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:
+        """Yield the launches, each read when it is requested; a single run yields itself."""
+        if self.launches is None:
+            yield self.dataset
+            return
+        for launch in self.launches.launches:
+            yield LabelledRun(self.dataset.label, load_run(launch.path, engine))
+
+
+def read_subjects(
+    sources: Mapping[str, str | Path], rules: Rules, engine: Engine | None = None, comm_patterns: Sequence[str] = ()
+) -> dict[str, Subject]:
+    """Read the location of each label.
+
+    Raises:
+        InputError: a folder cannot be read, or a launch set has no complete launch.
+    """
+    subjects = {}
+    for label, where in sources.items():
+        folders = launch_folders(where)
+        if folders:
+            launches = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
+            shown = load_run(launches.representative(*shown_by(rules)).path, engine)
+            subjects[label] = Subject(LabelledRun(label, shown), launches)
+        else:
+            subjects[label] = Subject(LabelledRun(label, load_source(where, engine, comm_patterns)))
+    return subjects
+
+
+def shown_by(rules: Rules) -> tuple[str, ...]:
+    """The metrics whose medians the launch is nearest to that stands for its set in pictures and details."""
+    return tuple(dict.fromkeys((rules.primary, GUARD)))

@@ -1,27 +1,39 @@
-"""Gives every metric its verdict, and the comparison the verdict of its primary metric.
+"""Gives every metric of two launch sets its statistics and its verdict, and the comparison the verdict of its primary
+metric.
 
 Three questions are asked, each at alpha: whether the step time differs (the guard); which metrics of a sequence named
-in advance differ, each tested only where the one before it did; and which of all others, by step-down minP. Adds
-`p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to the entries of `comparison.metrics`. Must not: let a
-secondary metric decide the comparison, judge a metric in which neither direction is better, or launches that did not
-take turns.
+in advance differ, each tested only where the one before it did; and which of all others, by step-down minP. Must not:
+let a secondary metric decide the comparison, judge a metric in which neither direction is better, or launches that did
+not take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from math import comb
+from typing import Final, TypeAlias, cast
+from zlib import crc32
 
 import numpy as np
 
-from aorta.analysis.compare.effect import intervals
-from aorta.analysis.compare.host_bound_sides import bounded_verdict
-from aorta.analysis.compare.min_p import launches_for, step_down
-from aorta.analysis.compare.shifts import Effect
+from aorta.analysis.compare.effects import (
+    CAP,
+    POWER,
+    detectable,
+    estimated,
+    launches_needed,
+    median_interval,
+    pooled_sd,
+)
+from aorta.analysis.compare.launch_set import SEED, Sample
+from aorta.analysis.compare.rank_tests import launches_for, mann_whitney, step_down
 from aorta.analysis.compare.verdict import (
+    GUARD,
+    LEVEL,
     NOT_COMPARABLE,
     NOT_TESTED,
     Evidence,
+    Rules,
     Word,
     decide,
     least_launches,
@@ -29,10 +41,98 @@ from aorta.analysis.compare.verdict import (
     slower,
     too_few,
 )
-from aorta.analysis.compare.verdict_rules import GUARD, Rules
-from aorta.analysis.formatting import p_value
+from aorta.analysis.documents.comparison import ComparedMetric, Detectable, Effect, Interval, Kind
+from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
+_BESIDE_OTHERS: Final = (
+    "not defined for a secondary metric, which is judged by what all the others did; for the next launches, name it "
+    "with --primary"
+)
+
+
+def add_statistics(
+    pair: ComparedMetric, name: str, reference: Sequence[Sample], candidate: Sequence[Sample], rules: Rules
+) -> None:
+    """Add the statistics of a metric that do not depend on any other metric. Launches whose median is null do not
+    count.
+
+    Args:
+        reference, candidate: the metric in each launch of a side.
+    """
+    sides = [
+        [(sample.median, sample.pool) for sample in side if sample.median is not None]
+        for side in (reference, candidate)
+    ]
+    left, right = (np.array([median for median, _ in side], np.float64) for side in sides)
+    pair.role, pair.margin = rules.role(name), rules.margin
+    pair.launches = {"reference": len(left), "candidate": len(right)}
+    pair.constant = len(np.unique(np.concatenate([left, right]))) == 1
+    pair.p = pair.p_corrected = None
+    if not (len(left) and len(right)):
+        pair.effect = Effect(_kind(name), None, None, None)
+        pair.reference_interval = pair.candidate_interval = pair.difference_interval = Interval(None, None)
+        pair.interval_level = None
+        _not_estimated(pair, "not available on one side")
+        return
+    seed = [SEED, crc32(name.encode())]
+    pair.reference_interval, pair.candidate_interval = (
+        Interval(*median_interval(launches, LEVEL, np.random.default_rng(seed))) for launches in sides
+    )
+    pair.p = mann_whitney(left, right)
+    add_intervals(pair, name, left, right, rules.alpha)
+    _add_power(pair, name, left, right, rules)
+
+
+def add_intervals(pair: ComparedMetric, name: str, reference: Floats, candidate: Floats, level: float) -> None:
+    """Add effect and difference of a metric with the intervals that belong to its test at `level`, and their own level.
+
+    Args:
+        pair: has `p` of the Mann-Whitney test of these values.
+        reference, candidate: one value per launch, at least one each.
+    """
+    assert pair.p is not None
+    pair.effect = estimated(_kind(name), reference, candidate, pair.p, level)
+    apart = estimated("difference", reference, candidate, pair.p, level)
+    pair.difference_interval = Interval(apart.low, apart.high)
+    pair.interval_level = None if apart.low is None else 1 - level
+
+
+def _kind(name: str) -> Kind:
+    return "difference" if metric_named(name).unit == "ratio" else "quotient"
+
+
+def _add_power(pair: ComparedMetric, name: str, left: Floats, right: Floats, rules: Rules) -> None:
+    """Add the smallest effect that could have been found, and the launches needed to find the one observed."""
+    sd, value = pooled_sd(left, right), pair.effect.value
+    scale = 1.0 if pair.effect.kind == "difference" else abs(float(np.median(left)))
+    if sd is None:
+        _not_estimated(pair, "one launch per side shows nothing of the noise between launches")
+        return
+    if value is None:
+        _not_estimated(pair, "the reference is 0: there is no ratio")
+        return
+    relative = sd / scale
+    if rules.role(name) == "secondary":
+        _not_estimated(pair, _BESIDE_OTHERS)
+        pair.launch_sd = relative
+        return
+    smallest = detectable(len(left), len(right), relative, rules.margin, rules.alpha)
+    never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
+    needed = launches_needed(max(abs(value), rules.margin), relative, rules.alpha)
+    pair.launch_sd = relative
+    pair.detectable = Detectable(POWER, smallest, never if smallest is None else None)
+    pair.launches_needed = needed
+    pair.launches_needed_reason = None if needed is not None else f"more than {CAP} per side"
+
+
+def _not_estimated(pair: ComparedMetric, reason: str) -> None:
+    pair.launch_sd, pair.detectable = None, Detectable(POWER, None, reason)
+    pair.launches_needed, pair.launches_needed_reason = None, reason
+
+
+Metrics: TypeAlias = Mapping[str, ComparedMetric]
 Values: TypeAlias = Mapping[str, tuple[Floats, Floats]]
 """Metric -> one value for each launch of the reference and of the candidate, NaN where it has none."""
 _DECIDED: Final = ("regression", "improvement")
@@ -40,7 +140,7 @@ _BEFOREHAND: Final = "to test it first, name it with --primary before the next l
 """Not for launches whose results were seen: the choice would rest on them."""
 
 
-def judge(metrics: dict[str, Any], rules: Rules, values: Values, withheld: str | None = None) -> tuple[Word, str]:
+def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None = None) -> tuple[Word, str]:
     """Add `p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to every entry.
 
     Args:
@@ -52,30 +152,29 @@ def judge(metrics: dict[str, Any], rules: Rules, values: Values, withheld: str |
     """
     if withheld is not None:
         for entry in metrics.values():
-            entry["p"] = None  # the test takes launches for exchangeable
-            entry["verdict"], entry["verdict_reason"] = None, f"{NOT_COMPARABLE}: {withheld}"
-            entry["needs_launches"] = None
+            entry.p = None  # the test takes launches for exchangeable
+            entry.verdict, entry.verdict_reason = None, f"{NOT_COMPARABLE}: {withheld}"
+            entry.needs_launches = None
         return NOT_COMPARABLE, withheld
     for entry in metrics.values():
-        entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
-        entry["needs_launches"] = least_launches(rules.alpha) if entry["verdict"] == NOT_TESTED else None
+        entry.verdict, entry.verdict_reason = _verdict(entry, rules)
+        entry.needs_launches = least_launches(rules.alpha) if entry.verdict == NOT_TESTED else None
     _stop_sequence(metrics, rules)
     _judge_together(metrics, rules, values)
     _withhold(metrics, rules)
     return _carried(metrics, rules)
 
 
-def _is_tested(entry: Mapping[str, Any], alpha: float) -> bool:
+def _is_tested(entry: ComparedMetric, alpha: float) -> bool:
     """Whether a metric is put to a test: one direction is better, there are launches enough that differ in it, and the
     platforms permit it. A metric with one value in all launches tests nothing, which can be seen without knowing which
     launch belongs to which side; so leaving it out keeps the error rate.
     """
-    judged = entry["better"] is not None and entry["judgement"] != "not judged" and entry["p"] is not None
-    counts = entry["launches"]["reference"], entry["launches"]["candidate"]
-    return judged and "bounds" not in entry and not entry["constant"] and too_few(counts, alpha) is None
+    judged = entry.better is not None and entry.judgement != "not judged" and entry.p is not None
+    return judged and not entry.bounded and not entry.constant and too_few(entry.counts, alpha) is None
 
 
-def _stop_sequence(metrics: Mapping[str, Any], rules: Rules) -> None:
+def _stop_sequence(metrics: Metrics, rules: Rules) -> None:
     """Take the verdicts of the metrics behind the first of the sequence that does not differ (fixed-sequence testing:
     Maurer, Hothorn and Lehmacher 1995; each at alpha, and still the chance of even one false finding is at most alpha).
     """
@@ -86,84 +185,105 @@ def _stop_sequence(metrics: Mapping[str, Any], rules: Rules) -> None:
             continue
         tested = _is_tested(entry, rules.alpha)
         if stopped is not None and tested:
-            entry["verdict"], entry["verdict_reason"] = NOT_TESTED, f"{stopped}; {_BEFOREHAND}"
-        elif tested and entry["p"] > rules.alpha:
-            stopped = f"{in_turn}: p = {p_value(entry['p'])} of {name} is above {rules.alpha:g}"
-        elif "bounds" in entry and entry["verdict"] not in _DECIDED:
-            stopped = f"{in_turn}: {name} is {entry['verdict'] or NOT_TESTED} ({entry['verdict_reason']})"
+            entry.verdict, entry.verdict_reason = NOT_TESTED, f"{stopped}; {_BEFOREHAND}"
+        elif tested and entry.p is not None and entry.p > rules.alpha:
+            stopped = f"{in_turn}: p = {p_value(entry.p)} of {name} is above {rules.alpha:g}"
+        elif entry.bounded and entry.verdict not in _DECIDED:
+            stopped = f"{in_turn}: {name} is {entry.verdict or NOT_TESTED} ({entry.verdict_reason})"
 
 
-def _judge_together(metrics: dict[str, Any], rules: Rules, values: Values) -> None:
+def _judge_together(metrics: Metrics, rules: Rules, values: Values) -> None:
     """Correct the secondary metrics that are tested, give them the intervals of that test, and judge them again."""
     tested = {
         name: values[name]
         for name, entry in metrics.items()
-        if entry["role"] == "secondary" and _is_tested(entry, rules.alpha)
+        if entry.role == "secondary" and _is_tested(entry, rules.alpha)
     }
     for name, found in step_down(tested, rules.alpha).items():
         entry = metrics[name]
-        entry["p_corrected"] = max(entry["p"], found.p)
+        entry.p_corrected = found.p if entry.p is None else max(entry.p, found.p)
         if found.level is None:
-            entry |= _undecidable(len(tested), tested[name], rules)
+            _add_undecidable(entry, len(tested), tested[name], rules)
             continue
         left, right = (side[~np.isnan(side)] for side in tested[name])
-        entry |= intervals(name, left, right, entry["p"], found.level)
-        entry["verdict"], entry["verdict_reason"] = _verdict(entry, rules)
+        add_intervals(entry, name, left, right, found.level)
+        entry.verdict, entry.verdict_reason = _verdict(entry, rules)
 
 
-def _undecidable(count: int, sides: tuple[Floats, Floats], rules: Rules) -> dict[str, Any]:
-    """The verdict of a secondary metric where these launches decide none, whatever they had measured."""
+def _add_undecidable(entry: ComparedMetric, count: int, sides: tuple[Floats, Floats], rules: Rules) -> None:
+    """Add the verdict of a secondary metric where these launches decide none, whatever they had measured."""
     sizes = f"{len(sides[0])} against {len(sides[1])} launches"
     wanted = launches_for(count, rules.alpha, least_launches(rules.alpha))
     why = f"with {sizes} no metric of {count} tested together (minP) can reach p <= {rules.alpha:g}"
+    entry.verdict = NOT_TESTED
     if wanted <= min(map(len, sides)):
-        return {"verdict": NOT_TESTED, "verdict_reason": f"too many launches share a value: {why}"}
-    return {"verdict": NOT_TESTED, "verdict_reason": f"{needs(wanted)}: {why}", "needs_launches": wanted}
+        entry.verdict_reason = f"too many launches share a value: {why}"
+    else:
+        entry.verdict_reason, entry.needs_launches = f"{needs(wanted)}: {why}", wanted
 
 
-def _withhold(metrics: Mapping[str, Any], rules: Rules) -> None:
+def _withhold(metrics: Metrics, rules: Rules) -> None:
     """Step time goes first: nothing counts as improved where the step takes longer."""
     if rules.primary == GUARD:
         return
     withheld = slower(metrics.get(GUARD), rules.alpha)
     for name, entry in metrics.items():
-        if entry["verdict"] == "improvement" and name != GUARD and withheld is not None:
-            entry["verdict"] = "inconclusive"
-            alone = f"better by itself ({entry['verdict_reason']})"
-            entry["verdict_reason"] = f"{alone}, but {withheld}: not an improvement"
+        if entry.verdict == "improvement" and name != GUARD and withheld is not None:
+            entry.verdict = "inconclusive"
+            alone = f"better by itself ({entry.verdict_reason})"
+            entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
 
 
-def _verdict(entry: Mapping[str, Any], rules: Rules) -> tuple[Word | None, str]:
-    if "bounds" in entry:
+def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
+    if entry.bounded:
         return bounded_verdict(entry, rules)
-    if entry["better"] is None:
+    if entry.better is None:
         return None, "neither direction is good in itself"
-    if entry["judgement"] == "not judged" or entry["p"] is None:
-        return None, entry["judgement_reason"]
-    launches = entry["launches"]["reference"], entry["launches"]["candidate"]
-    if entry["constant"]:
-        lacking = too_few(launches, rules.alpha)
+    if entry.judgement == "not judged" or entry.p is None:
+        return None, str(entry.judgement_reason)
+    if entry.constant:
+        lacking = too_few(entry.counts, rules.alpha)
         return (NOT_TESTED, lacking) if lacking else ("equivalent", "the same value in every launch")
-    values = entry["effect"]
-    return decide(
-        Evidence(
-            entry["better"],
-            Effect(values["kind"], values["value"], values["low"], values["high"]),
-            entry["p"] if entry["p_corrected"] is None else entry["p_corrected"],
-            launches,
-            rules.alpha,
-            entry["margin"],
-        )
-    )
+    p = entry.p if entry.p_corrected is None else entry.p_corrected
+    return decide(Evidence(entry.better, entry.effect, p, entry.counts, rules.alpha, entry.margin))
 
 
-def _carried(metrics: Mapping[str, Any], rules: Rules) -> tuple[Word, str]:
+def _carried(metrics: Metrics, rules: Rules) -> tuple[Word, str]:
     """The verdict of the comparison, which is that of the primary metric."""
     entry = metrics.get(rules.primary)
     if entry is None:
         return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"
-    if entry["verdict"] is None:
-        return "inconclusive", f"{rules.primary} is not judged: {entry['verdict_reason']}"
-    if entry["verdict"] == NOT_TESTED:
-        return "inconclusive", entry["verdict_reason"]
-    return entry["verdict"], entry["verdict_reason"]
+    if entry.verdict is None:
+        return "inconclusive", f"{rules.primary} is not judged: {entry.verdict_reason}"
+    if entry.verdict == NOT_TESTED:
+        return "inconclusive", str(entry.verdict_reason)
+    return cast(Word, entry.verdict), str(entry.verdict_reason)
+
+
+def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
+    """The verdict of a metric of which a side has bounds alone: that of the primary metric where the bounds lie apart
+    in all launches, or all together within the margin; otherwise none.
+    """
+    found, unit = entry.bounds, entry.unit
+    effect = found.difference if unit == "ratio" else found.change
+    sides = " against ".join(TEXT.bounds(ends, unit, fewer=1) for ends in (found.candidate, found.reference))
+    why = f"host-bound, {sides} in the reference"
+    if entry.role != "primary" or entry.better is None:
+        return None, f"{NOT_TESTED}: {why}"
+    counts = found.launches["reference"], found.launches["candidate"]
+    lacking = too_few(counts, rules.alpha)
+    if lacking is not None:
+        return NOT_TESTED, f"{why}; {lacking}"
+    low, high, margin = effect.low, effect.high, entry.margin
+    if low is None or high is None:
+        return None, f"{NOT_TESTED}: {why}; a bound is 0, and there is no part of that"
+    if -margin <= low <= high <= margin:
+        return "equivalent", f"{why}: within the margin of {margin:g} in all launches, whatever they are between"
+    if not (low > margin or high < -margin):
+        return None, f"{NOT_TESTED}: {why}: the bounds do not lie apart by more than the margin of {margin:g}"
+    good = (low > 0) == (entry.better == "higher")
+    # Of the exact Mann-Whitney test where every value of a side is above the other's.
+    p = 2 / comb(sum(counts), counts[0])
+    least = TEXT.effect(low if low > 0 else high, "difference" if unit == "ratio" else "quotient")
+    told = f"{why}: apart in all launches, by {least} or more (p = {p_value(p)})"
+    return "improvement" if good else "regression", told

@@ -1,17 +1,34 @@
-"""Compares two datasets: differences and quotients, each with the direction that is better. It gives no verdict.
+"""Compares two datasets: differences and quotients, each with the direction that is better; where the host set the pace
+of a side, bounds against bounds. It gives no verdict.
 
-Takes two datasets and their aggregates and gives plain JSON values. Must not: call a single launch a regression (W20:
-verdicts are `launch_comparison`'s), or judge milliseconds of one platform against those of another.
+Must not: call a single launch a regression (W20: verdicts are `launch_comparison`'s), judge milliseconds of one
+platform against those of another, or show an end of bounds as a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import msgspec
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.collective_metrics import starts_open
-from aorta.analysis.compare.host_bound_sides import bounded_pair, difference_in_lead
+from aorta.analysis.documents import ABSENT, known
+from aorta.analysis.documents.comparison import (
+    SIDES,
+    ComparedBounds,
+    ComparedCollective,
+    ComparedMetric,
+    Comparison,
+    FactDifference,
+    HostBoundSide,
+    Interval,
+    Quotient,
+)
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.run_facts import config_of, flatten, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
@@ -32,65 +49,113 @@ _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation
 HEADER: Final = "header."
 """Prefix of facts from the header; facts of the configuration have another."""
 UNNOTICED: Final = "different configurations would not be noticed"
-ABSENT: Final = "(absent)"
+NOT_SET: Final = "(absent)"
 ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
+
+
+@dataclass(frozen=True)
+class SideValue:
+    """One metric of one side. `median` is None for `reason`; `bounds` say what is known none the less. Of launches also
+    `extremes`, the lowest and the highest that any launch can have, and how many there are.
+    """
+
+    median: float | None
+    reason: str | None
+    bounds: Ends | None = None
+    ratio_of_sums: float | None = ABSENT
+    extremes: tuple[float, float] | None = None
+    launches: int = 1
+
+    @classmethod
+    def of(cls, found: Described) -> SideValue:
+        """A metric of a single run."""
+        return cls(found.median, found.reason, known(found.bounds), found.ratio_of_sums)
+
+    @property
+    def ends(self) -> Ends | None:
+        """At least and at most; of a known value twice this value."""
+        if self.bounds is not None or self.median is None:
+            return self.bounds
+        return Ends(self.median, self.median)
+
+
+@dataclass(frozen=True)
+class ComparedSide:
+    """What a comparison takes of one side."""
+
+    metrics: Mapping[str, SideValue]
+    collectives: Sequence[CollectiveEntry] = ()
+    pace: PaceFacts | None = None
+
+    @classmethod
+    def of(cls, entry: DatasetEntry) -> ComparedSide:
+        """A single run."""
+        metrics = {name: SideValue.of(found) for name, found in entry.described.items()}
+        return cls(metrics, entry.matched, known(entry.pace))
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """The median overlap ratio."""
+        return self.metrics["overlap_ratio"].median if "overlap_ratio" in self.metrics else None
 
 
 def compare(
     reference: LabelledRun,
     candidate: LabelledRun,
-    before: dict[str, Any],
-    after: dict[str, Any],
+    before: ComparedSide,
+    after: ComparedSide,
     *,
     judge_milliseconds: bool = False,
     allows: Callable[[str], bool] = lambda _key: False,
-) -> dict[str, Any]:
+) -> Comparison:
     """Compare the candidate with the reference.
 
     Args:
-        before, after: the aggregates of reference and candidate, or dictionaries with the same keys.
+        before, after: the values of reference and candidate.
         judge_milliseconds: judge milliseconds across platforms too.
         allows: whether the runs may differ in a key although it changes the work. Keys that it does not allow are
             `unlike`.
     """
-    left, right = before.get("overlap_ratio"), after.get("overlap_ratio")
+    left, right = before.overlap_ratio, after.overlap_ratio
     platforms = reference.run.source.platform, candidate.run.source.platform
     not_judged = None if judge_milliseconds else _not_judged(*platforms)
     differences = differing(facts(reference.run), facts(candidate.run))
-    result: dict[str, Any] = {
-        "reference": reference.label,
-        "candidate": candidate.label,
-        "reference_overlap_ratio": left,
-        "candidate_overlap_ratio": right,
-        "ratio_delta": None if left is None or right is None else right - left,
-    }
-    if result["ratio_delta"] is None:
-        null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
-        result["ratio_delta_reason"] = f"overlap_ratio is not available for {' and '.join(null)}"
-    unlike = [each["key"] for each in differences if changes_the_work(each) and not allows(each["key"])]
+    null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
+    unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
     metrics, collectives = pairs(before, after, not_judged), _collectives(before, after, not_judged)
     if unlike:
-        listed = [row[name] for row in collectives["collectives"] for name in _OF_COLLECTIVES]
+        listed = [pair for row in collectives for pair in _pairs_of(row)]
         _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
-    return result | {
-        "verdict": VERDICT,
-        "verdict_reason": VERDICT_REASON,
-        "host_bound": difference_in_lead([before.get("pace")], [after.get("pace")]),
-        "warnings": _warnings(reference.run, candidate.run, differences),
-        "manifest_differences": differences,
-        "unlike": unlike,
-        "statistic": "median",
-        "metrics": metrics,
-        **collectives,
-    }
+    return Comparison(
+        reference=reference.label,
+        candidate=candidate.label,
+        reference_overlap_ratio=left,
+        candidate_overlap_ratio=right,
+        ratio_delta=None if left is None or right is None else right - left,
+        ratio_delta_reason=f"overlap_ratio is not available for {' and '.join(null)}" if null else ABSENT,
+        verdict=VERDICT,
+        verdict_reason=VERDICT_REASON,
+        host_bound=difference_in_lead([before.pace], [after.pace]),
+        warnings=_warnings(reference.run, candidate.run, differences),
+        manifest_differences=differences,
+        unlike=unlike,
+        statistic="median",
+        metrics=metrics,
+        collectives=collectives,
+        collectives_on_one_side={
+            "reference": len(before.collectives) - len(collectives),
+            "candidate": len(after.collectives) - len(collectives),
+        },
+        attribution=None,
+    )
 
 
-def _withhold(entries: Iterable[dict[str, Any]], reason: str) -> None:
+def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
     """No direction is better between runs of different work; what was not judged keeps its own reason."""
-    for entry in entries:
-        if entry["judgement"] != "not judged":
-            entry |= {"judgement": "not judged", "judgement_reason": reason}
+    for pair in pairs:
+        if pair.judgement != "not judged":
+            pair.judgement, pair.judgement_reason = "not judged", reason
 
 
 def _not_judged(left: str | None, right: str | None) -> str | None:
@@ -100,89 +165,86 @@ def _not_judged(left: str | None, right: str | None) -> str | None:
     return None if left == right else ACROSS_PLATFORMS
 
 
-def pairs(before: Mapping[str, Any], after: Mapping[str, Any], not_judged: str | None = None) -> dict[str, Any]:
-    """Every metric of two aggregates that is compared, side by side (`metrics` of the comparison).
+def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = None) -> dict[str, ComparedMetric]:
+    """Every metric of two sides that is compared, side by side (`metrics` of the comparison).
 
     Args:
         not_judged: why only ratios are judged; None if all metrics are.
     """
-    left, right = before.get("metrics", {}), after.get("metrics", {})
     compared = {}
-    for metric in map(metric_named, in_order({*left, *right})):
+    for metric in map(metric_named, in_order({*before.metrics, *after.metrics})):
         if not metric.compared:
             continue
-        name = metric.name
-        sides = [side.get(name, _absent(side)) for side in (left, right)]
-        compared[name] = _pair(metric, sides[0], sides[1], not_judged)
-        if all("ratio_of_sums" in side for side in sides):
-            compared[name]["ratio_of_sums"] = _difference(sides[0]["ratio_of_sums"], sides[1]["ratio_of_sums"])
+        left, right = (side.metrics.get(metric.name) or _absent(side) for side in (before, after))
+        pair = compared[metric.name] = _pair(metric, left, right, not_judged)
+        if ABSENT not in (left.ratio_of_sums, right.ratio_of_sums):
+            pair.ratio_of_sums = _difference(left.ratio_of_sums, right.ratio_of_sums)
     return compared
 
 
-def _absent(side: Mapping[str, Any]) -> dict[str, Any]:
-    return {"median": None, "reason": "no such communication in this run" if side else "no step is used"}
+def _absent(side: ComparedSide) -> SideValue:
+    return SideValue(None, "no such communication in this run" if side.metrics else "no step is used")
 
 
-def _collectives(before: dict[str, Any], after: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
-    """Collectives that both sides issued, matched by kind, group name, group size and bytes; and how many had no
-    counterpart.
-    """
-    key_names = ("kind", "group", "group_size", "bytes")
-    left = {tuple(row[name] for name in key_names): row for row in before.get("collectives", ())}
-    right = {tuple(row[name] for name in key_names): row for row in after.get("collectives", ())}
-    both = [
-        dict(zip(key_names, key, strict=True))
-        | {name: _pair(metric_named(name), row[name], right[key][name], not_judged) for name in _OF_COLLECTIVES}
-        for key, row in left.items()
-        if key in right
-    ]
-    for row in both:
-        key = tuple(row[name] for name in key_names)
-        if starts_open(left[key]) or starts_open(right[key]):
-            _withhold((row[name] for name in _OF_COLLECTIVES), HOST_BOUND)
-    alone = {"reference": len(left) - len(both), "candidate": len(right) - len(both)}
-    return {"collectives": both, "collectives_on_one_side": alone}
+def _collectives(before: ComparedSide, after: ComparedSide, not_judged: str | None) -> list[ComparedCollective]:
+    """Collectives that both sides issued, matched by kind, group name, group size and bytes."""
+    others = {(row.kind, row.group, row.group_size, row.bytes): row for row in after.collectives}
+    both = []
+    for row in before.collectives:
+        key = row.kind, row.group, row.group_size, row.bytes
+        if key not in others:
+            continue
+        values = [[SideValue.of(getattr(each, name)) for name in _OF_COLLECTIVES] for each in (row, others[key])]
+        found = [
+            _pair(metric_named(name), left, right, not_judged)
+            for name, left, right in zip(_OF_COLLECTIVES, *values, strict=True)
+        ]
+        if row.starts_open or others[key].starts_open:
+            _withhold(found, HOST_BOUND)
+        both.append(ComparedCollective(*key, *found))
+    return both
 
 
-def _pair(metric: Metric, left: dict[str, Any], right: dict[str, Any], not_judged: str | None) -> dict[str, Any]:
-    values = _difference(left["median"], right["median"])
-    reasons = [
-        f"{side}: {entry['reason']}" for side, entry in (("reference", left), ("candidate", right)) if entry["reason"]
-    ]
-    if left["reason"] and left["reason"] == right["reason"]:
-        judgement, why = "not judged", left["reason"]
+def _pairs_of(row: ComparedCollective) -> tuple[ComparedMetric, ...]:
+    return row.transfer_ms, row.wait_ms, row.queued_ms, row.busbw_gb_per_s
+
+
+def _pair(metric: Metric, left: SideValue, right: SideValue, not_judged: str | None) -> ComparedMetric:
+    values = _difference(left.median, right.median)
+    reasons = [f"{name}: {side.reason}" for name, side in zip(SIDES, (left, right), strict=True) if side.reason]
+    judgement, why = "not judged", None
+    if left.reason and left.reason == right.reason:
+        why = left.reason
     elif reasons:
-        judgement, why = "not judged", "; ".join(reasons)
+        why = "; ".join(reasons)
     elif metric.unit != "ratio" and not_judged is not None:
-        judgement, why = "not judged", not_judged
-    elif values["difference"] == 0:
-        judgement, why = "equal", None
+        why = not_judged
+    elif not values.difference:
+        judgement = "equal"
     elif metric.better is None:
         judgement, why = "neutral", "neither direction is good in itself"
     else:
-        judgement, why = ("better" if (values["difference"] > 0) == (metric.better == "higher") else "worse"), None
+        judgement = "better" if (values.difference > 0) == (metric.better == "higher") else "worse"
     bounds = bounded_pair(left, right)
     if bounds is not None and metric.unit != "ratio" and not_judged is not None:
         bounds, why = None, not_judged  # bounds of milliseconds decide no more across platforms than values do
-    found = {"unit": metric.unit, "better": metric.better, **values, "judgement": judgement, "judgement_reason": why}
-    return found if bounds is None else found | {"bounds": bounds}
+    return ComparedMetric(
+        unit=metric.unit,
+        better=metric.better,
+        **msgspec.structs.asdict(values),
+        judgement=judgement,
+        judgement_reason=why,
+        bounds=ABSENT if bounds is None else bounds,
+    )
 
 
-def _difference(left: float | None, right: float | None) -> dict[str, Any]:
+def _difference(left: float | None, right: float | None) -> Quotient:
     """Candidate minus reference, and candidate / reference. A quotient over 0 is undefined; the difference remains."""
-    known = left is not None and right is not None
-    quotient = right / left if left and right is not None else None
-    return {
-        "reference": left,
-        "candidate": right,
-        "difference": right - left if left is not None and right is not None else None,
-        "quotient": quotient,
-        "quotient_reason": None
-        if quotient is not None
-        else "the reference is 0"
-        if known
-        else "not available on one side",
-    }
+    if left is None or right is None:
+        return Quotient(left, right, None, None, "not available on one side")
+    if not left:
+        return Quotient(left, right, right - left, None, "the reference is 0")
+    return Quotient(left, right, right - left, right / left, None)
 
 
 def facts(run: Run) -> dict[str, object]:
@@ -195,20 +257,20 @@ def facts(run: Run) -> dict[str, object]:
     return header | configuration | ({_INTERCEPTOR: timed_by} if timed_by is not None else {})
 
 
-def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[dict[str, Any]]:
+def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
     """Facts that differ: those of the headers always, those of the configuration where both sides have one."""
     if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
         left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
     return [
-        {"key": key, "reference": left.get(key, ABSENT), "candidate": right.get(key, ABSENT)}
+        FactDifference(key, left.get(key, NOT_SET), right.get(key, NOT_SET))
         for key in dict.fromkeys([*left, *right])
-        if left.get(key, ABSENT) != right.get(key, ABSENT)
+        if left.get(key, NOT_SET) != right.get(key, NOT_SET)
     ]
 
 
-def _warnings(reference: Run, candidate: Run, differences: list[dict[str, Any]]) -> list[str]:
+def _warnings(reference: Run, candidate: Run, differences: list[FactDifference]) -> list[str]:
     warnings = [
-        not_alike(difference["key"], difference["reference"], difference["candidate"])
+        not_alike(difference.key, difference.reference, difference.candidate)
         for difference in differences
         if changes_the_work(difference)
     ]
@@ -244,12 +306,62 @@ def not_alike(key: str, reference: object, candidate: object) -> str:
     )
 
 
-def changes_the_work(difference: Mapping[str, Any]) -> bool:
+def changes_the_work(difference: FactDifference) -> bool:
     """Whether runs with this difference (an entry of `differing`) did not do the same work."""
-    key: str = difference["key"]
-    if key.startswith("config.parallel.") and ABSENT in (difference["reference"], difference["candidate"]):
+    key = difference.key
+    if key.startswith("config.parallel.") and NOT_SET in (difference.reference, difference.candidate):
         return False  # a setting that only one strategy has; comparing two strategies is legitimate
     if key == f"{HEADER}world_size":
-        return None not in (difference["reference"], difference["candidate"])  # a trace may not say it
+        return None not in (difference.reference, difference.candidate)  # a trace may not say it
     leaf = key.rpartition(".")[2]
     return key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)
+
+
+def bounded_pair(reference: SideValue, candidate: SideValue) -> ComparedBounds | None:
+    """Bounds of both sides of a metric (a value is both); over all pairs of launches the least and the greatest
+    difference, and change as a part of the reference. None where neither side has bounds, or one is not known at all.
+    """
+    before, after = reference.ends, candidate.ends
+    if (reference.bounds is None and candidate.bounds is None) or before is None or after is None:
+        return None
+    (low, high), (from_, to) = (
+        side.extremes or (ends.at_least, ends.at_most) for side, ends in ((reference, before), (candidate, after))
+    )
+    return ComparedBounds(
+        before,
+        after,
+        difference=Interval(from_ - high, to - low),
+        change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
+        launches={"reference": reference.launches, "candidate": candidate.launches},
+    )
+
+
+def difference_in_lead(
+    reference: Sequence[PaceFacts | None], candidate: Sequence[PaceFacts | None]
+) -> HostBoundSide | None:
+    """Which side is host-bound, by how much each host is ahead, and the sentence that says so; None where both are,
+    neither is, or it is not known of one.
+
+    Args:
+        reference, candidate: `pace` of each launch of a side. A side is host-bound where most of its launches are.
+    """
+    before, after = _host_bound(reference), _host_bound(candidate)
+    if before is None or after is None or before == after:
+        return None
+    leads: dict[str, float] = {
+        name: median(pace.host_lead_ms for pace in launches if pace and pace.host_lead_ms is not None)
+        for name, launches in zip(SIDES, (reference, candidate), strict=True)
+    }
+    side, other = SIDES[::-1] if after else SIDES
+    own, against = (TEXT.quantity(leads[name], "ms") for name in (side, other))
+    return HostBoundSide(
+        side,
+        leads,
+        f"the {side} is host-bound: its host is {own} ahead of the device (median), that of the {other} {against}. "
+        "What differs first is how fast the host launches, and not how well communication hides.",
+    )
+
+
+def _host_bound(launches: Sequence[PaceFacts | None]) -> bool | None:
+    bound = [pace.host_bound for pace in launches if pace is not None and pace.host_bound is not None]
+    return sum(bound) * 2 > len(bound) if bound else None

@@ -318,7 +318,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     @property
     def tested(self) -> bool:
         """Whether it is one of launch sets, with verdicts."""
-        return bool(self.launches)
+        return self.launches is not ABSENT
 
     @property
     def deciding(self) -> str:

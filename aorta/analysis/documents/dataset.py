@@ -81,7 +81,6 @@ class SourceFacts(msgspec.Struct):
     run_id: str | None
     label: str | None
     attempt: int | None
-    world_size: int | None
     platform: str | None
     backend: str | None
     parallel: str | None
@@ -89,6 +88,7 @@ class SourceFacts(msgspec.Struct):
     start_step: int | None
     instrument_mode: InstrumentMode | str
     manifest_hash: str | None
+    world_size: int | None
     hosts: list[str]
 
 
@@ -113,12 +113,8 @@ class HealthFacts(msgspec.Struct, kw_only=True):
     emulated_fabric_backend_slower_rows: Unpublished[int | None]
     emulated_fabric_known: Unpublished[bool]
     manifest_problem: Unpublished[str | None]
-    traces_of_unknown_rank: Unpublished[int] = ABSENT
-    ranks_in_several_traces: Unpublished[list[int]] = ABSENT
-    several_devices: Unpublished[dict[str, list[int]]] = ABSENT
-    coverage: Unpublished[Any] = ABSENT
-    counters: Unpublished[dict[str, int]] = ABSENT
-    traces: Unpublished[list[dict[str, Any]]] = ABSENT
+    numbering: Unpublished[list[str]] = ABSENT
+    traces: Unpublished[dict[str, Any]] = ABSENT
     throttled_ranks: list[int]
 
 
@@ -278,8 +274,8 @@ class GainEntry(msgspec.Struct):
     low_ms: float
     high_ms: float
     share: float
-    significant: bool
     notes: list[str]
+    significant: bool
     sentence: str
 
 

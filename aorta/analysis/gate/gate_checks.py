@@ -1,22 +1,105 @@
-"""Judges each condition of the gate against a comparison: pass, fail or inconclusive, with the reason
-(docs/compare.md).
+"""Parses the conditions of the gate, for example `exposed_comm_ms>5%` or `overlap_ratio<-0.02`, and judges each against
+a comparison: pass, fail or inconclusive, with the reason (docs/compare.md).
 
-Takes the conditions and `comparison` of `summary.json`, and returns a `GateResult`. Must not: fail a candidate for what
-may be chance where there are launches to tell; or claim more of two single runs than that a threshold was crossed.
+Must not: fail a candidate for what may be chance where there are launches to tell; or claim more of two single runs
+than that a threshold was crossed.
 """
 
 from __future__ import annotations
 
+import difflib
+import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect, GateEntry, Interval, JudgedCondition
 from aorta.analysis.formatting import p_value
-from aorta.analysis.gate.gate_conditions import Condition
-from aorta.analysis.metrics import metric_named
-from aorta.errors import EXIT_OK, GateFailed, Inconclusive
+from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
+from aorta.analysis.tables import KIND_METRICS
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
+
+Sign: TypeAlias = Literal["<", ">"]
+ALIASES: Final = {"ratio_delta": "overlap_ratio"}
+"""The first AORTA's name for the difference of the overlap ratios (SPEC D23)."""
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_FORM: Final = "expected METRIC<NUMBER or METRIC>NUMBER, with % behind the number for a part of the reference"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition: the gate fails where candidate minus reference lies beyond `threshold`. The threshold is in the
+    unit of the metric or, if `relative`, a fraction of the reference (0.05 for `5%`). `text` is the condition as it was
+    given.
+    """
+
+    text: str
+    metric: str
+    sign: Sign
+    threshold: float
+    relative: bool
+
+    def beyond(self, value: float) -> bool:
+        """Whether a difference of `value` fails the condition."""
+        return value < self.threshold if self.sign == "<" else value > self.threshold
+
+
+def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Condition:
+    """Parse one condition.
+
+    Args:
+        known: metrics that may be named; `ratio_delta` is accepted as an alias of `overlap_ratio`.
+
+    Raises:
+        InputError: it is malformed; the message shows where, and what is allowed.
+    """
+    signs = [at for at, char in enumerate(text) if char in "<>"]
+    if not signs:
+        raise _wrong(text, len(text), f"no < or > in it; {_FORM}")
+    if len(signs) > 1:
+        raise _wrong(text, signs[1], f"a second comparison; {_FORM}. Give --fail-on once for each condition")
+    at = signs[0]
+    left, right = text[:at], text[at + 1 :]
+    name, number = left.strip(), right.strip()
+    if not name:
+        raise _wrong(text, 0, f"no metric before {text[at]}; {_FORM}")
+    metric = ALIASES.get(name, name)
+    if metric not in known:
+        raise _wrong(text, len(left) - len(left.lstrip()), _unknown(name, known))
+    start = at + 1 + len(right) - len(right.lstrip())
+    if number.startswith("="):
+        raise _wrong(text, start, f"there is no {text[at]}=; {_FORM}")
+    relative = number.endswith("%")
+    digits = number[:-1].rstrip() if relative else number
+    if not _NUMBER.fullmatch(digits):
+        raise _wrong(text, start, f"{number!r} is no number; {_FORM}")
+    value = float(digits) / (100 if relative else 1)
+    if not math.isfinite(value):
+        raise _wrong(text, start, f"{number} is too large a number")
+    return Condition(text.strip(), metric, "<" if text[at] == "<" else ">", value, relative)
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.6)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    names = ", ".join([*(metric for metric in known if not _of_a_kind(metric)), *ALIASES])
+    kinds = "KIND_ms, compute_KIND_ms, exposed_KIND_ms of a kind of collective"
+    return f"{name!r} is no metric{meant} Known metrics: {names}, and {kinds}"
+
+
+def _of_a_kind(metric: str) -> bool:
+    return metric in KIND_METRICS
+
+
+def _wrong(text: str, at: int, what: str) -> InputError:
+    """An error that shows the condition, a mark under the position, and what is wrong there."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return InputError(f"condition {shown!r}: {what}\n    {shown}\n    {' ' * at}^")
+
 
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 OnInconclusive: TypeAlias = Literal["4", "pass", "fail"]
@@ -26,34 +109,13 @@ _UNLIKE: Final = (
     "--allow-unlike {first}"
 )
 _ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
-_ALPHA: Final = 0.05
-"""Significance level where a comparison of launches states none (its key `alpha`)."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One condition with its outcome. `value` is what was compared with the threshold, in its unit; `low` and `high`
-    are the ends of its interval.
-    """
-
-    condition: str
-    metric: str
-    relative: bool
-    threshold: float
-    unit: str
-    value: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    outcome: Outcome
-    reason: str
 
 
 @dataclass(frozen=True)
 class GateResult:
     """The outcome of all conditions, and the exit code of the command."""
 
-    conditions: tuple[Judged, ...]
+    conditions: tuple[JudgedCondition, ...]
     on_inconclusive: OnInconclusive
     basis: Literal["launches", "single runs"]
 
@@ -74,27 +136,21 @@ class GateResult:
         """Number of conditions with this outcome."""
         return Counter(judged.outcome for judged in self.conditions)[outcome]
 
-    def as_json(self) -> dict[str, Any]:
-        """The value of `summary["gate"]`."""
-        return {
-            "outcome": self.outcome,
-            "exit_code": self.exit_code,
-            "on_inconclusive": self.on_inconclusive,
-            "basis": self.basis,
-            "conditions": [asdict(judged) for judged in self.conditions],
-        }
+    def entry(self) -> GateEntry:
+        """What `summary.json` holds of it."""
+        return GateEntry(self.outcome, self.exit_code, self.on_inconclusive, self.basis, list(self.conditions))
 
 
 def evaluate(
-    conditions: Sequence[Condition], comparison: Mapping[str, Any], on_inconclusive: OnInconclusive = "4"
+    conditions: Sequence[Condition], comparison: Comparison, on_inconclusive: OnInconclusive = "4"
 ) -> GateResult:
     """Judge every condition.
 
     Args:
-        comparison: of `summary.json`. With the key `launches` it rests on launch sets, without it on two single runs.
+        comparison: rests on launch sets where it has `launches`, otherwise on two single runs.
         on_inconclusive: what an inconclusive gate ends with: exit code 4, 0 (`pass`) or 3 (`fail`).
     """
-    of_launches = bool(comparison.get("launches"))
+    of_launches = comparison.tested
     judged = tuple(
         _of_launches(condition, comparison) if of_launches else _of_runs(condition, comparison)
         for condition in conditions
@@ -112,13 +168,13 @@ class _Measured:
     why: str = ""
 
 
-def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
-    entry = comparison["metrics"].get(condition.metric)
+def _of_runs(condition: Condition, comparison: Comparison) -> JudgedCondition:
+    entry = comparison.metrics.get(condition.metric)
     found = _measured(condition, entry)
-    bounded = entry is not None and "bounds" in entry
+    bounded = entry is not None and entry.bounded
     if found.value is None and not bounded:
         return _judged(condition, found, None, "inconclusive", found.why)
-    unlike = comparison.get("unlike")
+    unlike = comparison.unlike
     if unlike:
         return _judged(condition, found, None, "inconclusive", _UNLIKE.format(keys=", ".join(unlike), first=unlike[0]))
     if found.value is None:
@@ -127,20 +183,20 @@ def _of_runs(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     return _judged(condition, found, None, outcome, _with_note(SINGLE, entry))
 
 
-def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
+def _of_launches(condition: Condition, comparison: Comparison) -> JudgedCondition:
     """Judge a condition on launch sets. Fail: beyond the threshold, and not by chance. Pass: neither the value nor its
     interval is beyond it. Everything else is inconclusive with these launches, as is everything with fewer launches
     than a verdict needs, or that did not take turns in time.
     """
-    entry = comparison["metrics"].get(condition.metric)
+    entry = comparison.metrics.get(condition.metric)
     found = _measured(condition, entry)
-    bounded = entry is not None and "bounds" in entry
+    bounded = entry is not None and entry.bounded
     if entry is None or (found.value is None and not bounded):
         return _judged(condition, found, None, "inconclusive", found.why)
-    if comparison.get("verdict") == NOT_COMPARABLE:
-        return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison['verdict_reason']}")
-    alpha, p = comparison.get("alpha") or _ALPHA, _p(entry, comparison["metrics"])
-    counts = entry["bounds"]["launches"] if bounded else entry["launches"]
+    if comparison.verdict == NOT_COMPARABLE:
+        return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison.verdict_reason}")
+    alpha, p = comparison.alpha, _p(entry, comparison.metrics)
+    counts = entry.bounds.launches if bounded else entry.launches or {}
     launches = counts["reference"], counts["candidate"]
     lacking = too_few(launches, alpha)
     if lacking is not None:
@@ -150,17 +206,17 @@ def _of_launches(condition: Condition, comparison: Mapping[str, Any]) -> Judged:
     if found.low is None or found.high is None:
         return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
     beyond = condition.beyond(found.value)
-    if beyond and entry.get("verdict") == NOT_TESTED and not condition.beyond(0.0):
-        return _judged(condition, found, p, "inconclusive", f"{NOT_TESTED}: {entry['verdict_reason']}")
+    if beyond and entry.verdict == NOT_TESTED and not condition.beyond(0.0):
+        return _judged(condition, found, p, "inconclusive", f"{NOT_TESTED}: {entry.verdict_reason}")
     outcome, reason = _decide(condition, found, p, alpha) if beyond else _kept(condition, found)
     lacks_p = beyond and not condition.beyond(0.0) and p is not None and p > alpha
-    needed = entry.get("launches_needed")
+    needed = known(entry.launches_needed)
     if lacks_p and needed is not None and needed > min(launches):
         reason += f"; {needed} launches per side would be needed"
     return _judged(condition, found, p, outcome, _with_note(reason, entry))
 
 
-def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
+def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | None:
     """The p-value by which a condition is judged: as it is for the primary metric, the guard and a metric of the
     sequence, corrected for all others.
 
@@ -168,12 +224,12 @@ def _p(entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> float | None:
     the same value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
     Bonferroni's factor for all of them, which holds however the tests depend on each other.
     """
-    p: float | None = entry["p"]
-    in_turn = entry["role"] == "sequence" and entry["judgement"] != "not judged"
-    if p is None or entry["role"] in ("primary", "guard") or in_turn:
+    p = entry.p
+    in_turn = entry.role == "sequence" and entry.judgement != "not judged"
+    if p is None or entry.role in ("primary", "guard") or in_turn:
         return p
-    corrected: float | None = entry["p_corrected"]
-    tested = sum(other["p_corrected"] is not None for other in metrics.values())
+    corrected = entry.p_corrected
+    tested = sum(other.p_corrected is not None for other in metrics.values())
     return min(1.0, p * (tested + 1)) if corrected is None else corrected
 
 
@@ -213,34 +269,35 @@ def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
     return "pass", "not beyond the threshold, and neither is its interval"
 
 
-def _measured(condition: Condition, entry: Mapping[str, Any] | None) -> _Measured:
+def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
     """The difference in the terms of the condition. An absolute one is in the metric's unit, with the interval of the
     difference. A relative one is a fraction of the reference, with the interval of the quotient; for a ratio, with that
     of the difference divided by the reference's median.
     """
     if entry is None:
         return _Measured(why=f"neither side has {condition.metric}")
-    reference, difference = entry["reference"], entry["difference"]
+    reference, difference = entry.reference, entry.difference
     if difference is None:
-        why = entry.get("judgement_reason") or entry.get("quotient_reason") or "not available on one side"
-        ends = entry.get("bounds", {}).get("change" if condition.relative else "difference", {})
-        return _Measured(None, ends.get("low"), ends.get("high"), why)
-    around = entry.get("difference_interval") or {}
+        why = entry.judgement_reason or entry.quotient_reason or "not available on one side"
+        if not entry.bounded:
+            return _Measured(why=why)
+        ends = entry.bounds.change if condition.relative else entry.bounds.difference
+        return _Measured(None, ends.low, ends.high, why)
+    around: Interval | Effect = entry.difference_interval or Interval(None, None)
     if not condition.relative:
-        return _Measured(difference, around.get("low"), around.get("high"))
+        return _Measured(difference, around.low, around.high)
     if not reference:
         return _Measured(why="the reference is 0: there is no part of it")
     value, scale = difference / abs(reference), 1 / abs(reference)
-    effect = entry.get("effect") or {}
-    if effect.get("kind") == "quotient":
-        around, scale = effect, 1.0
-    low, high = (None if around.get(name) is None else around[name] * scale for name in ("low", "high"))
+    if entry.effect and entry.effect.kind == "quotient":
+        around, scale = entry.effect, 1.0
+    low, high = (None if end is None else end * scale for end in (around.low, around.high))
     return _Measured(value, low, high)
 
 
-def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Outcome, reason: str) -> Judged:
+def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Outcome, reason: str) -> JudgedCondition:
     unit = "ratio" if condition.relative else metric_named(condition.metric).unit
-    return Judged(
+    return JudgedCondition(
         condition.text,
         condition.metric,
         condition.relative,
@@ -255,10 +312,10 @@ def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Ou
     )
 
 
-def _with_note(reason: str, entry: Mapping[str, Any] | None) -> str:
+def _with_note(reason: str, entry: ComparedMetric | None) -> str:
     """Add a note where the comparison itself does not judge this metric: here it is judged because a condition asks for
     it.
     """
-    if entry and entry.get("judgement") == "not judged" and entry.get("judgement_reason"):
-        return f"{reason} (judged because it was asked for: {entry['judgement_reason']})"
+    if entry is not None and entry.judgement == "not judged" and entry.judgement_reason:
+        return f"{reason} (judged because it was asked for: {entry.judgement_reason})"
     return reason

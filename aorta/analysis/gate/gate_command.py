@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from aorta.analysis.gate.gate_checks import GateResult, evaluate
-from aorta.analysis.gate.gate_conditions import Condition, parse_condition
-from aorta.analysis.gate.gate_markdown import markdown_summary
-from aorta.analysis.gate.gate_text import gate_text
-from aorta.analysis.gate.junit import junit_xml
+from aorta.analysis.documents.summary import Summary
+from aorta.analysis.gate.gate_checks import Condition, GateResult, evaluate, parse_condition
+from aorta.analysis.gate.gate_outputs import gate_text, junit_xml, markdown_summary
 from aorta.errors import EXIT_OK, InputError
 from aorta.terminal_style import PLAIN, Style
 
@@ -59,19 +56,19 @@ def check_gate_options(options: argparse.Namespace) -> None:
         raise InputError(f"--inconclusive {options.inconclusive} is for a gate: give at least one --fail-on")
 
 
-def judge(options: argparse.Namespace, summary: dict[str, Any]) -> GateResult | None:
+def judge(options: argparse.Namespace, summary: Summary) -> GateResult | None:
     """Judge the conditions and put the result into the summary as `gate`. Without a condition returns None and adds no
     key.
     """
     if not options.fail_on:
         return None
-    result = evaluate(options.fail_on, summary["comparison"], options.inconclusive)
-    summary["gate"] = result.as_json()
+    result = evaluate(options.fail_on, summary.comparison, options.inconclusive)
+    summary.gate = result.entry()
     return result
 
 
 def run_gate(
-    options: argparse.Namespace, summary: dict[str, Any], result: GateResult | None, style: Style = PLAIN
+    options: argparse.Namespace, summary: Summary, result: GateResult | None, style: Style = PLAIN
 ) -> tuple[int, str]:
     """Write the files of `--junit` and `--markdown`.
 
@@ -87,7 +84,7 @@ def run_gate(
     """
     written: list[str] = []
     if result is not None and options.junit is not None:
-        _write(options.junit, junit_xml(result, summary["comparison"]), "w", "--junit")
+        _write(options.junit, junit_xml(result, summary.comparison), "w", "--junit")
         written.append(options.junit)
     if options.markdown is not None:
         _write(options.markdown, markdown_summary(summary, result), "a", "--markdown")

@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+import msgspec
+
 from aorta.analysis.load.locations import NOT_A_LAUNCH, holds_records
 from aorta.analysis.load.open import (
     INFLATED_LIMIT,
@@ -95,11 +97,13 @@ class Archives:
         raise InputError(f"{archive}!{name}: the archive has no folder {name!r}")
 
     def as_given(self, value: Any) -> Any:
-        """The same text, list or mapping, with `ARCHIVE!` in place of a temporary folder."""
+        """The same text, list, mapping or struct, with `ARCHIVE!` in place of a temporary folder."""
         if isinstance(value, str):
             for folder, location in self._folders.items():
                 value = value.replace(f"{folder}/", f"{location}!").replace(folder, location)
             return value
+        if isinstance(value, msgspec.Struct):
+            return type(value)(**{name: self.as_given(getattr(value, name)) for name in value.__struct_fields__})
         if isinstance(value, dict):
             return {key: self.as_given(entry) for key, entry in value.items()}
         return [self.as_given(entry) for entry in value] if isinstance(value, list) else value

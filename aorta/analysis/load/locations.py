@@ -24,8 +24,17 @@ NOT_A_LAUNCH: Final = "history"
 """Holds earlier runs of the same folder."""
 
 
-def load_source(location: str | Path, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
+def load_source(
+    location: str | Path,
+    engine: Engine | None = None,
+    comm_patterns: Sequence[str] = (),
+    *,
+    contents: bool = False,
+) -> Run:
     """Read a run folder, or the traces of a file, directory, glob or URL.
+
+    Args:
+        contents: of records, keep what ran inside each step as well (`RankTables.contents`).
 
     Raises:
         InputError: nothing there can be read.
@@ -36,7 +45,7 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
         if path.is_file() and _is_record(path):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
-            return load_run(path, engine)
+            return load_run(path, engine, contents=contents)
     from aorta.analysis.load.trace_files import NoTraces
     from aorta.analysis.load.traces import load_traces
 
@@ -46,7 +55,7 @@ def load_source(location: str | Path, engine: Engine | None = None, comm_pattern
         if is_url(text) or not Path(text).is_dir():
             raise
         try:
-            return load_run(Path(text), engine)
+            return load_run(Path(text), engine, contents=contents)
         except InputError as error:
             raise InputError(f"{error}. {nothing}") from nothing
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
 from aorta.analysis.load.run_facts import coverage_facts, source_of
+from aorta.analysis.step_intervals import StepColumns, contents_of
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -67,8 +68,11 @@ _scalars_of = attrgetter(*_SCALARS)
 _losses_of = attrgetter(*LOSSES)
 
 
-def read_tables(path: Path) -> RankTables:
+def read_tables(path: Path, *, contents: bool = False) -> RankTables:
     """Read one record. Memory: its columns and one block of lines.
+
+    Args:
+        contents: keep what ran inside each step as well (`RankTables.contents`), as a replay needs it.
 
     Raises:
         InputError: as `records.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
@@ -76,18 +80,18 @@ def read_tables(path: Path) -> RankTables:
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and each collection would traverse the million objects of a block
     try:
-        return _read(path)
+        return _read(path, StepColumns() if contents else None)
     finally:
         if collecting:
             gc.enable()
 
 
-def _read(path: Path) -> RankTables:
+def _read(path: Path, contents: StepColumns | None) -> RankTables:
     problems = Problems(path.name)
     lines = raw_lines(path, problems)
     header = read_header(path, lines, problems)
     footer: Footer | None = None
-    columns = _Columns(path, header)
+    columns = _Columns(path, header, contents)
     for number, offset, text in lines:
         try:
             line = decode_line(text)
@@ -112,6 +116,7 @@ class _Columns:
 
     path: Path
     header: Header
+    contents: StepColumns | None = None
     scalars: list[tuple[Any, ...]] = field(default_factory=list)
     losses: list[tuple[Any, ...]] = field(default_factory=list)
     rows: list[CollectiveRow] = field(default_factory=list)
@@ -170,6 +175,8 @@ class _Columns:
             compute_ms = line.overlap.get("compute_ms")
             self.isolated_compute_ms.append(float("nan") if compute_ms is None else compute_ms)
             return
+        if self.contents is not None:
+            self.contents.add(contents_of(line.compute, line.aux, line.stalls, line.waits, line.ready))
         if has_marks:
             self.mark_lines.append(offset)
         self.gradient_order = self.gradient_order or gradient_order
@@ -238,6 +245,8 @@ class _Columns:
             integers, rows = _reordered(integers, rows, chosen)
             losses, metrics = losses[:, chosen], metrics[:, chosen]
             bounds, by_kernels = {name: ends[:, chosen] for name, ends in bounds.items()}, by_kernels[chosen]
+            if self.contents is not None:
+                self.contents.take(chosen)
         said = problems.said()
         name = self.path.name
         if footer is None:
@@ -276,6 +285,7 @@ class _Columns:
                 (self.header.local_rank, self.header.world_size),
                 self.mark_lines,
             ),
+            contents=self.contents,
             isolated=self._isolated(),
             gradient_order=self.gradient_order,
             expert_load=self.expert_load,

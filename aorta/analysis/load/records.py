@@ -39,9 +39,10 @@ def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Ma
 
 @dataclass(frozen=True)
 class RecordFile:
-    """The record of one rank, not read yet."""
+    """The record of one rank, not read yet; with `contents`, also what ran inside each step is."""
 
     path: Path
+    contents: bool = False
 
     def size_bytes(self) -> int:
         """Size of the file; 0 where it is unknown, which reading it will explain."""
@@ -52,11 +53,11 @@ class RecordFile:
 
     def absolute(self) -> RecordFile:
         """The same with an absolute path, for workers with another working directory."""
-        return RecordFile(self.path.absolute())
+        return replace(self, path=self.path.absolute())
 
 
 def _tables(file: RecordFile) -> RankTables:
-    return read_tables(file.path)
+    return read_tables(file.path, contents=file.contents)
 
 
 class _Shared:
@@ -71,11 +72,12 @@ class _Shared:
         return replace(found, source=replace(found.source, groups=groups))
 
 
-def load_run(path: str | Path, engine: Engine | None = None) -> Run:
+def load_run(path: str | Path, engine: Engine | None = None, *, contents: bool = False) -> Run:
     """Read every rank of one run folder, one process per file.
 
     Args:
         engine: where files are read; by default on this machine's cores.
+        contents: keep what ran inside each step as well (`RankTables.contents`).
 
     Raises:
         InputError: the folder does not exist, holds no readable record, mixes runs, or its ranks disagree about the
@@ -90,7 +92,7 @@ def load_run(path: str | Path, engine: Engine | None = None) -> Run:
     readable: list[RankTables] = []
     shared = _Shared()
     with progress(len(files), f"reading {folder}") as tick:
-        for found in (engine or Local()).map(_tables, [RecordFile(file) for file in files]):
+        for found in (engine or Local()).map(_tables, [RecordFile(file, contents) for file in files]):
             if isinstance(found, InputError):
                 left_out.append(str(found))
             else:

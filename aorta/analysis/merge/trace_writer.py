@@ -1,7 +1,9 @@
-"""Writes a trace file event by event; it appears under its name only when it is complete.
+"""Writes a trace file event by event, and gives the processes, threads and flow events of many traces ids of their own.
 
-The file is JSON, compressed where its name ends in .gz. Must not: replace a file unless asked to, or leave an
-incomplete one.
+The file is JSON, compressed where its name ends in .gz, and appears under its name only when it is complete. A rank's
+own pids, tids and ids, numbers or text, become integers below 2^53 (which JSON readers keep exact); no two traces share
+one, and the same rank and name always give the same integer. Must not: replace a file unless asked to, leave an
+incomplete one, drop an event, or join the flows of two ranks.
 """
 
 from __future__ import annotations
@@ -11,13 +13,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
+from aorta.analysis.load.chrome_json import Event
 from aorta.errors import InputError
 from aorta.records.whole_files import whole_file
 
+PIDS_PER_RANK: Final = 1_000
+TIDS_PER_RANK: Final = 100_000
+_IDS_PER_TRACE: Final = 1 << 32
+"""Kineto's correlation ids have 32 bits. Flows of trace n get n * 2^33 + id; other ids are numbered above them."""
+_ID_KEYS = ("id", "bind_id")
 _GZIP_LEVEL = 4
 _BUFFER = 1 << 20
 
@@ -83,3 +91,151 @@ def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
                 yield TraceWriter(raw)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def metadata_event(what: str, pid: int, args: dict[str, Any], tid: int = 0) -> dict[str, Any]:
+    """An event that names or orders a process or a thread, as `what` says."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def named_process(pid: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the events that name a process and place it by its id."""
+    yield metadata_event("process_name", pid, {"name": name})
+    yield metadata_event("process_sort_index", pid, {"sort_index": pid})
+
+
+def named_thread(pid: int, tid: int, name: str, order: int) -> Iterator[dict[str, Any]]:
+    """Yield the events that name a thread and place it among those of its process."""
+    yield metadata_event("thread_name", pid, {"name": name}, tid)
+    yield metadata_event("thread_sort_index", pid, {"sort_index": order}, tid)
+
+
+class TrackIdentity:
+    """The ids of one rank: pids from (rank + 1) * 1000, tids from (rank + 1) * 100,000.
+
+    Args:
+        label: name of its processes, for example "rank 3 (node7)".
+        main_pid: pid of its first process; None = the first of its range.
+    """
+
+    def __init__(self, rank: int, label: str, main_pid: int | None = None) -> None:
+        self.rank, self.label = rank, label
+        self._main_pid = main_pid
+        self._pids: dict[bytes, int] = {}
+        self._tids: dict[tuple[bytes, bytes], int] = {}
+        self._named: set[int] = set()
+        self._sorted: set[int] = set()
+        self._named_tids: set[int] = set()
+        self._used_tids: set[int] = set()
+        self._other_ids: dict[tuple[int, bytes], int] = {}
+
+    def pid(self, raw: bytes) -> int:
+        """The new pid of a process.
+
+        Raises:
+            InputError: the rank has more processes than its range holds.
+        """
+        number = self._pids.get(raw)
+        if number is None:
+            count = len(self._pids)
+            if count >= PIDS_PER_RANK:
+                raise InputError(f"rank {self.rank}: its traces name more than {PIDS_PER_RANK} processes")
+            first = self._main_pid is not None and not count
+            number = self._main_pid if first and self._main_pid is not None else self._in_range(count)
+            self._pids[raw] = number
+        return number
+
+    def tid(self, pid: bytes, raw: bytes) -> int:
+        """The new tid of a thread; no two processes share one."""
+        number = self._tids.get((pid, raw))
+        if number is None:
+            if len(self._tids) >= TIDS_PER_RANK:
+                raise InputError(f"rank {self.rank}: its traces name more than {TIDS_PER_RANK} threads")
+            number = self._tids[pid, raw] = (self.rank + 1) * TIDS_PER_RANK + len(self._tids)
+        return number
+
+    def rename(self, event: Event, trace: int) -> None:
+        """Replace the ids of `event`, in place. `trace` is the number of its trace in the whole merge."""
+        pid = bytes(event.get("pid", b"0"))
+        new_pid = self.pid(pid)
+        event["pid"] = _number(new_pid)
+        metadata = bytes(event.get("ph", b"")) == b'"M"'
+        if "tid" in event:
+            new_tid = self.tid(pid, bytes(event["tid"]))
+            event["tid"] = _number(new_tid)
+            if not metadata:
+                self._used_tids.add(new_tid)
+        for key in _ID_KEYS:
+            if key in event:
+                event[key] = _number(self._id(trace, bytes(event[key])))
+        if "id2" in event:
+            event["id2"] = self._scoped(trace, event["id2"])
+        if metadata:
+            self._metadata(event, pid, new_pid)
+
+    def missing_names(self) -> Iterator[dict[str, Any]]:
+        """Metadata events for processes and threads that the traces did not name."""
+        for raw, pid in self._pids.items():
+            if pid not in self._named:
+                yield metadata_event(
+                    "process_name", pid, {"name": self._name(raw, pid, None), "original_pid": _decoded(raw)}
+                )
+            if pid not in self._sorted:
+                yield metadata_event("process_sort_index", pid, {"sort_index": self._sort_index(pid)})
+        for (pid_raw, raw), tid in self._tids.items():
+            if tid in self._used_tids - self._named_tids:
+                args = {"name": str(_decoded(raw)), "original_tid": _decoded(raw)}
+                yield metadata_event("thread_name", self._pids[pid_raw], args, tid)
+
+    def _metadata(self, event: Event, pid: bytes, new_pid: int) -> None:
+        name = msgspec.json.decode(event["name"])
+        if name not in ("process_name", "process_sort_index", "thread_name"):
+            return
+        args: dict[str, Any] = msgspec.json.decode(event.get("args", b"{}"), type=dict[str, msgspec.Raw])
+        if name == "process_name":
+            self._named.add(new_pid)
+            args |= {
+                "name": self._name(pid, new_pid, _decoded(bytes(args.get("name", b"null")))),
+                "original_pid": _decoded(pid),
+            }
+        elif name == "process_sort_index":
+            self._sorted.add(new_pid)
+            args["sort_index"] = self._sort_index(new_pid)
+        elif "tid" in event:
+            self._named_tids.add(int(bytes(event["tid"])))
+        event["args"] = msgspec.Raw(msgspec.json.encode(args))
+
+    def _name(self, raw: bytes, pid: int, name: object) -> str:
+        """The rank's first process gets the label of the rank; the others append their own name to it."""
+        if next(iter(self._pids.values())) == pid:
+            return self.label
+        return f"{self.label}: {name or 'process'} {_decoded(raw)}".rstrip()
+
+    def _sort_index(self, pid: int) -> int:
+        return self._in_range(list(self._pids.values()).index(pid))
+
+    def _in_range(self, count: int) -> int:
+        return (self.rank + 1) * PIDS_PER_RANK + count
+
+    def _id(self, trace: int, raw: bytes) -> int:
+        base = trace * 2 * _IDS_PER_TRACE
+        if len(raw) <= 10 and raw.isdigit() and (number := int(raw)) < _IDS_PER_TRACE:
+            return base + number
+        return base + _IDS_PER_TRACE + self._other_ids.setdefault((trace, raw), len(self._other_ids))
+
+    def _scoped(self, trace: int, raw: msgspec.Raw) -> msgspec.Raw:
+        scopes = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        return msgspec.Raw(msgspec.json.encode({key: self._id(trace, bytes(value)) for key, value in scopes.items()}))
+
+
+def _number(value: int) -> msgspec.Raw:
+    return msgspec.Raw(b"%d" % value)
+
+
+def _decoded(raw: bytes) -> Any:
+    """Decode an id or name of a trace; as text where it cannot be a value, such as a number of more than 64 bits."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return raw.decode()
+    return value if not isinstance(value, int) or abs(value) < 2**63 else raw.decode()

@@ -16,7 +16,7 @@ import msgspec
 
 from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import RankAlignment
-from aorta.analysis.merge.track_identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread
 from aorta.records.clocks import WallTime
 from aorta.records.reader import stream
 from aorta.records.schema import Anchor, Footer, Header, Step
@@ -81,11 +81,9 @@ class RecordTracks:
             elif isinstance(line, Step):
                 yield from self._step(line, lanes, wall)
         if self.steps:
-            yield self._meta("process_name", 0, {"name": f"{self.label}: AORTA record"})
-            yield self._meta("process_sort_index", 0, {"sort_index": self._pid})
+            yield from named_process(self._pid, f"{self.label}: AORTA record")
             for order, (name, tid) in enumerate(sorted(self._tids.items(), key=lambda item: _track_order(item[0]))):
-                yield self._meta("thread_name", tid, {"name": name})
-                yield self._meta("thread_sort_index", tid, {"sort_index": order})
+                yield from named_thread(self._pid, tid, name, order)
 
     def _step(self, step: Step, lanes: tuple[str, ...], wall: WallTime) -> Iterator[dict[str, Any]]:
         origin = step.start_mono_ns
@@ -161,9 +159,6 @@ class RecordTracks:
 
     def _us(self, instant_ns: int) -> msgspec.Raw:
         return msgspec.Raw(microseconds.as_text(instant_ns - self.base_ns))
-
-    def _meta(self, name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-        return {"ph": "M", "name": name, "pid": self._pid, "tid": tid, "ts": 0, "args": args}
 
 
 def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:

@@ -1,51 +1,126 @@
-"""The kernels of traces as lines for a terminal.
+"""The kernels of traces as lines for a terminal, and as data frames of fixed columns: kernels with their slowdowns,
+matrix products, gaps, counters.
 
-Must not compute a number, or say a slowdown without its interval.
+Must not compute a number, say a slowdown without its interval, or import pandas before a frame is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.traces import (
+    CounterEntry,
+    GemmEntry,
+    KernelTotalEntry,
+    SlowdownEntry,
+    StreamGapsEntry,
+    TraceEntries,
+)
 from aorta.analysis.formatting import TEXT
+from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
 from aorta.analysis.report.metric_table import wrapped
 from aorta.terminal_style import PLAIN, Style
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COMPARED: Final = (
+    *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
+    *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
+)
+_NOT_COMPARED: Final = {
+    "comm": "communication is not compared with itself",
+    "copy": "copies are not compared",
+    "compute": "not among the kernels that were compared",
+    "unknown": "whether it is computation is not known",
+}
+
+
+def _columns(row: type) -> tuple[str, ...]:
+    return tuple(row.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+KERNEL_TABLES: Final = {
+    "kernels": (*_columns(KernelTotal), *_COMPARED, "slowdown_reason"),
+    "gemms": _columns(GemmRate),
+    "gaps": _columns(StreamGaps),
+    "counters": _columns(CounterMean),
+}
+"""Table -> its columns."""
+_WHOLE: Final = frozenset(
+    {"rank", "device", "stream", "count", "kernels", "gaps", "gaps_known", "launch_bound", "batch", "m", "n", "k"}
+    | {"alone_count", "overlapped_count", "partly_count"}
+)
+_WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "derived_from", "reason", "slowdown_reason"})
+
+
+def kernel_frames(traces: TraceEntries) -> dict[str, pd.DataFrame]:
+    """Every table of `KERNEL_TABLES`, one without rows too.
+
+    Args:
+        traces: the entry `traces` of a dataset in `summary.json`.
+    """
+    others = {name: as_json(getattr(traces.kernels, name)) for name in KERNEL_TABLES if name != "kernels"}
+    rows = {"kernels": _kernel_rows(traces)} | others
+    return {name: _frame(each, KERNEL_TABLES[name]) for name, each in rows.items()}
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns)).astype({column: _kind(column) for column in columns})
+
+
+def _kernel_rows(traces: TraceEntries) -> list[dict[str, Any]]:
+    """The totals of each device, each with its slowdown or why there is none."""
+    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
+    rows = []
+    for total in traces.kernels.totals:
+        found = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
+        told = {key: getattr(found, key) for key in _COMPARED} if found else {}
+        why = found.reason if found else _NOT_COMPARED[total.cls]
+        rows.append({**as_json(total), **told, "slowdown_reason": why})
+    return rows
+
+
+def _kind(column: str) -> str:
+    return "string" if column in _WORDS else "Int64" if column in _WHOLE else "float64"
+
 
 SHOWN: Final = 3
 _LEAST_NAME: Final = 24
 _KIND: Final = {"gemms": "matrix products", "gaps": "gaps", "counters": "hardware counters"}
 
 
-def kernel_block(
-    label: str, traces: Mapping[str, Any], style: Style = PLAIN, shown: int = SHOWN, more: str = ""
-) -> str:
+def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN, more: str = "") -> str:
     """The kernels with the largest totals, what communication slows down most, matrix products, gaps and counters;
     what a trace does not hold with the reason. `more`: a command that shows more.
     """
-    found, width = traces["kernels"], style.width
-    if not found["by_name"]:
-        return wrapped([f"{label}: no kernels: {'; '.join(found['reasons'].get('totals', ['the traces are empty']))}"])
+    found, width = traces.kernels, style.width
+    if not found.by_name:
+        return wrapped([f"{label}: no kernels: {'; '.join(found.reasons.get('totals', ['the traces are empty']))}"])
     lines = [f"{label}: kernels, all devices together; share of their summed time"]
     lines.append(f"  {'count':>7} {'total ms':>11} {'mean ms':>10} {'± ms':>9} {'share':>7}  class    kernel")
-    lines += [_total(row, width) for row in found["by_name"][:shown]]
-    lines += _more(found["by_name"], shown, "kernels")
-    compared = [row for row in traces["slowdowns"] if row["mean_ratio"] is not None]
+    lines += [_total(row, width) for row in found.by_name[:shown]]
+    lines += _more(found.by_name, shown, "kernels")
+    compared = [row for row in traces.slowdowns if row.mean_ratio is not None]
     if compared:
         lines.append("  beside communication against alone, ratio of means with its 95 % interval:")
         lines += [line for row in compared[:shown] for line in _slowdown(row, width)]
         lines += _more(compared, shown, "kernels that can be compared")
-    elif traces["slowdowns"]:
-        lines.append(f"  no kernel can be compared with itself beside communication: {_why_not(traces['slowdowns'])}")
-    if found["by_shape"]:
+    elif traces.slowdowns:
+        lines.append(f"  no kernel can be compared with itself beside communication: {_why_not(traces.slowdowns)}")
+    if found.by_shape:
         lines.append("  matrix products, batch x [m, k] x [k, n]:")
-        lines += [_gemm(row) for row in found["by_shape"][:shown]]
-        lines += _more(found["by_shape"], shown, "shapes")
-    lines += [_gap(row) for row in found["gaps"][:shown]] + _more(found["gaps"], shown, "streams")
-    lines += [_counter(row, width) for row in found["counters"][:shown]]
-    lines += _more(found["counters"], shown, "counters of kernels")
-    lines += [f"  {_KIND[kind]}: {'; '.join(why)}" for kind, why in found["reasons"].items() if kind in _KIND]
-    lines += [f"  {count} rows of {kind} are not kept" for kind, count in found["left_out"].items()]
+        lines += [_gemm(row) for row in found.by_shape[:shown]]
+        lines += _more(found.by_shape, shown, "shapes")
+    lines += [_gap(row) for row in found.gaps[:shown]] + _more(found.gaps, shown, "streams")
+    lines += [_counter(row, width) for row in found.counters[:shown]]
+    lines += _more(found.counters, shown, "counters of kernels")
+    lines += [f"  {_KIND[kind]}: {'; '.join(why)}" for kind, why in found.reasons.items() if kind in _KIND]
+    lines += [f"  {count} rows of {kind} are not kept" for kind, count in found.left_out.items()]
     return wrapped(lines, width) + (f"\n  more of them: {more}" if more else "")  # to be copied: in one line
 
 
@@ -58,75 +133,75 @@ def shortened(name: str, width: int) -> str:
     return f"{plain[: width - 3 - end]}...{plain[-end:]}"
 
 
-def place_of(row: Mapping[str, Any]) -> str:
+def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
     """Rank and device of a row."""
-    rank = "unknown rank" if row["rank"] is None else f"rank {row['rank']}"
-    return rank if row["device"] is None else f"{rank}, device {row['device']}"
+    rank = "unknown rank" if row.rank is None else f"rank {row.rank}"
+    return rank if row.device is None else f"{rank}, device {row.device}"
 
 
-def _total(row: Mapping[str, Any], width: int) -> str:
+def _total(row: KernelTotalEntry, width: int) -> str:
     head = (
-        f"  {row['count']:>7} {TEXT.number(row['total_ms'], 'ms'):>11} {TEXT.number(row['mean_ms'], 'ms'):>10} "
-        f"{_spread(row['std_ms']):>9} {TEXT.percent(row['share']):>7}  {row['cls']:<7}  "
+        f"  {row.count:>7} {TEXT.number(row.total_ms, 'ms'):>11} {TEXT.number(row.mean_ms, 'ms'):>10} "
+        f"{_spread(row.std_ms):>9} {TEXT.percent(row.share):>7}  {row.cls:<7}  "
     )
-    return head + shortened(row["name"], max(_LEAST_NAME, width - len(head)))
+    return head + shortened(row.name, max(_LEAST_NAME, width - len(head)))
 
 
-def _slowdown(row: Mapping[str, Any], width: int) -> tuple[str, str]:
+def _slowdown(row: SlowdownEntry, width: int) -> tuple[str, str]:
     told = (
-        f"    x{row['mean_ratio']:.3f} [{row['mean_ratio_low']:.3f}, {row['mean_ratio_high']:.3f}] "
-        f"{row['alone_count']} alone {row['alone_mean_ms']:.3f} ms, {row['overlapped_count']} beside "
-        f"{row['overlapped_mean_ms']:.3f} ms, {place_of(row)}"
+        f"    x{row.mean_ratio:.3f} [{row.mean_ratio_low:.3f}, {row.mean_ratio_high:.3f}] "
+        f"{row.alone_count} alone {row.alone_mean_ms:.3f} ms, {row.overlapped_count} beside "
+        f"{row.overlapped_mean_ms:.3f} ms, {place_of(row)}"
     )
-    return told, f"      {shortened(row['name'], width - 6)}"
+    return told, f"      {shortened(row.name, width - 6)}"
 
 
-def _gemm(row: Mapping[str, Any]) -> str:
-    rate = "no rate: no time" if row["tflops"] is None else f"{row['tflops']:.3f} TFLOP/s"
+def _gemm(row: GemmEntry) -> str:
+    rate = "no rate: no time" if row.tflops is None else f"{row.tflops:.3f} TFLOP/s"
     return (
-        f"    {row['count']:>6} {shape_of(row)}: mean {TEXT.number(row['mean_ms'], 'ms')} ± "
-        f"{_spread(row['std_ms'])} ms, {rate} ({row['operator']})"
+        f"    {row.count:>6} {shape_of(row)}: mean {TEXT.number(row.mean_ms, 'ms')} ± "
+        f"{_spread(row.std_ms)} ms, {rate} ({row.operator})"
     )
 
 
-def shape_of(row: Mapping[str, Any]) -> str:
+def shape_of(row: GemmEntry) -> str:
     """Type and sides of a product."""
-    sides = f"[{row['m']}, {row['k']}] x [{row['k']}, {row['n']}]"
-    batch = "" if row["batch"] == 1 else f"{row['batch']} x "
-    return f"{shortened(row['dtype'], 20) if row['dtype'] else 'unknown type'} {batch}{sides}"
+    sides = f"[{row.m}, {row.k}] x [{row.k}, {row.n}]"
+    batch = "" if row.batch == 1 else f"{row.batch} x "
+    return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"
 
 
-def _gap(row: Mapping[str, Any]) -> str:
-    told = f"{row['gaps']} gaps of {TEXT.number(row['gap_ms'], 'ms')} ms"
-    if not row["gaps"]:
+def _gap(row: StreamGapsEntry) -> str:
+    told = f"{row.gaps} gaps of {TEXT.number(row.gap_ms, 'ms')} ms"
+    if not row.gaps:
         told = "no gaps"
-    elif row["launch_bound"] is None:
-        told += f"; launch-bound not known: {row['reason']}"
+    elif row.launch_bound is None:
+        told += f"; launch-bound not known: {row.reason}"
     else:
         told += (
-            f"; launch-bound {row['launch_bound']} of {row['gaps_known']} with a known launch, "
-            f"{TEXT.number(row['launch_bound_ms'], 'ms')} ms"
+            f"; launch-bound {row.launch_bound} of {row.gaps_known} with a known launch, "
+            f"{TEXT.number(row.launch_bound_ms, 'ms')} ms"
         )
-    busy = TEXT.number(row["busy_ms"], "ms")
-    return f"  {place_of(row)}, stream {row['stream']}: {row['kernels']} kernels in {busy} ms, {told}"
+    busy = TEXT.number(row.busy_ms, "ms")
+    return f"  {place_of(row)}, stream {row.stream}: {row.kernels} kernels in {busy} ms, {told}"
 
 
-def _counter(row: Mapping[str, Any], width: int) -> str:
-    share = "" if row["comm_share"] is None else f", {TEXT.percent(row['comm_share'])} beside communication"
-    derived = "" if row["derived_from"] is None else " (derived)"
+def _counter(row: CounterEntry, width: int) -> str:
+    share = "" if row.comm_share is None else f", {TEXT.percent(row.comm_share)} beside communication"
+    derived = "" if row.derived_from is None else " (derived)"
     head = (
-        f"  {shortened(row['counter'], 32)}{derived} {row['mean']:.6g} ({row['min']:.6g} to {row['max']:.6g}) of "
-        f"{row['count']}{share}: "
+        f"  {shortened(row.counter, 32)}{derived} {row.mean:.6g} ({row.min:.6g} to {row.max:.6g}) of "
+        f"{row.count}{share}: "
     )
-    return head + shortened(row["name"], max(_LEAST_NAME, width - len(head)))
+    return head + shortened(row.name, max(_LEAST_NAME, width - len(head)))
 
 
 def _spread(value: float | None) -> str:
     return "-" if value is None else TEXT.number(value, "ms")
 
 
-def _why_not(rows: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(list(dict.fromkeys(row["reason"] for row in rows))[:2])
+def _why_not(rows: Sequence[SlowdownEntry]) -> str:
+    return "; ".join(list(dict.fromkeys(str(row.reason) for row in rows))[:2])
 
 
 def _more(rows: Sequence[object], shown: int, what: str) -> list[str]:

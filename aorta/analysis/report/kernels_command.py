@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
+
+from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.load.engines import Local
-from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
-from aorta.analysis.report.kernel_text import kernel_block
+from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_block, kernel_frames
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     from aorta.analysis.load.traces import load_traces
 
     run = load_traces(options.traces, Local(options.jobs), options.comm_pattern)
-    traces = run.extras["traces"]
+    traces = msgspec.convert(run.extras["traces"], TraceEntries)
     blocks = [kernel_block(options.traces, traces, style_of(sys.stdout), options.top)]
     blocks.append("\n".join(f"  ! {note}" for note in run.health.notes()))
     if options.output is not None:
@@ -68,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _write(traces: Mapping[str, Any], output: Path, form: str) -> list[str]:
+def _write(traces: TraceEntries, output: Path, form: str) -> list[str]:
     """Write every table, one without rows too; returns a line for each.
 
     Raises:

@@ -10,10 +10,14 @@ larger distance from a value to an end of its interval, or show a ratio whose de
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
 
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.documents import ABSENT, known
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Interval, Quotient
 from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.metrics import JOB_STEP
 from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of
@@ -33,9 +37,9 @@ _LEAST_NAME: Final = 13
 _UNKNOWN: Final = "-"
 
 
-def metric_table(comparison: Mapping[str, Any], names: Sequence[str], style: Style = PLAIN) -> list[str]:
+def metric_table(comparison: Comparison, names: Sequence[str], style: Style = PLAIN) -> list[str]:
     """A head, and a row for each of these metrics."""
-    judged = "launches" in comparison
+    judged = comparison.tested
     rows, gap = _rows(comparison, names, judged=judged, around=True), _GAP
     if _least_width(rows, gap) > style.width:  # intervals of the sides go: that of the delta is the one that decides
         rows, gap = _rows(comparison, names, judged=judged, around=False), 1
@@ -46,28 +50,27 @@ def metric_table(comparison: Mapping[str, Any], names: Sequence[str], style: Sty
 
 
 def _rows(
-    comparison: Mapping[str, Any], names: Sequence[str], *, judged: bool, around: bool
+    comparison: Comparison, names: Sequence[str], *, judged: bool, around: bool
 ) -> list[tuple[tuple[str, ...], str | None]]:
     """The cells of each line, the head first, and its verdict."""
     rows: list[tuple[tuple[str, ...], str | None]] = [(_HEAD if judged else _HEAD_OF_RUNS, None)]
     for name in names:
-        pair = comparison["metrics"][name]
+        pair = comparison.metrics[name]
         if not is_comparable(comparison):
             pair = _without_deltas(pair)
         if judged:
-            rows.append((_judged(name, pair, around=around), pair["verdict"]))
+            rows.append((_judged(name, pair, around=around), pair.verdict))
             continue
         rows.append((_of_runs(name, pair), None))
-        if "ratio_of_sums" in pair:
-            rows.append((_of_runs(_POOLED, {"unit": "ratio", "judgement": "", **pair["ratio_of_sums"]}), None))
+        if pair.ratio_of_sums:
+            rows.append(((_POOLED, *_change("ratio", pair.ratio_of_sums), ""), None))
     return rows
 
 
-def _without_deltas(pair: Mapping[str, Any]) -> dict[str, Any]:
+def _without_deltas(pair: ComparedMetric) -> ComparedMetric:
     """The sides of a metric whose difference would be one of other work, or of a drift."""
-    effect = {"kind": "difference", "value": None, "low": None, "high": None}
-    shown = {name: value for name, value in pair.items() if name != "ratio_of_sums"}
-    return shown | {"difference": None, "quotient": None, "effect": effect}
+    nothing = Effect("difference", None, None, None)
+    return replace(pair, difference=None, quotient=None, effect=nothing, ratio_of_sums=ABSENT)
 
 
 def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -> int:
@@ -76,18 +79,14 @@ def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -
     return _LEAST_NAME + others + gap * (len(_HEAD) - 1)
 
 
-def shown_first(comparison: Mapping[str, Any]) -> list[str]:
+def shown_first(comparison: Comparison) -> list[str]:
     """Names of the metrics, but those without a value on both sides and those of 0 on both: the primary
     and the job step first, then what has a verdict, then the rest.
     """
-    metrics = comparison["metrics"]
-    names = [
-        name
-        for name, pair in metrics.items()
-        if "bounds" in pair or not (pair["reference"] is pair["candidate"] is None or is_zero(pair))
-    ]
-    primary = comparison.get("primary", "overlap_ratio")
-    return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, metrics[name].get("verdict") is None))
+    metrics = comparison.metrics
+    names = [name for name, pair in metrics.items() if pair.bounded or not (pair.unknown or is_zero(pair))]
+    primary = comparison.deciding
+    return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, known(metrics[name].verdict) is None))
 
 
 def denominators(names: Iterable[str]) -> str:
@@ -103,44 +102,43 @@ def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> s
     )
 
 
-def _judged(name: str, pair: Mapping[str, Any], *, around: bool) -> tuple[str, ...]:
-    unit, verdict = pair["unit"], pair["verdict"]
+def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]:
+    unit, verdict = pair.unit, pair.verdict
     sides = [
-        TEXT.bounds(pair["bounds"][side], unit, fewer=1, named=False)
-        if pair[side] is None and "bounds" in pair
-        else _around(pair[side], pair.get(f"{side}_interval") if around else None, unit)
-        for side in ("reference", "candidate")
+        _around(pair.value(side), pair.interval(side) if around else None, unit)
+        if (ends := pair.ends(side)) is None
+        else TEXT.bounds(ends, unit, fewer=1, named=False)
+        for side in SIDES
     ]
-    effect = pair["effect"]
-    delta = _UNKNOWN if effect["value"] is None else TEXT.effect(effect["value"], effect["kind"])
-    if effect["low"] is not None:
-        low, high = (TEXT.effect(effect[end], effect["kind"]).removesuffix(" %") for end in ("low", "high"))
+    effect = pair.effect
+    delta = _UNKNOWN if effect.value is None else TEXT.effect(effect.value, effect.kind)
+    if effect.low is not None:
+        low, high = (TEXT.effect(end, effect.kind).removesuffix(" %") for end in (effect.low, effect.high))
         delta += f" [{low}, {high}]"
     if verdict is None:
         return name, *sides, delta, _UNKNOWN, "not judged"
-    return name, *sides, delta, p_value(pair["p"], unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_words(pair)}"
+    return name, *sides, delta, p_value(pair.p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_words(pair)}"
 
 
-def _around(value: float | None, interval: Mapping[str, float | None] | None, unit: str) -> str:
+def _around(value: float | None, interval: Interval | None, unit: str) -> str:
     """A value, and how far the farther end of its interval is."""
     text = _UNKNOWN if value is None else TEXT.number(value, unit, fewer=1)
-    low, high = (interval or {}).get("low"), (interval or {}).get("high")
-    if value is None or low is None or high is None:
+    if value is None or interval is None or interval.low is None or interval.high is None:
         return text
-    return f"{text} ± {TEXT.number(max(high - value, value - low), unit, fewer=1)}"
+    return f"{text} ± {TEXT.number(max(interval.high - value, value - interval.low), unit, fewer=1)}"
 
 
-def _of_runs(name: str, pair: Mapping[str, Any]) -> tuple[str, ...]:
-    values = [
-        TEXT.bounds(pair["bounds"][side], pair["unit"], named=False)
-        if pair[side] is None and "bounds" in pair
-        else TEXT.number(pair[side], pair["unit"])
-        for side in ("reference", "candidate")
-    ]
-    change = pair["difference"]
-    difference = _UNKNOWN if change is None else TEXT.number(change, pair["unit"], signed=True)
-    ratio = _UNKNOWN if pair["quotient"] is None else TEXT.number(pair["quotient"], "ratio", fewer=1)
-    return name, *values, difference, ratio, pair["judgement"]
+def _of_runs(name: str, pair: ComparedMetric) -> tuple[str, ...]:
+    reference, candidate, *change = _change(pair.unit, pair)
+    bounds = [TEXT.bounds(ends, pair.unit, named=False) if (ends := pair.ends(side)) else "" for side in SIDES]
+    return name, bounds[0] or reference, bounds[1] or candidate, *change, str(pair.judgement)
+
+
+def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, str]:
+    """Both values, their difference and their quotient."""
+    difference = _UNKNOWN if pair.difference is None else TEXT.number(pair.difference, unit, signed=True)
+    ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient, "ratio", fewer=1)
+    return TEXT.number(pair.reference, unit), TEXT.number(pair.candidate, unit), difference, ratio
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], gap: str, verdict: str | None, style: Style) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents import known
+from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
@@ -65,11 +66,11 @@ def overlap_report(arguments: Sequence[str]) -> int:
         style=style,
         tables=options.tables,
     )
-    code, decided = run_gate(options, report.summary, judged[0], style)
-    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.summary, rules)]
+    code, decided = run_gate(options, report.content, judged[0], style)
+    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.content, rules)]
     to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
     try:
-        log_summary(report.summary, options.log, output)
+        log_summary(report.content, options.log, output)
     except InputError as error:
         if not code:
             raise
@@ -77,14 +78,14 @@ def overlap_report(arguments: Sequence[str]) -> int:
     return code
 
 
-def _next(arguments: Sequence[str], summary: Mapping[str, Any], rules: Rules) -> str:
+def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
     """What to do after a report: hold the verdict in continuous integration, which fails on a change for the worse that
     is larger than the margin; or get a verdict; empty for one source.
     """
-    comparison = summary.get("comparison")
+    comparison = known(summary.comparison)
     if comparison is None:
         return ""
-    if "launches" not in comparison:
+    if not comparison.tested:
         return "Next: repeated launches, from which a verdict can come: aorta ab --help"
     primary = metric_named(rules.primary)
     size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"

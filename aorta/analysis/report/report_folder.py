@@ -18,16 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.cautions import cautions
-from aorta.analysis.compare.inputs import Subject, read_subjects
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.launch_set import Subject, read_subjects
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents import as_json, known
+from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.summary import Summary
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.load.archives import Archives
 from aorta.analysis.load.engines import Engine
-from aorta.analysis.report.brief_text import brief_text
+from aorta.analysis.report.brief_text import brief_text, gain_block
 from aorta.analysis.report.charts import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
-from aorta.analysis.report.gain_text import gain_block
 from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
 from aorta.analysis.report.kernel_text import kernel_block
 from aorta.analysis.report.report_tables import remove_tables, write_tables
@@ -50,12 +52,18 @@ TABLES_DIR: Final = "tables"
 
 @dataclass(frozen=True)
 class Report:
-    """`text` is for people, `summary` is what `summary.json` holds, `not_drawn` says why a picture is missing."""
+    """`text` is for people, `content` is what `summary.json` holds, `not_drawn` says why a picture is missing."""
 
     text: str
-    summary: dict[str, Any]
+    content: Summary
     files: tuple[Path, ...]
     not_drawn: Mapping[str, str]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json` as plain JSON values."""
+        found: dict[str, Any] = as_json(self.content)
+        return found
 
 
 def write_report(
@@ -67,7 +75,7 @@ def write_report(
     engine: Engine | None = None,
     comm_patterns: Sequence[str] = (),
     rules: Rules | None = None,
-    finish: Callable[[dict[str, Any]], object] | None = None,
+    finish: Callable[[Summary], object] | None = None,
     html: bool = True,
     brief: bool = False,
     style: Style = PLAIN,
@@ -106,7 +114,7 @@ def write_report(
             for path in (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}"):
                 path.unlink()
         written += data
-        notes = {label: _notes(subject, summary["datasets"][label]) for label, subject in subjects.items()}
+        notes = {label: _notes(subject, summary.datasets[label]) for label, subject in subjects.items()}
         if brief:
             text = brief_text(summary, written, notes, style)
         else:
@@ -115,13 +123,13 @@ def write_report(
     return Report(text, summary, tuple(written), not_drawn)
 
 
-def _notes(subject: Subject, entry: Mapping[str, Any]) -> list[str]:
+def _notes(subject: Subject, entry: DatasetEntry) -> list[str]:
     return [*subject.dataset.run.health.notes(), *cautions(entry), *expert_sentences(entry)]
 
 
 def _files(
     subjects: Mapping[str, Subject],
-    summary: dict[str, Any],
+    summary: Summary,
     output: Path,
     compared: tuple[str | None, str | None],
     named: Callable[[Any], Any] | None,
@@ -134,7 +142,7 @@ def _files(
         output.mkdir(parents=True, exist_ok=True)
         written = [output / SUMMARY_FILE]
         with whole_file(written[0]) as part:
-            part.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         page = partial(_draw_page, subjects, summary, named) if named is not None else lambda _path: "not asked for"
         for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name
@@ -159,7 +167,7 @@ def _writable(output: Path) -> Iterator[None]:
 
 
 def _draw_page(
-    subjects: Mapping[str, Subject], summary: Mapping[str, Any], named: Callable[[Any], Any], path: Path
+    subjects: Mapping[str, Subject], summary: Summary, named: Callable[[Any], Any], path: Path
 ) -> str | None:
     reason = why_no_page()
     if reason is None:
@@ -177,27 +185,27 @@ def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: st
 
 def _text(
     subjects: Mapping[str, Subject],
-    summary: dict[str, Any],
+    summary: Summary,
     written: Sequence[Path],
     not_drawn: Mapping[str, str],
     style: Style,
 ) -> str:
-    entries, comparison = summary["datasets"], summary.get("comparison")
-    compared = () if comparison is None else (comparison["reference"], comparison["candidate"])
+    entries, comparison = summary.datasets, known(summary.comparison)
+    compared = () if comparison is None else (comparison.reference, comparison.candidate)
     blocks = []
     if comparison is not None:
         blocks += [verdict_block(comparison, style), comparison_table(comparison, style)]
-    blocks += [gain_block(label, entry["what_if"], style) for label, entry in entries.items()]
+    blocks += [gain_block(label, entry.what_if, style) for label, entry in entries.items()]
     blocks += [
-        kernel_block(label, entry["traces"], style, more=f"aorta kernels {shlex.quote(entry['source']['path'])}")
+        kernel_block(label, entry.traces, style, more=f"aorta kernels {shlex.quote(entry.source.path)}")
         for label, entry in entries.items()
-        if "traces" in entry
+        if entry.traces
     ]
     if comparison is not None:
         blocks.append(style.bold("Details"))
     blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]
     blocks += [
-        dataset_table(label, entry) for label, entry in entries.items() if "metrics" in entry and label not in compared
+        dataset_table(label, entry) for label, entry in entries.items() if entry.metrics and label not in compared
     ]
     if comparison is not None:
         blocks.append(comparison_details(comparison))

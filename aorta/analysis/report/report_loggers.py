@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import Comparison
+from aorta.analysis.documents.summary import Summary
 from aorta.errors import InputError
 from aorta.loggers import Logger
 from aorta.loggers.by_name import missing_client, open_logger
@@ -29,7 +32,7 @@ def check_loggers(names: Sequence[str]) -> None:
         raise InputError(f"--log {','.join(names)}: {problem}")
 
 
-def log_summary(summary: Mapping[str, Any], names: Sequence[str], output: Path) -> None:
+def log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     """Open each logger for the report, give it everything, and close it.
 
     Args:
@@ -40,13 +43,13 @@ def log_summary(summary: Mapping[str, Any], names: Sequence[str], output: Path) 
     Raises:
         InputError: a logger failed; the others have got everything.
     """
-    compared = summary.get("comparison")
-    title = "-and-".join(summary["datasets"]) if compared is None else _title(compared)
+    compared = known(summary.comparison)
+    title = "-and-".join(summary.datasets) if compared is None else _title(compared)
     facts = {
         f"{label}.{name}": value
-        for label, entry in summary["datasets"].items()
+        for label, entry in summary.datasets.items()
         for name in _FACTS
-        if (value := entry["source"][name]) is not None
+        if (value := getattr(entry.source, name)) is not None
     }
     failed = []
     for name in dict.fromkeys(names):
@@ -58,7 +61,7 @@ def log_summary(summary: Mapping[str, Any], names: Sequence[str], output: Path) 
         raise InputError(f"the report is written to {output}, but not every logger took it: {'; '.join(failed)}")
 
 
-def _give(logger: Logger, summary: Mapping[str, Any]) -> None:
+def _give(logger: Logger, summary: Summary) -> None:
     try:
         for label, values in values_of(summary):
             logger.log_summary(label, values)
@@ -66,27 +69,27 @@ def _give(logger: Logger, summary: Mapping[str, Any]) -> None:
         logger.close()
 
 
-def values_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float | str]]]:
+def values_of(summary: Summary) -> Iterator[tuple[str, dict[str, float | str]]]:
     """Label and values for `Logger.log_summary`: `<metric>_median` of each dataset; of the comparison `verdict`,
     and per metric `<metric>_difference`, `<metric>_p` (the p that was judged) and `<metric>_verdict`. What is null is
     left out.
     """
-    for label, entry in summary["datasets"].items():
-        medians = {f"{name}_median": each["median"] for name, each in entry.get("metrics", {}).items()}
-        yield label, _known({"rank_steps": entry["count"], **medians})
-    compared = summary.get("comparison")
+    for label, entry in summary.datasets.items():
+        medians = {f"{name}_median": each.median for name, each in entry.described.items()}
+        yield label, _known({"rank_steps": entry.count, **medians})
+    compared = known(summary.comparison)
     if compared is not None:
-        values = {"verdict": compared["verdict"], "verdict_reason": compared["verdict_reason"]}
-        for name, each in compared["metrics"].items():
-            values |= {f"{name}_difference": each["difference"]}
-            corrected = each.get("p_corrected")
-            values |= {f"{name}_p": each.get("p") if corrected is None else corrected}
-            values |= {f"{name}_verdict": each.get("verdict")}
+        values: dict[str, Any] = {"verdict": compared.verdict, "verdict_reason": compared.verdict_reason}
+        for name, each in compared.metrics.items():
+            values |= {f"{name}_difference": each.difference}
+            corrected = known(each.p_corrected)
+            values |= {f"{name}_p": known(each.p) if corrected is None else corrected}
+            values |= {f"{name}_verdict": known(each.verdict)}
         yield _title(compared), _known(values)
 
 
-def _title(compared: Mapping[str, Any]) -> str:
-    return f"{compared['candidate']}-vs-{compared['reference']}"
+def _title(compared: Comparison) -> str:
+    return f"{compared.candidate}-vs-{compared.reference}"
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, float | str]:

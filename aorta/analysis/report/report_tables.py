@@ -20,12 +20,15 @@ from typing import Any, Final
 import pandas as pd
 
 from aorta.analysis import steps as steps_of
-from aorta.analysis.compare.inputs import Subject
+from aorta.analysis.compare.launch_set import Subject
 from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
+from aorta.analysis.documents import as_json, known
+from aorta.analysis.documents.comparison import Comparison
+from aorta.analysis.documents.summary import Summary
 from aorta.analysis.frames import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
-from aorta.analysis.report.kernel_frames import KERNEL_TABLES, kernel_frames
+from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_frames
 from aorta.analysis.table_files import FORMATS, write_table
 from aorta.analysis.tables import Run
 from aorta.records.whole_files import whole_file
@@ -58,7 +61,7 @@ _UNKNOWN_IS_NEGATIVE: Final = ("rank", "seq", "bytes")
 
 
 def write_tables(
-    subjects: Mapping[str, Subject], summary: Mapping[str, Any], folder: Path, form: str, engine: Engine | None = None
+    subjects: Mapping[str, Subject], summary: Summary, folder: Path, form: str, engine: Engine | None = None
 ) -> list[Path]:
     """Write `steps`, `collectives`, `metrics`, where two were compared `comparison`, and where there are traces those
     of `KERNEL_TABLES`, with a column `label` before the others; each whole or not at all.
@@ -76,7 +79,7 @@ def write_tables(
         "collectives": _collectives(subjects, engine),
         "metrics": iter([_typed(pd.DataFrame(_metric_rows(summary), columns=list(METRICS)))]),
     }
-    compared = summary.get("comparison")
+    compared = known(summary.comparison)
     if compared is not None:
         rows = _comparison_rows(compared)
         tables["comparison"] = iter([_typed(pd.DataFrame(rows, columns=list(COMPARISON)))])
@@ -90,9 +93,9 @@ def write_tables(
     return written
 
 
-def _kernels(summary: Mapping[str, Any]) -> dict[str, Iterator[pd.DataFrame]]:
+def _kernels(summary: Summary) -> dict[str, Iterator[pd.DataFrame]]:
     """The kernel tables of all datasets that are traces; none where no dataset is."""
-    found = {label: each["traces"] for label, each in summary["datasets"].items() if "traces" in each}
+    found = {label: each.traces for label, each in summary.datasets.items() if each.traces}
     made = {label: kernel_frames(traces) for label, traces in found.items()}
     for label, frames in made.items():
         for frame in frames.values():
@@ -154,29 +157,35 @@ def _kind(name: str) -> str:
     return "Int64" if name in _WHOLE or name.endswith("_ns") else "float64"
 
 
-def _metric_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _metric_rows(summary: Summary) -> list[dict[str, Any]]:
     return [
-        {"label": label, "metric": name, **summary["metrics"][name], **entry, **(entry.get("bounds") or {})}
-        for label, dataset in summary["datasets"].items()
-        for name, entry in dataset.get("metrics", {}).items()
+        {
+            "label": label,
+            "metric": name,
+            **as_json(summary.metrics[name]),
+            **as_json(entry),
+            **as_json(entry.bounds or {}),
+        }
+        for label, dataset in summary.datasets.items()
+        for name, entry in dataset.described.items()
     ]
 
 
-def _comparison_rows(compared: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _comparison_rows(compared: Comparison) -> list[dict[str, Any]]:
     rows = []
-    for name, entry in compared["metrics"].items():
-        interval, launches = entry.get("difference_interval") or {}, entry.get("launches") or {}
+    for name, entry in compared.metrics.items():
+        interval, launches = entry.difference_interval, entry.launches or {}
         rows.append(
             {
-                **{key: value for key, value in entry.items() if key in COMPARISON},
-                "reference_label": compared["reference"],
-                "candidate_label": compared["candidate"],
+                **{key: value for key, value in as_json(entry).items() if key in COMPARISON},
+                "reference_label": compared.reference,
+                "candidate_label": compared.candidate,
                 "metric": name,
-                "difference_low": interval.get("low"),
-                "difference_high": interval.get("high"),
+                "difference_low": interval.low if interval else None,
+                "difference_high": interval.high if interval else None,
                 "reference_launches": launches.get("reference"),
                 "candidate_launches": launches.get("candidate"),
-                "reason": entry.get("verdict_reason") or entry.get("judgement_reason"),
+                "reason": entry.verdict_reason or entry.judgement_reason,
             }
         )
     return rows

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import cautions
-from aorta.analysis.collective_metrics import why_upper_bound
 from aorta.analysis.compare.verdict_sentences import UNLIKE, headline, is_comparable
 from aorta.analysis.compare.verdict_sentences import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import ComparedCollective, ComparedMetric, Comparison
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, SourceFacts, StepCounts
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import TEXT, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
@@ -43,30 +45,30 @@ _NOT_JUDGED: Final = (
 _POOLED: Final = "  as ratio of sums over steps"
 
 
-def verdict_block(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
+def verdict_block(comparison: Comparison, style: Style = PLAIN) -> str:
     """What a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
     lines = [verdict_line(comparison, headline(comparison), style)]
-    cause = comparison.get("attribution", {}).get("sentence")
+    cause = comparison.sentence
     lines += [led("Cause:", cause, style)] if cause else []
     lines += [led("Note:", warning, style, style.warning) for warning in notes_of(comparison)]
     return "\n".join(lines)
 
 
-def notes_of(comparison: Mapping[str, Any]) -> list[str]:
+def notes_of(comparison: Comparison) -> list[str]:
     """The warnings of a comparison, but for what its headline says already."""
-    said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.get("unlike", ())]
-    return [warning for warning in comparison["warnings"] if not warning.startswith(tuple(said))]
+    said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.unlike]
+    return [warning for warning in comparison.warnings if not warning.startswith(tuple(said))]
 
 
-def verdict_line(comparison: Mapping[str, Any], said: str, style: Style = PLAIN) -> str:
+def verdict_line(comparison: Comparison, said: str, style: Style = PLAIN) -> str:
     """A headline behind its mark, with its first words in the colour of the verdict."""
     word = verdict_title(comparison).upper()
-    mark = f"[{mark_of(comparison['verdict'])}]"
+    mark = f"[{mark_of(comparison.verdict)}]"
     return led(
         f"{mark} {word}",
         said.removeprefix(word),
         style,
-        lambda text: style.verdict(comparison["verdict"], text, bold=True),
+        lambda text: style.verdict(comparison.verdict, text, bold=True),
     )
 
 
@@ -76,135 +78,129 @@ def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | N
     return (paint or style.bold)(first) + wrapped([f"{first}{space}{sentence}"], style.width).removeprefix(first)
 
 
-def health_block(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
+def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
     """Where a dataset came from, what it rests on, and everything wrong with it."""
-    source, steps, health = entry["source"], entry["steps"], dataset.run.health
+    source, steps, health = entry.source, entry.steps, dataset.run.health
     read = f"{len(health.ranks_read)} of {health.world_size} ranks read" if health.world_size else "ranks unknown"
     lines = [
-        f"{dataset.label}: {source['path']}",
+        f"{dataset.label}: {source.path}",
         f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {read}",
-        f"  {TEXT.count(steps['global_steps_used'], 'step')} used ({TEXT.count(steps['rank_steps_used'], 'record')}, "
-        f"one per step and rank), {TEXT.count(steps['rank_steps_left_out_as_warmup'], 'record')} left out as warm-up"
+        f"  {TEXT.count(steps.global_steps_used, 'step')} used ({TEXT.count(steps.rank_steps_used, 'record')}, "
+        f"one per step and rank), {TEXT.count(steps.rank_steps_left_out_as_warmup, 'record')} left out as warm-up"
         + _calibrated(steps),
     ]
-    lines += _set_lines(entry) if "launches" in entry else []
-    if steps["isolated_rank_steps"]:
-        counts = ", ".join(f"{count} {phase}" for phase, count in steps["isolated_rank_steps"].items())
+    lines += _set_lines(entry) if entry.launches else []
+    if steps.isolated_rank_steps:
+        counts = ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items())
         lines.append(f"  isolated baselines: {counts} steps, in no metric but the two that rest on them")
-    facts = (device_line(entry["devices"]), cutoff_line(entry))
+    facts = (device_line(entry.devices), cutoff_line(entry))
     lines += [f"  {fact}" for fact in facts if fact is not None]
-    if "reason" in entry:
-        lines.append(f"  ! nothing to measure: {entry['reason']}")
+    if entry.reason:
+        lines.append(f"  ! nothing to measure: {entry.reason}")
     found = (
         *health.notes(),
         *cautions(entry),
-        *device_notes(entry["devices"]),
-        *sentences(entry.get("stragglers", ())),
+        *device_notes(entry.devices),
+        *sentences(entry.stragglers or ()),
         *expert_sentences(entry),
     )
     lines += [f"  ! {note}" for note in found]
     return wrapped(lines)
 
 
-def _calibrated(steps: Mapping[str, Any]) -> str:
-    count = steps["rank_steps_left_out_as_calibration"]
+def _calibrated(steps: StepCounts) -> str:
+    count = steps.rank_steps_left_out_as_calibration
     return f", {TEXT.whole(count)} measured by kernels" if count else ""
 
 
-def _stated(source: Mapping[str, Any]) -> str:
+def _stated(source: SourceFacts) -> str:
     """Which run it was and what it ran on, as far as the source says; a trace knows no run."""
-    named = {"run": source["run_id"], "platform": source["platform"], "parallel": source["parallel"]}
+    named = {"run": source.run_id, "platform": source.platform, "parallel": source.parallel}
     return ", ".join(f"{what} {'unknown' if value is None else value}" for what, value in named.items())
 
 
-def _set_lines(entry: Mapping[str, Any]) -> list[str]:
+def _set_lines(entry: DatasetEntry) -> list[str]:
     """How many launches stand behind a dataset, and which do not count."""
-    left_out = entry["left_out"]
-    where = f"{entry['launches']} in {entry['launch_set']}"
-    lines = [f"  this is {entry['representative_rule']}, of {where}: pictures and details are of this launch alone"]
+    left_out = entry.left_out
+    where = f"{entry.launches} in {entry.launch_set}"
+    lines = [f"  this is {entry.representative_rule}, of {where}: pictures and details are of this launch alone"]
     if left_out:
-        lines.append(f"  ! {len(left_out)} of {entry['launches'] + len(left_out)} launches left out:")
-        lines += [f"  !   {launch['path']}: {launch['reason']}" for launch in left_out[:_SHOWN_LEFT_OUT]]
+        lines.append(f"  ! {len(left_out)} of {entry.launches + len(left_out)} launches left out:")
+        lines += [f"  !   {launch.path}: {launch.reason}" for launch in left_out[:_SHOWN_LEFT_OUT]]
         lines += _left_over(len(left_out), _SHOWN_LEFT_OUT, "launches")
     return lines
 
 
-def dataset_table(label: str, entry: Mapping[str, Any]) -> str:
+def dataset_table(label: str, entry: DatasetEntry) -> str:
     """Every metric of one dataset over its steps and ranks."""
-    metrics = entry.get("metrics", {})
+    metrics = entry.described
     rows = [_columns(label, ["median", "p5", "p95", "mean", "rank spread"])]
-    zeros = [name for name, values in metrics.items() if values["min"] == values["max"] == values["nulls"] == 0]
+    zeros = [name for name, values in metrics.items() if values.min == values.max == values.nulls == 0]
     for name, values in metrics.items():
         unit = metric_named(name).unit
-        if values.get("bounds"):
-            rows.append(f"{_fitted(_titled(name))} {TEXT.bounds(values['bounds'], unit)}")
-        if values["median"] is None or name in zeros:
+        if values.bounds:
+            rows.append(f"{_fitted(_titled(name))} {TEXT.bounds(values.bounds, unit)}")
+        if values.median is None or name in zeros:
             continue
-        cells = [TEXT.number(values[key], unit) for key in ("median", "p5", "p95", "mean")]
-        spread = values.get("rank_spread")
+        cells = [TEXT.number(value, unit) for value in (values.median, values.p5, values.p95, values.mean)]
+        spread = known(values.rank_spread)
         rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
-        if values.get("ratio_of_sums") is not None:
-            rows.append(_columns(_POOLED, [TEXT.number(values["ratio_of_sums"], "ratio")]))
-    rows += _zeros("0 throughout", zeros) + _collective_rows(entry.get("collectives", ()))
+        if known(values.ratio_of_sums) is not None:
+            rows.append(_columns(_POOLED, [TEXT.number(values.ratio_of_sums, "ratio")]))
+    rows += _zeros("0 throughout", zeros) + _collective_rows(entry.matched)
     reasons = {
-        name: values["reason"]
-        for name, values in metrics.items()
-        if values["reason"] != NO_PIPELINE and not values.get("bounds")
+        name: values.reason for name, values in metrics.items() if values.reason != NO_PIPELINE and not values.bounds
     }
-    by_kernels = [name for name, values in metrics.items() if values.get("source") == "kernels" and name not in zeros]
+    by_kernels = [name for name, values in metrics.items() if values.source == "kernels" and name not in zeros]
     said = "of the steps measured by kernels alone"
     return "\n".join([*rows, *_zeros(said, by_kernels), *_nulls(reasons)])
 
 
-def comparison_table(comparison: Mapping[str, Any], style: Style = PLAIN) -> str:
+def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
     """Reference against candidate: every metric that has a value, and what the columns are."""
     names = shown_first(comparison)
     lines = metric_table(comparison, names, style)
-    notes = [f"reference: {comparison['reference']}; candidate: {comparison['candidate']}."]
-    tested = _JUDGED.format(level=TEXT.percent(comparison.get("interval_level"), 0))
-    notes.append(tested if "launches" in comparison else _NOT_JUDGED)
-    if "primary" in comparison:
+    notes = [f"reference: {comparison.reference}; candidate: {comparison.candidate}."]
+    tested = _JUDGED.format(level=TEXT.percent(known(comparison.interval_level), 0))
+    notes.append(tested if comparison.tested else _NOT_JUDGED)
+    if comparison.primary:
         notes.append(
-            f"{comparison['primary']} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."
+            f"{comparison.primary} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."
         )
     shares = denominators(names)
     notes += [f"{shares}."] if shares else []
     return "\n".join([*lines, style.faint(wrapped([" ".join(notes)], style.width, indent=""))])
 
 
-def comparison_details(comparison: Mapping[str, Any]) -> str:
+def comparison_details(comparison: Comparison) -> str:
     """What else differs: collectives, configuration, and the metrics that neither side has; empty where nothing."""
     lines = []
-    shown = comparison["collectives"][:_SHOWN_COLLECTIVES]
+    shown = comparison.collectives[:_SHOWN_COLLECTIVES]
     if shown:
-        told = "collectives of the launches shown" if "primary" in comparison else "collectives"
+        told = "collectives of the launches shown" if comparison.primary else "collectives"
         lines.append(_columns(told, _PAIR_HEAD))
-    for title, row in zip(_collective_names(comparison["collectives"]), shown, strict=False):
+    for title, row in zip(_collective_names(comparison.collectives), shown, strict=False):
         for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
-            pair = row[name]
-            if pair["reference"] is not None or pair["candidate"] is not None:
+            pair: ComparedMetric = getattr(row, name)
+            if not pair.unknown:
                 lines.append(_pair_row(f"{title} {name}", pair))
-    lines += _left_over(len(comparison["collectives"]), len(shown), "collectives")
-    unshared = comparison["collectives_on_one_side"]
+    lines += _left_over(len(comparison.collectives), len(shown), "collectives")
+    unshared = comparison.collectives_on_one_side
     if any(unshared.values()):
         counts = f"{unshared['reference']} of the reference, {unshared['candidate']} of the candidate"
         lines.append(f"  collectives (kind, group, size, bytes) that the other side does not have: {counts}")
-    metrics = comparison["metrics"]
+    metrics = comparison.metrics
     lines += _zeros(
         "median 0 on both sides",
-        [name for name, pair in metrics.items() if pair["reference"] == pair["candidate"] == 0],
+        [name for name, pair in metrics.items() if pair.reference == pair.candidate == 0],
     )
     lines += _nulls(
-        {
-            name: pair["judgement_reason"]
-            for name, pair in metrics.items()
-            if pair["reference"] is None and pair["candidate"] is None and "bounds" not in pair
-        }
+        {name: pair.judgement_reason for name, pair in metrics.items() if pair.unknown and not pair.bounded}
     )
-    differences = comparison["manifest_differences"]
+    differences = comparison.manifest_differences
     for difference in differences[:_SHOWN_DIFFERENCES]:
-        values = f"{json_text(difference['reference'])} -> {json_text(difference['candidate'])}"
-        lines.append(wrapped([f"  differs: {difference['key']}: {values}"]))
+        values = f"{json_text(difference.reference)} -> {json_text(difference.candidate)}"
+        lines.append(wrapped([f"  differs: {difference.key}: {values}"]))
     lines += _left_over(len(differences), _SHOWN_DIFFERENCES, "differences")
     return "\n".join(lines)
 
@@ -221,45 +217,39 @@ def _kind(path: Path) -> str:
     return "table" if path.name.endswith(FORMATS) else "picture"
 
 
-def _collective_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _collective_rows(rows: Sequence[CollectiveEntry]) -> list[str]:
     if not rows:
         return []
     lines = [_columns("collectives", ["transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count"])]
     for title, row in zip(_collective_names(rows), rows[:_SHOWN_COLLECTIVES], strict=False):
         cells = [
-            TEXT.number(row[name]["median"], metric_named(name).unit)
+            TEXT.number(getattr(row, name).median, metric_named(name).unit)
             for name in ("transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s")
         ]
-        lines.append(_columns(title, [*cells, str(row["collectives"])]))
-    reasons = {f"{row['kind']}: {row['transfer_ms']['reason']}" for row in rows if row["transfer_ms"]["reason"]}
+        lines.append(_columns(title, [*cells, str(row.collectives)]))
+    reasons = {f"{row.kind}: {row.transfer_ms.reason}" for row in rows if row.transfer_ms.reason}
     lines += _left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")
     notes = [f"  no transfer time of {reason}" for reason in sorted(reasons)]
     bounds = sorted(
-        {
-            (row["kind"], why_upper_bound(row))
-            for row in rows
-            if row["transfer_is_upper_bound"] and not row["transfer_ms"]["reason"]
-        }
+        {(row.kind, row.why_upper_bound) for row in rows if row.transfer_is_upper_bound and not row.transfer_ms.reason}
     )
     notes += [f"  {kind}: {why}; its transfer is an upper bound" for kind, why in bounds]
     return lines + wrapped(notes).splitlines()
 
 
-def _collective_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _collective_names(rows: Sequence[CollectiveEntry | ComparedCollective]) -> list[str]:
     """Kind, size and number of ranks; with exact bytes and the group too where these are the same in several rows."""
-    names = [f"{row['kind']} {TEXT.size(row['bytes'])} n={row['group_size'] or '?'}" for row in rows]
+    names = [f"{row.kind} {TEXT.size(row.bytes)} n={row.group_size or '?'}" for row in rows]
     counts = Counter(names)
     return [
-        name
-        if counts[name] == 1
-        else f"{row['kind']} {row['bytes']} B n={row['group_size'] or '?'} group {row['group']}"
+        name if counts[name] == 1 else f"{row.kind} {row.bytes} B n={row.group_size or '?'} group {row.group}"
         for name, row in zip(names, rows, strict=True)
     ]
 
 
-def _pair_row(title: str, pair: Mapping[str, Any]) -> str:
-    values = [TEXT.number(pair[key], pair["unit"]) for key in ("reference", "candidate", "difference")]
-    return _columns(title, [*values, TEXT.number(pair["quotient"], "ratio"), pair["judgement"]])
+def _pair_row(title: str, pair: ComparedMetric) -> str:
+    values = [TEXT.number(value, pair.unit) for value in (pair.reference, pair.candidate, pair.difference)]
+    return _columns(title, [*values, TEXT.number(pair.quotient, "ratio"), str(pair.judgement)])
 
 
 def _titled(name: str) -> str:

@@ -6,11 +6,10 @@
 docs/dev/what-if-model.md has the model, its assumptions and its measured errors. Must not launch anything.
 """
 
-from aorta.analysis.whatif.change_words import parse_changes
+from aorta.analysis.whatif.changes import parse_changes
 from aorta.analysis.whatif.critical_path import CriticalPath, critical_path
-from aorta.analysis.whatif.marginals import Marginals, marginals
-from aorta.analysis.whatif.predicted_value import Value
-from aorta.analysis.whatif.prediction import Prediction, predict
+from aorta.analysis.whatif.gains import Marginals, marginals
+from aorta.analysis.whatif.prediction import Prediction, Value, predict
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of, read_program
 

@@ -3,7 +3,7 @@
 Walks back from the end of the rank on which the step took longest, along what each moment waited for, to the moment at
 which that rank began: own time, going on behind a wait, transfers, the backend, and from a collective to the rank that
 came last. The segments follow each other without a gap, so their lengths sum up to the step exactly. Must not change a
-program: what a segment's absence would gain is another question (`marginals`).
+program: what a segment's absence would gain is another question (`gains.marginals`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.whatif.program import Issued, RunProgram, What
-from aorta.analysis.whatif.rank_program import HAND_OVER
 from aorta.analysis.whatif.replay import StepTimes, Times, replay
 from aorta.analysis.whatif.windows import span_edges
 from aorta.errors import InputError

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.tables import Ints
-from aorta.analysis.whatif.network import charge_ns
+from aorta.analysis.whatif.own_time import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.analysis.whatif.program import RankLayout, RunProgram, What
-from aorta.analysis.whatif.restructure import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
 
@@ -219,7 +218,7 @@ def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, si
     if network is None:
         slope, fixed = _line(sizes, np.array([each.cost_ns for each in recorded], np.float64))
         return CollectiveCost(issued, max(round(fixed + slope * size), 0), 0, backend)
-    charged = round(charge_ns(issued, program.world_size, network))
+    charged = round(issued.charge_ns(program.world_size, network))
     if program.facts.law:
         return CollectiveCost(issued, charged, charged, backend)
     return CollectiveCost(

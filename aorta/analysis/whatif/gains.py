@@ -1,24 +1,33 @@
-"""The changes that would gain most, by how much, and how sure that is.
+"""What there is to gain: the changes that would gain most, and what each part of the communication costs a step.
 
-Each candidate is one thing that somebody could change, tried alone: the network, the slowest ranks, and how the
-strategy communicates. Must not add gains up: they overlap (`marginals.DO_NOT_ADD_UP`).
+    gains(base_of(program)).of[0].sentence()
+    marginals(program).of[0].gain_ms
+
+A candidate is one thing that somebody could change, tried alone: the network, the slowest ranks, and how the strategy
+communicates. A marginal cost is how much shorter a step would be, were one part of the communication alone free: each
+kind, group and position of collectives is set to no cost, one at a time, in one replay of all scenarios. `bounds` are
+not reachable by any single change: all communication free, no rank slower than the typical one, and perfect overlap.
+Must not add gains up: what one collective hides another may expose.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from aorta.analysis.formatting import rough_interval
-from aorta.analysis.tables import Floats
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.change_words import parse_changes
-from aorta.analysis.whatif.predicted_value import STATED_ERROR, gain_of, step_gain_ms
-from aorta.analysis.whatif.prediction import Base, flags_of, free_communication
-from aorta.analysis.whatif.replay import replay
+from aorta.analysis.tables import Bools, Floats, Ints
+from aorta.analysis.whatif.changes import apply, parse_change
+from aorta.analysis.whatif.network_changes import CommSpeed
+from aorta.analysis.whatif.prediction import Base, flags_of, free_communication, gain_of, step_gain_ms
+from aorta.analysis.whatif.program import Issued, RunProgram
+from aorta.analysis.whatif.rank_changes import NoStragglers
+from aorta.analysis.whatif.replay import Freed, replay
 from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
 
 SHOWN: Final = 3
 WORTH: Final = 0.005
@@ -38,6 +47,9 @@ _HYPOTHETICAL: Final = {
     "stragglers=none": "no rank slower than the typical one",
 }
 """What no setting changes."""
+DO_NOT_ADD_UP: Final = "marginal costs do not add up: what one of them no longer delays, another may"
+POSITIONS: Final = 64
+"""Positions asked about one by one; of more, those whose collectives cost most."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +126,177 @@ def gains(base: Base, shown: int = SHOWN) -> Gains:
 
 
 def _tried(base: Base, text: str, words: str) -> tuple[Floats, Gain] | None:
-    (change,) = parse_changes([text])
+    change = parse_change(text)
     try:
         changed = apply(base.program, [change])
     except InputError:
         return None  # this run has no such thing to change
     gained = step_gain_ms(base.times, replay(changed.program))
-    wrong_by = STATED_ERROR[type(change)] * abs(float(np.median(gained)))
+    wrong_by = change.STATED_ERROR * abs(float(np.median(gained)))
     found = gain_of(gained, base.identity.missed_ms + wrong_by)
     share = found.value / base.identity.replayed_ms
     return gained, Gain(text, words, text in _SETTINGS, found.value, found.low, found.high, share, changed.flags)
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """Job step time that is gained by one thing: median over steps, and its interval (`gain_of`).
+
+    Attributes:
+        what: "kind", "group", "position", or a bound.
+        name: of the kind or group, or the position with its kind.
+        change: how `--set` asks for it; None where it cannot.
+    """
+
+    what: str
+    name: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    change: str | None = None
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Marginal costs, the largest first, and bounds. `steps`: how many steps they rest on."""
+
+    step_ms: float
+    of: tuple[Marginal, ...]
+    bounds: tuple[Marginal, ...]
+    steps: int
+    notes: tuple[str, ...] = (DO_NOT_ADD_UP,)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, in a stable order."""
+        return {
+            "step_ms": self.step_ms,
+            "steps": self.steps,
+            "marginals": [asdict(each) for each in self.of],
+            "bounds": [asdict(each) for each in self.bounds],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Collectives that are asked about together: (layout, place) of each."""
+
+    what: str
+    name: str
+    places: frozenset[tuple[int, int]] = frozenset()
+    change: str | None = None
+
+
+def marginals(program: RunProgram, last: int | None = None) -> Marginals:
+    """Marginal costs of a program.
+
+    Args:
+        last: only its last so many steps; None: all.
+    """
+    if last is not None and last < len(program.steps):
+        program = _last(program, last)
+    parts = _parts(program)
+    freed: dict[tuple[int, int], Bools] = defaultdict(lambda: np.zeros(len(parts) + 1, bool))
+    for number, part in enumerate(parts, start=1):
+        for each in part.places:
+            freed[each][number] = True
+    times = replay(program, freed=Freed(len(parts) + 1, dict(freed)))
+    base, free = times.job_step_ns(0), times.job_step_ns(1)
+    missed_ms = abs(float(np.median(base)) / NS_PER_MS - float(np.median(program.recorded_step_ms())))
+
+    def gained(part: _Part, gains_ns: Ints, stated_error: float = CommSpeed.STATED_ERROR) -> Marginal:
+        gains = gains_ns / NS_PER_MS
+        value = gain_of(gains, stated_error * abs(float(np.median(gains))) + missed_ms)
+        return Marginal(part.what, part.name, value.value, value.low, value.high, part.change)
+
+    found = [gained(part, base - times.job_step_ns(number)) for number, part in enumerate(parts, start=1)]
+    bounds = [found[0], gained(_Part("bound", "perfect overlap"), _perfect_ns(program, base, free))]
+    notes = [DO_NOT_ADD_UP]
+    try:
+        level = replay(apply(program, [NoStragglers("stragglers=none")]).program).job_step_ns()
+        part = _Part("bound", "no straggler", change="stragglers=none")
+        bounds.insert(1, gained(part, base - level, NoStragglers.STATED_ERROR))
+    except InputError as error:
+        notes.append(str(error))
+    ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
+    return Marginals(
+        float(np.median(base)) / NS_PER_MS, tuple(ordered), tuple(bounds), len(program.steps), tuple(notes)
+    )
+
+
+def _last(program: RunProgram, last: int) -> RunProgram:
+    """The last steps alone; the ranks begin as far apart as the record says they were then."""
+    times = replay(program)
+    first = len(program.steps) - last
+    steps = list(program.steps[first:])
+    head = steps[0].host_ns.copy()
+    head[0] = 0
+    steps[0] = replace(steps[0], host_ns=head)
+    return replace(program, steps=steps, start_ns=times.begin_ns[first, :, 0])
+
+
+def _parts(program: RunProgram) -> list[_Part]:
+    every = {
+        (number, place): issued
+        for number, layout in enumerate(program.layouts)
+        for place, issued in enumerate(layout.issued)
+    }
+    kinds: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    groups: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
+    positions: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    family = _families(every)
+    for at, issued in every.items():
+        kinds[issued.kind].add(at)
+        groups[family[issued.group]].add(at)
+        positions[at[1]].add(at)
+    costly = sorted(positions, key=lambda place: -_cost_of(program, place))[:POSITIONS]
+    parts = [_Part("bound", "all communication free", frozenset(every), "comm=free")]
+    parts += [_Part("kind", kind, frozenset(those), f"comm.kind.{kind}=free") for kind, those in sorted(kinds.items())]
+    for names, those in sorted(groups.items()) if len(groups) > 1 else ():
+        change = f"comm.group.{names[0]}=free" if len(names) == 1 else None
+        parts.append(_Part("group", ", ".join(names), frozenset(those), change))
+    for place in sorted(costly):
+        there = sorted({every[at].kind for at in positions[place]})
+        name = f"#{place} {' or '.join(there)}"
+        parts.append(_Part("position", name, frozenset(positions[place]), f"comm.position.{place}=free"))
+    return parts
+
+
+def _families(every: dict[tuple[int, int], Issued]) -> dict[str, tuple[str, ...]]:
+    """Name of a group -> names of the groups that other ranks use in its place (the disjoint groups of a mesh)."""
+    at_place: dict[tuple[int, str, int], set[str]] = defaultdict(set)
+    for (_, place), issued in every.items():
+        at_place[place, issued.kind, len(issued.ranks)].add(issued.group)
+    joined = {issued.group: {issued.group} for issued in every.values()}
+    for names in at_place.values():
+        merged = set().union(*(joined[name] for name in names))
+        for name in merged:
+            joined[name] = merged
+    return {name: tuple(sorted(names)) for name, names in joined.items()}
+
+
+def _cost_of(program: RunProgram, place: int) -> float:
+    costs = [float(step.cost_ns[place].mean()) for step in program.steps if place < len(step.cost_ns)]
+    return sum(costs)
+
+
+def _perfect_ns(program: RunProgram, base: Ints, free: Ints) -> Ints:
+    """What each step would gain were nothing exposed but what no overlap can hide: it takes what it takes without
+    communication, or what its busiest link is busy for, whichever is longer.
+    """
+    busiest = []
+    for step in program.steps:
+        longest = 0
+        for column, layout in enumerate(step.layouts):
+            links: dict[int | None, int] = defaultdict(int)
+            for place, issued in enumerate(program.layouts[layout].issued):
+                cost = int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
+                if issued.link is None:  # waits for no other: it can run beside all of them
+                    longest = max(longest, cost)
+                else:
+                    links[issued.link] += cost
+            longest = max(longest, *links.values(), 0)
+            if step.cost_ns.shape[1] == 1:
+                break
+        busiest.append(longest)
+    return np.maximum(base - np.maximum(free, busiest), 0)

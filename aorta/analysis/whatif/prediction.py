@@ -2,10 +2,12 @@
 
     predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
-What a step gains is the median of paired differences (`predicted_value`): each step as replayed with the change against
-the same one as replayed unchanged. Ratio and exposed time are medians over the replayed rank-steps. An interval counts
-as the model's error what the replay of the unchanged program misses (the identity check) and a share of the predicted
-change. Must not recommend anything.
+What a step gains is the median of paired differences: each step as replayed with the change against the same one as
+replayed unchanged. Whoever states a gain states this one (`gain_of`). Ratio and exposed time are medians over the
+replayed rank-steps. An interval has two parts: how the median varies when the record's own steps are drawn again
+(bootstrap), and by how much the model may be wrong: what the replay of the unchanged program misses (the identity
+check), plus a share of the predicted change (`Change.STATED_ERROR`). What another launch would have measured is in
+neither. Must not recommend anything.
 """
 
 from __future__ import annotations
@@ -13,20 +15,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
+from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.formatting import rough_ms
 from aorta.analysis.stats import median_or_none
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.changes import Change, CommSpeed, Selection, WorldSize, in_order
-from aorta.analysis.whatif.predicted_value import STATED_ERROR, Value, gain_of, step_gain_ms, value_of
+from aorta.analysis.whatif.change import Change
+from aorta.analysis.whatif.changes import apply, in_order
+from aorta.analysis.whatif.network_changes import CommSpeed, Selection, WorldSize
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import Measured, RankStepSample, measure, sample
 from aorta.errors import InputError
+from aorta.timeline.overlap import NS_PER_MS
 
 FREE: Final = CommSpeed("comm=free", Selection(), math.inf)
 LAW_BOUND: Final = 1.25
@@ -38,6 +42,53 @@ _WORTH_SAYING: Final = 0.10
 """From this part of the exposed time on it is said why a step is not shorter by what is no longer exposed."""
 BACKEND_BOUND: Final = 0.10
 """From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
+LEVEL: Final = 0.95
+_SEED: Final = 20_240_229
+
+
+@dataclass(frozen=True)
+class Value:
+    """A predicted median with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def taken_from(self, base: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Self:
+        """What is left of `base`, which is not uncertain, when this is taken away; within `bounds`."""
+        ends = (base - self.value, base - self.high, base - self.low)
+        return type(self)(*(min(max(end, bounds[0]), bounds[1]) for end in ends))
+
+    def reaching(self, other: float) -> Self:
+        """The same with an interval that reaches as far as `other`."""
+        return type(self)(self.value, min(self.low, other), max(self.high, other))
+
+
+def step_gain_ms(before: Times, after: Times) -> Floats:
+    """By how much each step is shorter in another replay, in ms."""
+    return (before.job_step_ns() - after.job_step_ns()) / NS_PER_MS
+
+
+def gain_of(gains_ms: Floats, wrong_by: float) -> Value:
+    """The median gain of steps, and its interval."""
+    return value_of(gains_ms, np.arange(len(gains_ms)), wrong_by)
+
+
+def value_of(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Value:
+    """The median of `values` and its interval.
+
+    Args:
+        values: at least one, none NaN.
+        steps: of each value.
+        wrong_by: by how much the model may be wrong, in the unit of the values.
+        bounds: what the metric can be.
+    """
+    value = float(np.median(values))
+    drawn = step_medians(values, steps, np.random.default_rng(_SEED))
+    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return Value(
+        value, max(min(float(low), value) - wrong_by, bounds[0]), min(max(float(high), value) + wrong_by, bounds[1])
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +136,7 @@ class Prediction:
             stated of the step time follows from it.
         job_step_ms: what is left of that of the base. `overlap_ratio` and `exposed_comm_ms`: medians over rank-steps;
             None: no communication.
-        base: the same three of the unchanged run, as replayed.
+        identity: the unchanged run, replayed and as recorded.
         flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
             step.
         launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
@@ -98,7 +149,6 @@ class Prediction:
     job_step_ms: Value
     overlap_ratio: Value | None
     exposed_comm_ms: Value | None
-    base: dict[str, float | None]
     identity: Identity
     flags: tuple[str, ...]
     steps: int
@@ -112,14 +162,23 @@ class Prediction:
         return self.gain_ms.low > 0 or self.gain_ms.high < 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
+        """Plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
+        identity, values = self.identity, asdict(self)
+        metrics = {name: values[name] for name in ("gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")}
         return {
-            **{name: value for name, value in asdict(self).items() if name != "launch_ms"},
-            "significant": self.significant,
             "changes": list(self.changes),
-            "identity": {**asdict(self.identity), "residual": self.identity.residual},
+            **metrics,
+            "base": {
+                "job_step_ms": identity.replayed_ms,
+                "overlap_ratio": identity.replayed_ratio,
+                "exposed_comm_ms": identity.replayed_exposed_ms,
+            },
+            "identity": {**asdict(identity), "residual": identity.residual},
             "flags": list(self.flags),
+            "steps": self.steps,
+            "rank_steps": self.rank_steps,
             "notes": list(self.notes),
+            "significant": self.significant,
         }
 
 
@@ -186,7 +245,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         now = replay(program, base.chosen.kept())
         metrics = measure(program, now, base.chosen)
         for index, moved in enumerate(_moves(times, now, measured, metrics)):
-            wrong_by[index] += STATED_ERROR[type(change)] * abs(median_or_none(moved) or 0.0)
+            wrong_by[index] += change.STATED_ERROR * abs(median_or_none(moved) or 0.0)
         times, measured = now, metrics
     identity, every = base.identity, np.arange(len(base.program.steps))
     missed = (
@@ -201,11 +260,6 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         job_step_ms=gain_ms.taken_from(identity.replayed_ms, (0.0, np.inf)),
         overlap_ratio=_known(measured.overlap_ratio, measured.step, missed[1] + wrong_by[1], (0.0, 1.0)),
         exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, missed[2] + wrong_by[2]),
-        base={
-            "job_step_ms": identity.replayed_ms,
-            "overlap_ratio": identity.replayed_ratio,
-            "exposed_comm_ms": identity.replayed_exposed_ms,
-        },
         identity=identity,
         flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
@@ -234,7 +288,7 @@ def _moves(before: Times, after: Times, was: Measured, now: Measured) -> tuple[F
 
 def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
     """Why the step is not shorter by what was exposed; nothing where it is."""
-    exposed_ms = found.base["exposed_comm_ms"]
+    exposed_ms = found.identity.replayed_exposed_ms
     if found.exposed_comm_ms is None or not exposed_ms:
         return
     left_ms, gain_ms = found.exposed_comm_ms.value, found.gain_ms.value

@@ -19,7 +19,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.tables import Floats, Ints, Members
+from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
@@ -58,23 +60,16 @@ class Issued(NamedTuple):
     ranks: Members
     link: int | None
 
+    def charge_ns(self, world_size: int, network: EmulatedFabric) -> float:
+        """What an emulated network charges for it by its law; jitter left out."""
+        return network_cost_ns(self.kind, self.bytes, self.ranks, world_size, network)
+
 
 class RankLayout(NamedTuple):
     """What a rank does in a step, without times; most steps of a run share one."""
 
     operations: tuple[Operation, ...]
     issued: tuple[Issued, ...]
-
-
-class SpanName(NamedTuple):
-    """What a span of a rank's time is: `lane` is "compute", "aux" or "hand_over", `name` the block or the work."""
-
-    lane: str
-    name: str
-    phase: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.phase}".strip()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Builds the program of a run from the lines of its steps, wherever they come from.
+"""Builds the program of a run from the steps of its ranks, wherever they come from.
 
-    ProgramReader(run, network, steps, StepLines(lines)).program()
+    ProgramReader(run, network, steps, {rank: RankSteps(...)}).program()
 
 Refuses, and says why, what a replay could not follow: waits that were not recorded, sends and receives, groups of
 unknown ranks. Must not read a file, or guess a wait, an end or a clock.
@@ -8,15 +8,14 @@ unknown ranks. Must not read a file, or guess a wait, an end or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
-from aorta.analysis.tables import HOST_TIMER, Floats, Ints, RankTables, Run
-from aorta.analysis.whatif.network import charge_ns
+from aorta.analysis.step_intervals import SpanName, StepContents
+from aorta.analysis.tables import HOST_TIMER, NO_TIME, CollectiveName, Collectives, Floats, Ints, RankTables, Run
 from aorta.analysis.whatif.program import (
     Column,
     Facts,
@@ -24,17 +23,15 @@ from aorta.analysis.whatif.program import (
     ProgramSpans,
     RankLayout,
     RunProgram,
-    SpanName,
     StepProgram,
     compact,
 )
-from aorta.analysis.whatif.rank_program import Anchor, Ended, Key, RankStep, StepLine, rank_step
-from aorta.analysis.whatif.recorded_costs import Costs, Recorded
+from aorta.analysis.whatif.recorded import Anchor, Costs, Ended, Key, RankStep, Recorded, rank_step
 from aorta.analysis.whatif.schedule import ReplayOrder, schedule
 from aorta.config.groups.fabric import spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.errors import InputError
-from aorta.records.schema import Collective, Gradient
+from aorta.records.schema import Gradient
 
 LEAST_STEPS: Final = 2
 _TIMED_AT_BOTH_ENDS: Final = frozenset({"send", "recv"})
@@ -43,34 +40,34 @@ _REMEMBERED_STEPS: Final = 2
 """A wait may be for a collective of that many steps ago."""
 
 
-@dataclass(frozen=True)
-class StepLines:
-    """The lines of the steps that are read, and what they leave open.
+class RankSteps(NamedTuple):
+    """The steps of one rank that are read, one element for each.
 
     Attributes:
-        of_rank: rank -> its line of each step.
-        offset_ns: what to add to each rank's `t_start_ns`; None: `start_mono_ns` is on a clock that all share.
-        gradient_order: as in `program.Facts`.
-        arrivals: `issue_ns` says when the caller's stream had come to a collective; otherwise, on a device, when the
-            host issued it.
-        groups: groups whose links are numbered ahead, in this order; others are in that of their first collectives.
+        start_ns: when it began, on the clock that all ranks share.
+        length_ns: its duration.
+        contents: what ran inside it.
+        rows: its rows in `collectives`.
+        collectives: `issue_ns` says when the caller's stream had come to a collective, or, of a record on a device,
+            when the host issued it.
     """
 
-    of_rank: Mapping[int, Iterator[StepLine]]
-    offset_ns: Mapping[int, int] | None = None
-    gradient_order: tuple[Gradient, ...] = ()
-    arrivals: bool = False
-    groups: tuple[str, ...] = ()
+    start_ns: Ints
+    length_ns: Ints
+    contents: Sequence[StepContents]
+    rows: Sequence[slice]
+    collectives: Collectives
 
 
-class _RankLine(NamedTuple):
+class _RankStep(NamedTuple):
     """One step of one rank: its operations, and its collectives on the common clock."""
 
     layout: int
     step: RankStep
     start_ns: int
     length_ns: int
-    rows: Sequence[Collective]
+    issue_ns: list[int]
+    rows: Collectives
 
 
 @dataclass
@@ -78,7 +75,7 @@ class _Rank:
     """What has been read of one rank."""
 
     tables: RankTables
-    lines: Iterator[StepLine]
+    given: RankSteps
     groups: Mapping[str, tuple[int, ...]]
     links: dict[str, int] = field(default_factory=dict)
     known: dict[Key, Ended] = field(default_factory=dict)
@@ -87,26 +84,44 @@ class _Rank:
 
 
 class ProgramReader:
-    """Builds the program of a run, step by step over all ranks."""
+    """Builds the program of a run, step by step over all ranks.
 
-    def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints, lines: StepLines) -> None:
+    Args:
+        network: the emulated network of the run; None: it was real.
+        steps: global steps.
+        of_rank: rank -> those steps of it.
+        gradient_order: as in `program.Facts`.
+        arrivals: `issue_ns` of collectives says when the caller's stream had come to them, on a device too.
+        groups: groups whose links are numbered ahead, in this order; others are in that of their first collectives.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        network: EmulatedFabric | None,
+        steps: Ints,
+        of_rank: Mapping[int, RankSteps],
+        *,
+        gradient_order: tuple[Gradient, ...] = (),
+        arrivals: bool = False,
+        groups: Sequence[str] = (),
+    ) -> None:
         self._run, self._network, self._steps = run, network, steps
         self._on_host = run.source.timer == HOST_TIMER
         self._ranks = {
             rank: _Rank(
                 tables,
-                lines.of_rank[rank],
+                of_rank[rank],
                 {name: tuple(each) for name, each in tables.source.groups.items()},
-                {group: link for link, group in enumerate(lines.groups)},
+                {group: link for link, group in enumerate(groups)},
             )
             for rank, tables in sorted(run.ranks.items())
         }
-        self._offset_ns = lines.offset_ns
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
         self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
-        self._gradients = lines.gradient_order
-        self._arrivals = self._on_host or lines.arrivals
+        self._gradients = gradient_order
+        self._arrivals = self._on_host or arrivals
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
@@ -139,23 +154,23 @@ class ProgramReader:
         )
 
     def _step(self, index: int) -> StepProgram:
-        lines = [self._rank_line(rank, index) for rank in self._ranks.values()]
-        layouts = tuple(line.layout for line in lines)
+        of_ranks = [self._rank_step(rank, index) for rank in self._ranks.values()]
+        layouts = tuple(each.layout for each in of_ranks)
         plan = self._schedule(layouts, int(self._steps[index]))
         cost, network, backend = self._costs.of(
-            plan, _recorded(lines, plan.places), self._charged(layouts, plan.places)
+            plan, _recorded(of_ranks, plan.places), self._charged(layouts, plan.places)
         )
         return StepProgram(
             global_step=int(self._steps[index]),
             layouts=layouts,
-            host_ns=_padded([line.step.host_ns for line in lines]),
-            wake_ns=_padded([line.step.wake_ns for line in lines]),
+            host_ns=_padded([each.step.host_ns for each in of_ranks]),
+            wake_ns=_padded([each.step.wake_ns for each in of_ranks]),
             cost_ns=cost,
             network_ns=network,
             backend_ns=backend,
-            spans=self._spans([line.step.spans for line in lines]),
-            ready_ns=_ready([line.step.ready_ns for line in lines]),
-            recorded_ns=np.array([line.length_ns for line in lines], np.int64),
+            spans=self._spans([each.step.spans for each in of_ranks]),
+            ready_ns=_ready([each.step.ready_ns for each in of_ranks]),
+            recorded_ns=np.array([each.length_ns for each in of_ranks], np.int64),
             recorded_ratio=self._metric("overlap_ratio", index),
             recorded_exposed_ms=self._metric("exposed_comm_ms", index),
         )
@@ -169,56 +184,53 @@ class ProgramReader:
             [each.tables.steps.column(name)[place] for each, place in zip(self._ranks.values(), places, strict=True)]
         )
 
-    def _rank_line(self, rank: _Rank, index: int) -> _RankLine:
-        line = next(rank.lines)
-        number = rank.tables.source.rank
-        if line.waits is None:
+    def _rank_step(self, rank: _Rank, index: int) -> _RankStep:
+        given, number = rank.given, rank.tables.source.rank
+        contents, start_ns, length_ns = given.contents[index], int(given.start_ns[index]), int(given.length_ns[index])
+        if contents.waits is None:
             raise InputError(
                 f"{self._run.location}: a replay is not possible: the record does not say who waited for which "
-                f"collective (rank {number}, global step {line.global_step}); record it again with this AORTA"
+                f"collective (rank {number}, global step {self._steps[index]}); record it again with this AORTA"
             )
-        start_ns = line.start_mono_ns if self._offset_ns is None else line.t_start_ns + self._offset_ns[number]
-        rows = line.collectives
-        issued = tuple(self._issued(rank, row) for row in rows)
+        rows = given.collectives.take(given.rows[index])
+        names = [rows.names[name] for name in rows.name.tolist()]
+        issued = tuple(self._issued(rank, name) for name in names)
         if rank.left_ns is None:
             rank.left_ns = rank.begun_ns = start_ns
-        for place, row in enumerate(rows):
-            if row.end_ns is None or row.start_ns is None:
-                raise InputError(f"{self._run.location}: rank {number}, global step {line.global_step}: no end")
-            rank.known[row.group, row.seq] = Ended(index, place, start_ns + row.end_ns)
-        arrivals = [row.issue_ns for row in rows] if self._arrivals else self._on_stream(rows)
-        step = rank_step(line, index, start_ns, rank.left_ns, arrivals, rank.known)
+        if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():
+            raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
+        for place, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
+            rank.known[name.group, seq] = Ended(index, place, start_ns + end)
+        arrivals = rows.issue_ns.tolist() if self._arrivals else self._on_stream(names, rows)
+        step = rank_step(contents, index, start_ns, length_ns, rank.left_ns, arrivals, rank.known)
         rank.left_ns = step.left_ns
         layout = self._layouts.setdefault(RankLayout(step.operations, issued), len(self._layouts))
-        for place, row in enumerate(rows):
-            rows[place] = msgspec.structs.replace(row, issue_ns=arrivals[place])
         rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
-        return _RankLine(layout, step, start_ns, line.end_mono_ns - line.start_mono_ns, rows)
+        return _RankStep(layout, step, start_ns, length_ns, arrivals, rows)
 
-    def _on_stream(self, rows: Sequence[Collective]) -> list[int]:
+    def _on_stream(self, names: Sequence[CollectiveName], rows: Collectives) -> list[int]:
         """When the stream of each collective's caller had come to it. Where it was queued behind another, that moment
         left no trace: it is taken for the earliest possible.
         """
         arrivals: list[int] = []
         free: dict[str, int] = {}
         before = 0
-        for row in rows:
-            assert row.start_ns is not None  # checked
-            assert row.end_ns is not None
-            queued = row.start_ns <= free.get(row.group, -1)
+        columns = (rows.issue_ns.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist())
+        for name, issue, start, end in zip(names, *columns, strict=True):
+            queued = start <= free.get(name.group, -1)
             self._costs.arrival_unknown += queued
-            arrivals.append(min(max(row.issue_ns, before), row.start_ns) if queued else row.start_ns)
-            free[row.group] = row.end_ns
+            arrivals.append(min(max(issue, before), start) if queued else start)
+            free[name.group] = end
             before = arrivals[-1]
         return arrivals
 
-    def _issued(self, rank: _Rank, row: Collective) -> Issued:
-        if row.kind in _TIMED_AT_BOTH_ENDS:
+    def _issued(self, rank: _Rank, name: CollectiveName) -> Issued:
+        if name.kind in _TIMED_AT_BOTH_ENDS:
             raise InputError(f"{self._run.location}: a replay is not possible: it has {_PEERS_UNKNOWN}")
-        members = rank.groups.get(row.group)
+        members = rank.groups.get(name.group)
         if members is None:
             raise InputError(
-                f"{self._run.location}: a replay is not possible: the ranks of process group {row.group!r} are unknown"
+                f"{self._run.location}: a replay is not possible: the ranks of process group {name.group!r} are unknown"
             )
         link: int | None = None
         if self._shared:
@@ -226,8 +238,8 @@ class ProgramReader:
             link = int(spans_nodes(members, self._run.health.world_size, self._network))
             rank.links[str(link)] = link
         elif self._network is not None or not self._on_host:
-            link = rank.links.setdefault(row.group, len(rank.links))
-        return Issued(row.kind, row.group, row.bytes, members, link)
+            link = rank.links.setdefault(name.group, len(rank.links))
+        return Issued(name.kind, name.group, name.bytes, members, link)
 
     def _charged(self, layouts: tuple[int, ...], places: int) -> Ints | None:
         """What the network's law charges for each collective, shape (places, ranks) or (places, 1)."""
@@ -239,7 +251,7 @@ class ProgramReader:
         charged = np.zeros((places, len(different)), np.int64)
         for column, layout in enumerate(different):
             for place, issued in enumerate(known[layout].issued):
-                charged[place, column] = round(charge_ns(issued, world, self._network))
+                charged[place, column] = round(issued.charge_ns(world, self._network))
         return charged
 
     def _schedule(self, layouts: tuple[int, ...], global_step: int) -> ReplayOrder:
@@ -280,18 +292,19 @@ def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
     return np.array(rows, np.int64).T
 
 
-def _recorded(lines: Sequence[_RankLine], places: int) -> Recorded:
+def _recorded(of_ranks: Sequence[_RankStep], places: int) -> Recorded:
     """The collectives of a step on the common clock."""
-    shape = (places, len(lines))
+    shape = (places, len(of_ranks))
     issue, start, end, backend_end = (np.zeros(shape, np.int64) for _ in range(4))
     found = Recorded(issue, start, end, backend_end, np.zeros(shape, bool), np.zeros(shape, bool))
-    for column, line in enumerate(lines):
-        for place, row in enumerate(line.rows):
-            found.issue_ns[place, column] = line.start_ns + row.issue_ns
-            found.start_ns[place, column] = line.start_ns + (row.start_ns or 0)
-            found.end_ns[place, column] = line.start_ns + (row.end_ns or 0)
-            found.by_backend[place, column] = row.end_source != "emulated"
-            if row.backend_end_ns is not None:
-                found.backend_end_ns[place, column] = line.start_ns + row.backend_end_ns
-                found.backend_known[place, column] = True
+    for column, each in enumerate(of_ranks):
+        rows, count = each.rows, len(each.rows)
+        issue[:count, column] = np.array(each.issue_ns, np.int64) + each.start_ns
+        start[:count, column] = rows.start_ns + each.start_ns
+        end[:count, column] = rows.end_ns + each.start_ns
+        found.by_backend[:count, column] = [rows.names[name].end_source != "emulated" for name in rows.name.tolist()]
+        if rows.backend_end_ns is not None:
+            known = rows.backend_end_ns != NO_TIME
+            backend_end[:count, column] = np.where(known, rows.backend_end_ns + each.start_ns, 0)
+            found.backend_known[:count, column] = known
     return found

@@ -10,32 +10,25 @@ guess a wait, an end or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import reduce
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
 
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.record_details import RecordDetails
 from aorta.analysis.load.run_facts import FORMAT
+from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.tables import Ints, RankTables, Run
-from aorta.analysis.whatif.network import network_of
 from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
-from aorta.analysis.whatif.rank_program import StepLine
+from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, RankSteps
 from aorta.analysis.whatif.trace_program import program_of_traces
-from aorta.config.schema import EmulatedFabric
+from aorta.config.groups.fabric import emulated_rules
+from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.errors import InputError
-from aorta.records.reader import LINE_LIMIT
-from aorta.records.schema import Anchor as ClockAnchor
-from aorta.records.untrusted_files import open_regular
-
-_LINES: Final[msgspec.json.Decoder[StepLine | ClockAnchor]] = msgspec.json.Decoder(StepLine | ClockAnchor)
-"""A union, so that a line without `record` is refused."""
 
 
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
@@ -48,7 +41,7 @@ def read_program(location: str | Path, last: int | None = None) -> RunProgram:
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
-    return program_of_source(load_source(location), last)
+    return program_of_source(load_source(location, contents=True), last)
 
 
 def program_of_source(run: Run, last: int | None = None) -> RunProgram:
@@ -72,12 +65,13 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     _refuse(run)
     network = _network(run)
     steps = _common_steps(run, last)
-    lines = StepLines(
-        {rank: _lines(tables, steps) for rank, tables in run.ranks.items()},
-        offset_ns=clock_offsets(run),
-        gradient_order=next(iter(run.ranks.values())).gradient_order,
-    )
-    return ProgramReader(run, network, steps, lines).program()
+    offsets_ns = clock_offsets(run)
+    of_rank = {
+        rank: _rank_steps(tables, steps, None if offsets_ns is None else offsets_ns[rank])
+        for rank, tables in run.ranks.items()
+    }
+    order = next(iter(run.ranks.values())).gradient_order
+    return ProgramReader(run, network, steps, of_rank, gradient_order=order).program()
 
 
 def _refuse(run: Run) -> None:
@@ -110,6 +104,29 @@ def _network(run: Run) -> EmulatedFabric | None:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
 
 
+def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
+    """The settings of an emulated network as a manifest states them; None: the network was real.
+
+    Raises:
+        ValueError: they are not settings of an emulated network.
+    """
+    if fabric is None:
+        return None
+    known = {each.name for each in fields(EmulatedFabric)}
+    values = {name: value for name, value in fabric.items() if name in known}
+    for name, kind in (("algorithm", Algorithm), ("sharing", Sharing)):
+        if name in values:
+            values[name] = kind(str(values[name]))
+    try:
+        settings = msgspec.convert(values, EmulatedFabric)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    problems = list(emulated_rules(settings, world_size))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
+
+
 def _common_steps(run: Run, last: int | None) -> Ints:
     columns = [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()]
     steps: Ints = reduce(np.intersect1d, columns)
@@ -121,20 +138,30 @@ def _common_steps(run: Run, last: int | None) -> Ints:
     return steps if last is None else steps[-last:]
 
 
-def _lines(tables: RankTables, steps: Ints) -> Iterator[StepLine]:
-    details = tables.details
-    assert isinstance(details, RecordDetails)  # a record
-    places = np.searchsorted(tables.steps.global_step, steps)
-    with open_regular(details.path, 1 << 20) as file:
-        for place, number in zip(places.tolist(), steps.tolist(), strict=True):
-            file.seek(int(details.line_offset[place]))
-            try:
-                line = _LINES.decode(file.readline(LINE_LIMIT))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise InputError(f"{details.path}: global step {number} cannot be read again ({error})") from error
-            if not isinstance(line, StepLine) or line.global_step != number:
-                raise InputError(f"{details.path}: global step {number}: another line stands there now")
-            yield line
+def _rank_steps(tables: RankTables, steps: Ints, offset_ns: int | None) -> RankSteps:
+    """The steps of a rank; without `offset_ns`, what to add to its wall clock, its monotonic clock is that of all."""
+    columns = tables.steps
+    places = np.searchsorted(columns.global_step, steps)
+    began = columns.start_mono_ns[places] if offset_ns is None else columns.t_start_ns[places] + offset_ns
+    return RankSteps(
+        began,
+        columns.length_ns[places],
+        [contents_at(tables, place) for place in places.tolist()],
+        [columns.rows_of(place, place + 1) for place in places.tolist()],
+        tables.collectives,
+    )
+
+
+def contents_at(tables: RankTables, place: int) -> StepContents:
+    """What ran inside the step with this index; read from the record's line where the tables were read without.
+
+    Raises:
+        InputError: it can no longer be read.
+    """
+    if tables.contents is not None:
+        return tables.contents.of(place)
+    inside = tables.details.step(place)
+    return contents_of(inside.compute or (), inside.aux or (), inside.stalls or (), inside.waits, inside.ready)
 
 
 def clock_offsets(run: Run) -> Mapping[int, int] | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
-from aorta.analysis.whatif.recorded_costs import LONG_AGO
+from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.schedule import Act, CollectiveBatch, ReplayOrder, schedule
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS

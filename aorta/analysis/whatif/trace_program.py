@@ -1,6 +1,8 @@
 """The program of a job from the Kineto traces of all its ranks.
 
-What a record says of a host is taken from the device (`traced_rank`); the ranks are put on one clock (`trace_clocks`).
+What a record says of a host is taken from the device (`traced_rank`). Ranks of one host share its clock; otherwise
+collectives tell it: one that no rank leaves before all are there ends on all of them at about the same time, and these
+ends say how well the clocks agree.
 Steps are cut where the host marked them on each rank. Since a device runs behind its host, that may be between other
 collectives on each rank: the cut is moved back until all ranks have the same collectives in a step. Refuses, and says
 why, what a replay would have to guess; what it rests on is said in `Facts.flags`. Must not read a record.
@@ -8,10 +10,11 @@ why, what a replay would have to guess; what it rests on is said in `Facts.flags
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,14 +26,18 @@ from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.trace_health import usable
 from aorta.analysis.tables import Ints, Members, Run
 from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, StepLines
-from aorta.analysis.whatif.trace_clocks import on_one_clock
+from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader
 from aorta.analysis.whatif.traced_rank import TracedRank, traced_rank
 from aorta.errors import InputError
+from aorta.timeline.classes import KINDS, LOCKSTEP
 
 _IDLE_SAID: Final = 0.01
 _ELSEWHERE_SAID: Final = 0.05
 """From these parts on, idle time and computation on other streams are said."""
+APART: Final = 0.02
+"""Ends of one collective on its ranks may lie this part of a step apart, in 95 % of collectives: assumed."""
+_Ends: TypeAlias = Sequence[dict[int, int]]
+"""Of each collective: rank -> its end."""
 
 
 def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
@@ -55,12 +62,14 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
     steps = ranks[0].steps
     if len(steps) < LEAST_STEPS:
         raise _no(run, f"{len(steps)} step(s) are described on all ranks; it takes {LEAST_STEPS}")
-    lines = StepLines(
-        {each.rank: each.lines(edges[each.rank]) for each in ranks},
+    program = ProgramReader(
+        _with_groups(run, groups),
+        None,
+        steps,
+        {each.rank: each.between(edges[each.rank]) for each in ranks},
         arrivals=True,
-        groups=tuple(sorted({name for known in groups.values() for name in known})),
-    )
-    program = ProgramReader(_with_groups(run, groups), None, steps, lines).program()
+        groups=sorted({name for known in groups.values() for name in known}),
+    ).program()
     lengths = np.stack([each.end_ns - each.begin_ns for each in ranks], axis=1)
     facts = replace(
         program.facts,
@@ -221,3 +230,82 @@ def _flags(ranks: Sequence[TracedRank], clock: str, left_out: int) -> Iterator[s
     elsewhere = max(each.elsewhere for each in ranks)
     if elsewhere >= _ELSEWHERE_SAID:
         yield (f"up to {elsewhere:.0%} of a rank's computation ran on other streams, whose waits are not followed")
+
+
+def on_one_clock(
+    location: str, ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]
+) -> tuple[list[TracedRank], str]:
+    """The ranks on the clock of the first, and a sentence about it.
+
+    Args:
+        groups: rank -> group -> its ranks.
+
+    Raises:
+        InputError: their clocks cannot be compared.
+    """
+    ends = _ends(ranks, groups)
+    step_ns = float(np.median(np.concatenate([each.end_ns - each.begin_ns for each in ranks])))
+    hosts = {each.host for each in ranks}
+    raw_ns = _apart(ends, dict.fromkeys((each.rank for each in ranks), 0))
+    if len(hosts) == 1 and None not in hosts and (raw_ns is None or raw_ns <= APART * step_ns):
+        known = "" if raw_ns is None else f"; ends of collectives lie up to {raw_ns / 1000:.0f} us apart on them"
+        return list(ranks), f"the ranks share a host and its clock{known}"
+    offsets = _offsets(ends, [each.rank for each in ranks])
+    if missing := [each.rank for each in ranks if each.rank not in offsets]:
+        raise InputError(
+            f"{location}: a replay is not possible: the clocks of the ranks cannot be compared: they are not known to "
+            f"share a host, and no collective that waits for all its ranks joins rank(s) "
+            f"{', '.join(map(str, missing[:8]))} to rank {ranks[0].rank}"
+        )
+    apart_ns = _apart(ends, offsets) or 0.0
+    if apart_ns > APART * step_ns:
+        raise InputError(
+            f"{location}: a replay is not possible: the clocks of the ranks cannot be compared: aligned by the ends of "
+            f"{len(ends)} collectives, these still lie up to {apart_ns / 1e6:.3f} ms apart, and more than {APART:.0%} "
+            f"of a step of {step_ns / 1e6:.3f} ms is not accepted"
+        )
+    moved = [each.moved(offsets[each.rank]) for each in ranks]
+    return moved, (
+        f"the ranks' clocks were aligned by the ends of {len(ends)} collectives, which then lie up to "
+        f"{apart_ns / 1000:.0f} us apart"
+    )
+
+
+def _ends(ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]) -> _Ends:
+    found: defaultdict[tuple[str, Members, int], dict[int, int]] = defaultdict(dict)
+    lockstep = {code for code, kind in enumerate(KINDS) if kind in LOCKSTEP}
+    for each in ranks:
+        rows = each.collectives
+        columns = (rows.kind.tolist(), rows.group.tolist(), rows.seq.tolist(), rows.end_ns.tolist())
+        for kind, group, seq, end in zip(*columns, strict=True):
+            members = groups[each.rank].get(rows.groups[group])
+            if members is not None and kind in lockstep:
+                found[rows.groups[group], members, seq][each.rank] = end
+    return [of_ranks for of_ranks in found.values() if len(of_ranks) > 1]
+
+
+def _offsets(ends: _Ends, ranks: Sequence[int]) -> dict[int, int]:
+    """Rank -> what to add to its clock, for all ranks that a chain of collectives joins to the first."""
+    offsets = {ranks[0]: 0}
+    while True:
+        shifts: defaultdict[int, list[int]] = defaultdict(list)
+        for of_ranks in ends:
+            joined = [end + offsets[rank] for rank, end in of_ranks.items() if rank in offsets]
+            if joined:
+                for rank, end in of_ranks.items():
+                    if rank not in offsets:
+                        shifts[rank].append(joined[0] - end)
+        if not shifts:
+            return offsets
+        offsets |= {rank: round(float(np.median(found))) for rank, found in shifts.items()}
+
+
+def _apart(ends: _Ends, offsets: Mapping[int, int]) -> float | None:
+    """How far the ends of one collective lie apart, at most, in 95 % of collectives; None: there are none."""
+    if not ends:
+        return None
+    spread = []
+    for of_ranks in ends:
+        moved = [end + offsets[rank] for rank, end in of_ranks.items()]
+        spread.append(max(moved) - min(moved))
+    return float(np.percentile(spread, 95))

@@ -19,15 +19,12 @@ from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.change_words import forms, is_count, parse_change, parse_changes
-from aorta.analysis.whatif.changes import Change, in_order
+from aorta.analysis.whatif.change import Change, is_count
+from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
-from aorta.analysis.whatif.gains import WORTH, Gains, gains
+from aorta.analysis.whatif.gains import WORTH, Gains, Marginal, Marginals, gains, marginals
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
-from aorta.analysis.whatif.marginals import Marginal, Marginals, marginals
-from aorta.analysis.whatif.predicted_value import Value
-from aorta.analysis.whatif.prediction import Base, Identity, Prediction, base_of, predict_from
+from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of_source
 from aorta.analysis.whatif.replay import replay
@@ -59,7 +56,7 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
         return EXIT_OK
     if options.step is not None and changes and options.timeline is None:
         raise InputError("--step: a prediction is of all steps; --step goes with --timeline, or without --set")
-    run = load_source(folder)
+    run = load_source(folder, contents=True)
     program = program_of_source(run, last=options.last)
     base = base_of(program)
     drawn = _timeline(run, base, changes, options)
@@ -146,8 +143,8 @@ def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
 
 def prediction_lines(predicted: Prediction) -> list[str]:
     """A prediction in words."""
-    base, gain = predicted.base, predicted.gain_ms
-    now_ms = predicted.identity.replayed_ms
+    base, gain = predicted.identity, predicted.gain_ms
+    now_ms = base.replayed_ms
     share = f"{abs(gain.value) / now_ms:.1%}"
     by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
     lines = [f"with {', '.join(predicted.changes)}:"]
@@ -155,11 +152,8 @@ def prediction_lines(predicted: Prediction) -> list[str]:
         f"  {'job step':<22} {rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of "
         f"{rough_ms(now_ms)}, {'significant' if predicted.significant else 'not significant'}"
     )
-    for name, value, key, unit in (
-        ("overlap ratio", predicted.overlap_ratio, "overlap_ratio", ""),
-        ("exposed communication", predicted.exposed_comm_ms, "exposed_comm_ms", "ms"),
-    ):
-        lines.append(f"  {name:<22} unknown" if value is None else _metric(name, value, base[key], unit))
+    lines.append(_metric("overlap ratio", predicted.overlap_ratio, base.replayed_ratio, ""))
+    lines.append(_metric("exposed communication", predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms"))
     lines.append(
         "intervals are those of the change from step to step, and of the model's error, over "
         f"{predicted.steps} recorded steps; another launch differs by more"
@@ -167,7 +161,9 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     return [*lines, *_check(predicted.identity, (*predicted.notes, *predicted.flags))]
 
 
-def _metric(name: str, value: Value, base: float | None, unit: str) -> str:
+def _metric(name: str, value: Value | None, base: float | None, unit: str) -> str:
+    if value is None:
+        return f"  {name:<22} unknown"
     now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
     return f"  {name:<22} {now} -> {rough_interval(value.value, value.low, value.high, unit)}"
 

@@ -18,13 +18,12 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.load import microseconds
-from aorta.analysis.merge.trace_writer import trace_file
-from aorta.analysis.merge.track_identity import PIDS_PER_RANK, TIDS_PER_RANK
+from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread, trace_file
 from aorta.analysis.merge.tracks import CATEGORY
+from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import RankTables, Run
-from aorta.analysis.whatif.program import RunProgram, SpanName, What
-from aorta.analysis.whatif.rank_program import HAND_OVER
-from aorta.analysis.whatif.read_program import clock_offsets
+from aorta.analysis.whatif.program import RunProgram, What
+from aorta.analysis.whatif.read_program import clock_offsets, contents_at
 from aorta.analysis.whatif.replay import Times, replay
 from aorta.analysis.whatif.windows import span_edges
 
@@ -81,16 +80,11 @@ def measured(tables: RankTables, global_steps: Sequence[int], index: int, begin_
     """
     steps, rows = tables.steps, tables.collectives
     places = [int(np.searchsorted(steps.global_step, number)) for number in global_steps[: index + 1]]
-    inside, known = tables.details.step(places[index]), dict[tuple[str, int], tuple[str, int, int]]()
+    inside, known = contents_at(tables, places[index]), dict[tuple[str, int], tuple[str, int, int]]()
     number = global_steps[index]
-    length = int(steps.end_mono_ns[places[index]] - steps.start_mono_ns[places[index]])
+    length = int(steps.length_ns[places[index]])
     found = [Slice("steps", f"step {number}", 0, length, {"global_step": number})]
-    named = [(SpanName("compute", part.block, part.phase), part.start_ns, part.end_ns) for part in inside.compute or ()]
-    named += [(SpanName("aux", part.name), part.start_ns, part.end_ns) for part in inside.aux or ()]
-    found += [Slice(name.lane, str(name), low, high, {}) for name, low, high in named]
-    for stall in inside.stalls or ():
-        if stall.cause == HAND_OVER:
-            found.append(Slice(HAND_OVER, "hand-over", stall.start_ns, stall.end_ns, {}))
+    found += [Slice(name.lane, str(name), low, high, {}) for name, low, high in inside.spans]
     for back in range(min(_EARLIER, index), -1, -1):
         these = rows.take(steps.rows_of(places[index - back], places[index - back] + 1))
         for place, row in enumerate(these.name.tolist()):
@@ -191,11 +185,9 @@ def _events(rank: int, which: int, label: str, slices: Sequence[Slice], zero_ns:
     threads = [(name, lane) for name in tracks for lane in range(len(open_ends[name]))]
     pid, first = (rank + 1) * PIDS_PER_RANK + which, (rank + 1) * TIDS_PER_RANK + which * TIDS_PER_RANK // 2
     tids = {thread: first + number for number, thread in enumerate(threads)}
-    yield _named("process_name", pid, 0, {"name": label})
-    yield _named("process_sort_index", pid, 0, {"sort_index": pid})
+    yield from named_process(pid, label)
     for (name, lane), tid in tids.items():
-        yield _named("thread_name", pid, tid, {"name": name.replace("_", "-") + (f" ({lane + 1})" if lane else "")})
-        yield _named("thread_sort_index", pid, tid, {"sort_index": tid})
+        yield from named_thread(pid, tid, name.replace("_", "-") + (f" ({lane + 1})" if lane else ""), tid)
     for lane, each in placed:
         times = {"ts": each.begin_ns - zero_ns, "dur": each.end_ns - each.begin_ns}
         yield {
@@ -219,7 +211,3 @@ def _thread(open_ends: list[list[int]], each: Slice) -> int:
             return lane
     open_ends.append([each.end_ns])
     return len(open_ends) - 1
-
-
-def _named(what: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
-from aorta.analysis.whatif.rank_program import HAND_OVER
 from aorta.analysis.whatif.replay import StepTimes, Times
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes

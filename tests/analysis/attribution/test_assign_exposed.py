@@ -6,9 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.attribution.assign_exposed import CollectiveSpan, assigned, parts
+from aorta.analysis.attribution.accumulate import CollectiveSpan, assigned, overlaid, parts, tiled
 from aorta.analysis.attribution.keys import BUBBLE_PART, NOWHERE, TRANSFER, UNKNOWN_PART, WAIT, Region
-from aorta.analysis.attribution.step_regions import overlaid, tiled
 from aorta.timeline.intervals import merge
 from aorta.timeline.overlap import Exposure, exposure, measure_window
 from tests.strategies import interval_lists, intervals

@@ -12,13 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS
-from aorta.analysis.attribution.causes import of_one_dimension
 from aorta.analysis.load.engines import Local
 from aorta.errors import InputError
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
 from tests.analysis.builders import append, metrics, step
+from tests.analysis.by_json import attribute, of_one_dimension
 
 BLOCKS = [
     block("layers.0", "forward", 10, 20),

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.records import load_run
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
+from tests.analysis.by_json import attribute
 from tests.strategies import interval_lists
 
 

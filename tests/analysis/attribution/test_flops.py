@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aorta.analysis.attribution.flops import NO_MANIFEST, flops_per_rank_step, tflops
+from aorta.analysis.attribution.attribute import NO_MANIFEST, flops_per_rank_step, tflops
 from aorta.config.schema import Ranking
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from tests.analysis.attribution.test_attribute import exact
+from tests.analysis.by_json import attribute
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.attribution.attribute import attribute
-from aorta.analysis.attribution.causes import told_rows
-from aorta.analysis.gate.gate_markdown import _causes
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
 from tests.analysis.attribution.test_attribute import computing, late_by, two_pairs, two_ranks
 from tests.analysis.attribution.test_breakdowns_add_up import STEPS, two_sides
+from tests.analysis.by_json import attribute, cause_lines, sentence_rows
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?= (?:ms|%))|(?<![\w.'])(\d+(?:\.\d+)?)(?![\w.'])")
 OVERLAP_OFF = {"key": "config.parallel.overlap", "reference": True, "candidate": False}
@@ -24,15 +22,15 @@ OVERLAP_ON = {"key": "config.parallel.overlap", "reference": False, "candidate":
 
 def cells(found: dict[str, Any]) -> tuple[list[str], list[float]]:
     """Names and numbers of the table as Markdown shows it; shares in per cent."""
-    lines = [line.strip("| ").split(" | ") for line in _causes(told_rows(found))[2:]]
+    lines = [line.strip("| ").split(" | ") for line in cause_lines(found)[2:]]
     numbers = [abs(float(cell.rstrip("%"))) for line in lines for cell in line[1:] if cell not in ("-", "unknown")]
-    return [row["what"] for row in told_rows(found)], numbers
+    return [row["what"] for row in sentence_rows(found)], numbers
 
 
 def held(found: dict[str, Any]) -> list[str]:
     """The numbers of the sentence, each found in the table, to the digits that the sentence has."""
     said = re.sub(r"Configuration: .*?\. (?=[A-Z\d])", "", found["sentence"])
-    if not told_rows(found):
+    if not sentence_rows(found):
         means = [found[side]["exposed_comm_ms"] for side in ("reference", "candidate")]
         names, numbers = [], means
     else:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribute import attribute
 from aorta.analysis.load.traces import load_traces
 from tests.analysis.attribution.test_attribute import exact
+from tests.analysis.by_json import attribute
 from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 
 US = 1_000

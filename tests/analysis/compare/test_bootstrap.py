@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aorta.analysis.compare import bootstrap
-from aorta.analysis.compare.bootstrap import LEAST_POOL, POOL, median_interval, step_medians
+from aorta.analysis.compare import effects
+from aorta.analysis.compare.effects import LEAST_POOL, POOL, median_interval, step_medians
 
 Side = list[tuple[np.ndarray, np.ndarray]]
 """Values and the global step of each, per launch."""
@@ -88,13 +88,13 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(launches: int) -
 def test_a_large_launch_gets_fewer_resamples_and_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, steps = 64, 1000
     drawn: list[int] = []
-    real = bootstrap._weighted_medians
+    real = effects._weighted_medians
 
     def watched(ordered: np.ndarray, rows: np.ndarray, cluster: np.ndarray) -> np.ndarray:
         drawn.append(rows.shape[0] * len(ordered))
         return real(ordered, rows, cluster)
 
-    monkeypatch.setattr(bootstrap, "_weighted_medians", watched)
+    monkeypatch.setattr(effects, "_weighted_medians", watched)
     values = np.random.default_rng(0).standard_normal(ranks * steps)
     found = step_medians(values, np.tile(np.arange(steps), ranks), np.random.default_rng(0))
     assert LEAST_POOL <= len(found) < POOL

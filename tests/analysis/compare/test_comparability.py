@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.comparability import refuse_unlike
+from aorta.analysis.compare.launch_comparison import refuse_unlike
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
 from aorta.errors import InputError
 
 FACTS = {
@@ -29,7 +29,7 @@ def side(name: str, *launches: dict[str, Any]) -> LaunchSet:
 
 def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, str]]:
     """Where and in which key they differ, everything allowed; what is not allowed raises."""
-    return [(found["where"], found["key"]) for found in refuse_unlike(left, right, Rules(allow_unlike=allow))]
+    return [(found.where, found.key) for found in refuse_unlike(left, right, Rules(allow_unlike=allow))]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.compare.detectable_effect import detectable, launches_needed
-from aorta.analysis.compare.effect import numbers
-from aorta.analysis.compare.samples import Sample
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.effects import detectable, launches_needed
+from aorta.analysis.compare.launch_set import Sample
+from aorta.analysis.compare.verdict import Rules
+from tests.analysis.by_json import numbers
 
 
 def launches(*medians: float | None) -> list[Sample]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents.dataset import DeviceFacts
 from aorta.analysis.report.report_folder import Report, write_report
 from aorta.errors import InputError
 from tests.analysis.builders import strict_json
@@ -208,8 +210,8 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
 
     real = module.devices_entry
 
-    def hot(run: Any, *rest: Any) -> dict[str, Any]:
-        return real(run, *rest) | {"throttled_ranks": [1] if "/b/" in run.location else []}
+    def hot(run: Any, *rest: Any) -> DeviceFacts:
+        return replace(real(run, *rest), throttled_ranks=[1] if "/b/" in run.location else [])
 
     monkeypatch.setattr(module, "devices_entry", hot)
     found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from aorta.analysis.compare.verdict_rules import SEQUENCE
+from aorta.analysis.compare.verdict import SEQUENCE
 from benchmarks.many_metrics import OTHERS, TRUTHS, contradicts, holm, judged, plan, setting, targets_of
 
 
@@ -32,10 +33,10 @@ def test_a_contradiction_would_be_seen() -> None:
     found = judged(plan(np.random.default_rng(1), 5, 0.0, (*SEQUENCE, *OTHERS)))
     entry = found["overlap_ratio"]
     assert not contradicts(entry)
-    assert entry["verdict"] == "regression"
-    assert contradicts(entry | {"verdict": "inconclusive"})
-    assert contradicts(entry | {"effect": entry["effect"] | {"high": 0.1}})
-    assert contradicts(entry | {"verdict": "equivalent"})
+    assert entry.verdict == "regression"
+    assert contradicts(replace(entry, verdict="inconclusive"))
+    assert contradicts(replace(entry, effect=replace(entry.effect, high=0.1)))
+    assert contradicts(replace(entry, verdict="equivalent"))
 
 
 def test_holm_by_hand() -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.compare.effect import intervals
-from aorta.analysis.compare.mann_whitney import mann_whitney
-from aorta.analysis.compare.metric_verdicts import judge
-from aorta.analysis.compare.verdict_rules import GUARD, Rules
+from aorta.analysis.compare.rank_tests import mann_whitney
+from aorta.analysis.compare.verdict import GUARD, Rules
+from tests.analysis.by_json import intervals, judge
 
 LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
 SEQUENCE = ("overlap_ratio", "exposed_comm_ms", "compute_stall_ms")

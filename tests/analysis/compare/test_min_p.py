@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.compare.mann_whitney import mann_whitney
-from aorta.analysis.compare.min_p import DRAWN, EXACT_UP_TO, labellings, launches_for, step_down
+from aorta.analysis.compare.rank_tests import DRAWN, EXACT_LABELLINGS, labellings, launches_for, mann_whitney, step_down
 
 Sides = tuple[np.ndarray, np.ndarray]
 
@@ -101,7 +100,7 @@ def test_of_more_labellings_some_are_drawn_the_observed_one_among_them() -> None
     assert labels.shape == (DRAWN, 24)
     assert labels[0].tolist() == [0.0] * 12 + [1.0] * 12
     assert (labels.sum(axis=1) == 12).all()
-    assert len(labellings(10, 10)) == 184_756 <= EXACT_UP_TO
+    assert len(labellings(10, 10)) == 184_756 <= EXACT_LABELLINGS
     generator = np.random.default_rng(3)
     values = {"a": (generator.standard_normal(12), generator.standard_normal(12) + 1)}
     p = mann_whitney(*values["a"])

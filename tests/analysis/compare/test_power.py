@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aorta.analysis.compare.detectable_effect import detectable, launches_needed, pooled_sd
-from aorta.analysis.compare.mann_whitney import mann_whitney
-from aorta.analysis.compare.shifts import Effect
+from aorta.analysis.compare.effects import Effect, detectable, launches_needed, pooled_sd
+from aorta.analysis.compare.rank_tests import mann_whitney
 from aorta.analysis.compare.verdict import Evidence, decide
 
 

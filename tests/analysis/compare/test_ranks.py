@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, mannwhitneyu
 
-from aorta.analysis.compare.mann_whitney import critical_u, mann_whitney, p_values, u_of
+from aorta.analysis.compare.rank_tests import critical_u, mann_whitney, p_values, u_of
 
 
 def counted_out(reference: list[float], candidate: list[float]) -> float:

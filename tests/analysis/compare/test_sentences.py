@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.verdict_sentences import headline, short_headline, title
 from aorta.analysis.metrics import metric_named
+from tests.analysis.by_json import headline, short_headline, title
 
 
 def entry(name: str, reference: float, candidate: float, verdict: str | None, **changes: Any) -> dict[str, Any]:

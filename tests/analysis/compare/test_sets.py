@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aorta.analysis.aggregate import NO_PIPELINE_METRICS, LabelledRun, aggregate
-from aorta.analysis.compare.launch_set import read_set
-from aorta.analysis.compare.samples import samples
+from aorta.analysis.aggregate import NO_PIPELINE_METRICS, LabelledRun
+from aorta.analysis.compare.launch_set import read_set, samples
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import locate
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from tests.analysis.builders import header, metrics, simulated_run, step, write_rank
+from tests.analysis.by_json import aggregate
 from tests.analysis.compare.builders import launch, launch_set
 
 

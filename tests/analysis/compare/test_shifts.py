@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.compare.mann_whitney import mann_whitney
-from aorta.analysis.compare.shifts import accepted, effect_of, estimated
+from aorta.analysis.compare.effects import accepted, effect_of, estimated
+from aorta.analysis.compare.rank_tests import mann_whitney
 
 
 def test_four_against_four_it_reaches_over_all_pairs() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.shifts import Effect
-from aorta.analysis.compare.verdict import Evidence, decide, least_launches, slower
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.verdict import Evidence, Rules, decide, least_launches
+from aorta.analysis.documents.comparison import Effect
 from aorta.errors import InputError
+from tests.analysis.by_json import slower
 
 
 def seen(value: float | None, low: float | None, high: float | None, p: float = 0.008, **changes: Any) -> Evidence:

@@ -13,9 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from aorta.analysis.gate import gate_command
-from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
+from tests.analysis.by_json import gate_of, run_gate
 from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
 
@@ -30,7 +31,7 @@ def options(*words: str, sides: bool = True) -> argparse.Namespace:
 
 def ended(words: argparse.Namespace, summary: dict[str, Any]) -> tuple[int, str]:
     """As the command does it."""
-    return run_gate(words, summary, judge(words, summary))
+    return run_gate(words, summary, gate_of(words, summary))
 
 
 SUMMARY = {"comparison": comparison(idle_ms=metric(1, 5))}

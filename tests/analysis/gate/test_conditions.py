@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.gate.gate_conditions import Condition, parse_condition
+from aorta.analysis.gate.gate_checks import Condition, parse_condition
 from aorta.analysis.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.gate.gate_checks import SINGLE, evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
-from aorta.analysis.gate.gate_text import gate_text
+from aorta.analysis.gate.gate_checks import SINGLE, parse_condition
+from aorta.analysis.gate.gate_outputs import gate_text
 from aorta.terminal_style import Style
+from tests.analysis.by_json import evaluate
 from tests.analysis.gate.comparisons import comparison, effect, metric
 
 
@@ -204,8 +204,8 @@ def test_a_failure_outweighs_what_cannot_be_decided(
     compared = comparison(idle_ms=metric(1, 5))
     result = evaluate([parse_condition(text) for text in texts], compared, on_inconclusive)
     assert (result.outcome, result.exit_code) == (outcome, code)
-    assert result.as_json()["exit_code"] == code
-    assert [entry["condition"] for entry in result.as_json()["conditions"]] == texts
+    assert result.entry().exit_code == code
+    assert [entry.condition for entry in result.entry().conditions] == texts
 
 
 def test_the_text_of_the_terminal() -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.gate.gate_checks import GateResult, evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
-from aorta.analysis.gate.junit import junit_xml
+from aorta.analysis.gate.gate_checks import GateResult, parse_condition
+from tests.analysis.by_json import evaluate, junit_xml
 from tests.analysis.gate.comparisons import comparison, metric
 
 CONDITIONS = [parse_condition(text) for text in ("idle_ms>1", "copy_ms>10%", "idle_ms>500%")]

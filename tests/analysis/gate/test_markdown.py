@@ -7,9 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.gate.gate_checks import evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
-from aorta.analysis.gate.gate_markdown import LIMIT_BYTES, escaped, markdown_summary
+from aorta.analysis.gate.gate_checks import parse_condition
+from aorta.analysis.gate.gate_outputs import LIMIT_BYTES, escaped
+from tests.analysis.by_json import evaluate, markdown_summary
 from tests.analysis.gate.comparisons import comparison, metric
 
 ROW = {

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.compare.verdict_rules import Rules
-from aorta.analysis.gate.gate_checks import Judged, evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents.comparison import JudgedCondition
+from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.report.report_folder import write_report
+from tests.analysis.by_json import evaluate
 from tests.analysis.compare.builders import launch, launch_set
 
 EIGHT = tuple(0.8 + number / 1000 for number in range(8))
@@ -25,7 +26,7 @@ def compared(folder: Path, reference: Path, candidate: Path, **rules: Any) -> di
     return found
 
 
-def judged(text: str, comparison: dict[str, Any]) -> Judged:
+def judged(text: str, comparison: dict[str, Any]) -> JudgedCondition:
     (found,) = evaluate([parse_condition(text)], comparison).conditions
     return found
 

@@ -12,7 +12,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.samples import samples
+from aorta.analysis.compare.launch_set import samples
 from aorta.analysis.load.aorta_2025 import UNSEEN, read_aorta_2025
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
 from aorta.analysis.metrics import RECORDED_2025

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load import engines
 from aorta.analysis.load.engines import Dask, Local, cores, progress
 from aorta.analysis.load.records import RecordFile, load_run
 from aorta.analysis.report.report_command import _engine, overlap_report, parser
 from aorta.errors import InputError, ToolMissing
 from tests.analysis.builders import simulated_run
+from tests.analysis.by_json import aggregate
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = 5

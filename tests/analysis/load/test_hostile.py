@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
@@ -28,6 +28,7 @@ from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.records.schema import BucketReady, Gradient, Step, Wait
 from aorta.records.step_line import DecodedLate, StepLine
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
+from tests.analysis.by_json import aggregate
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "jsonl"
 HALF = metrics(10, 8, 4, 2)

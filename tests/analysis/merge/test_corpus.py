@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load import open as load_open
-from aorta.analysis.merge.merge_command import merge_traces
+from aorta.analysis.merge.merge_traces import merge_traces
 from tests.analysis.merge.traces import load, problems, text, write, x
 
 CORPUS = Path(__file__).parent / "corpus"

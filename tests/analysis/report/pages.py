@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.inputs import Subject
-from aorta.analysis.gate.gate_checks import evaluate
-from aorta.analysis.gate.gate_conditions import parse_condition
+from aorta.analysis.compare.launch_set import Subject
+from aorta.analysis.documents import as_json
+from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.html import write_page
-from aorta.analysis.summary import summarize
 from aorta.records.reader import read_rank
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import simulated_run, write_rank
+from tests.analysis.by_json import evaluate, summarize
+from tests.analysis.report.by_json import write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
@@ -163,7 +163,7 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
 
 def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a gate says of the comparison."""
-    return {"gate": evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]).as_json()}
+    return {"gate": as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]).entry())}
 
 
 def sampled(folder: Path) -> Path:

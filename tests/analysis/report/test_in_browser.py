@@ -30,8 +30,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.palette import MEANINGS, SURFACES, lane_color, light
-from aorta.analysis.summary import summarize
 from tests.analysis.builders import header, metrics, step, write_rank
+from tests.analysis.by_json import summarize
 from tests.analysis.report.pages import HOSTILE, compared, launched, page, subjects, two_runs
 from tests.analysis.report.test_page import hostile_run
 

@@ -14,11 +14,11 @@ from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelTotal
 from aorta.analysis.json_schemas import json_schema
 from aorta.analysis.load.kernel_slowdown import Slowdown
 from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
-from aorta.analysis.report.kernel_frames import KERNEL_TABLES
-from aorta.analysis.report.kernel_text import kernel_block, shortened
+from aorta.analysis.report.kernel_text import KERNEL_TABLES, shortened
 from aorta.analysis.report.kernels_command import main
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel
+from tests.analysis.report.by_json import kernel_block
 
 GEMM = "nvjet_hsh_192x192_64x4"
 FLOPS = 2 * 8192 * 4096 * 4096

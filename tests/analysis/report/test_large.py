@@ -11,8 +11,8 @@ pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.html import write_page
 from benchmarks.jsonl_scale import generate
+from tests.analysis.report.by_json import write_page
 from tests.analysis.report.pages import compared, launched, text_of
 
 pytestmark = pytest.mark.slow

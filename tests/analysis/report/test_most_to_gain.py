@@ -10,14 +10,14 @@ import pytest
 
 from aorta.analysis import most_to_gain as room
 from aorta.analysis.load.records import load_run
-from aorta.analysis.most_to_gain import LAST_STEPS, most_to_gain
+from aorta.analysis.most_to_gain import LAST_STEPS
 from aorta.analysis.report.report_folder import Report, write_report
-from aorta.analysis.whatif.gains import gains
-from aorta.analysis.whatif.marginals import marginals
+from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.prediction import base_of
 from aorta.analysis.whatif.read_program import program_of
 from aorta.terminal_style import Style
 from tests.analysis.builders import simulated_run, strict_json
+from tests.analysis.by_json import most_to_gain
 from tests.analysis.report.pages import text_of
 from tests.analysis.test_json_schemas import published
 from tests.analysis.whatif.simulated_job import Job

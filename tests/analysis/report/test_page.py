@@ -17,25 +17,23 @@ pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.inputs import read_subjects
-from aorta.analysis.compare.verdict_rules import Rules
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import html as page_room
-from aorta.analysis.report.html import why_no_page, write_page
+from aorta.analysis.report.html import why_no_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
 from aorta.analysis.report.html.comm_charts import round_sizes
-from aorta.analysis.report.html.compare_charts import effect_charts
-from aorta.analysis.report.html.page_tables import metrics_table
-from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.summary import summarize
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
+from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of, write_page
 from tests.analysis.report.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from aorta.analysis.report.html.theme import for_scripts, variables
+from aorta.analysis.report.html.assembly import for_scripts, variables
 from aorta.analysis.report.html.timeline_chart import color_of
 from aorta.analysis.report.html.timeline_data import COPIES, EXPOSED, OTHER_WORK
 from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, contrast, lane_color, light, phase_color, text_on

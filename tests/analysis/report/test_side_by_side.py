@@ -9,8 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.typical_step import typical_step
-from aorta.analysis.report.charts.side_by_side import draw_side_by_side
+from aorta.analysis.report.charts.side_by_side import draw_side_by_side, typical_step
 from aorta.analysis.report.palette import light
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aorta.analysis.step_intervals import SpanName
 from aorta.analysis.whatif.program import (
     Facts,
     Issued,
@@ -20,11 +21,10 @@ from aorta.analysis.whatif.program import (
     ProgramSpans,
     RankLayout,
     RunProgram,
-    SpanName,
     StepProgram,
     What,
 )
-from aorta.analysis.whatif.recorded_costs import LONG_AGO
+from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.replay import replay
 from aorta.config.schema import EmulatedFabric
 

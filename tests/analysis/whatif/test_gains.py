@@ -10,10 +10,8 @@ import pytest
 
 from aorta.analysis import whatif
 from aorta.analysis.formatting import rough_interval
-from aorta.analysis.whatif.changes import CommSpeed
-from aorta.analysis.whatif.gains import Gain, gains
-from aorta.analysis.whatif.marginals import marginals
-from aorta.analysis.whatif.predicted_value import STATED_ERROR
+from aorta.analysis.whatif.gains import Gain, gains, marginals
+from aorta.analysis.whatif.network_changes import CommSpeed
 from aorta.analysis.whatif.prediction import base_of, free_communication
 from aorta.analysis.whatif.program import RankLayout, RunProgram
 from tests.analysis.whatif.hand_made import issue, program, recorded, wait
@@ -81,7 +79,7 @@ def test_two_words_for_one_change_are_one(tmp_path: Path) -> None:
 def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
     made = program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5)
     (kind, *_) = marginals(made).of
-    wrong_by = 4 * STATED_ERROR[CommSpeed]
+    wrong_by = 4 * CommSpeed.STATED_ERROR
     assert (kind.gain_ms, kind.low_ms, kind.high_ms) == pytest.approx((4, 4 - wrong_by, 4 + wrong_by))
     missed = replace(made, steps=[replace(step, recorded_ns=step.recorded_ns + 1 * MS // 2) for step in made.steps])
     assert marginals(missed).of[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
@@ -91,7 +89,7 @@ def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
     made = recorded(program([[5 * MS, issue(), 10 * MS, wait(0)]] * 2, [12 * MS], steps=5))
     found = free_communication(base_of(made))
-    assert (found.gain_ms.value, found.base["exposed_comm_ms"]) == (2.0, 12.0)
+    assert (found.gain_ms.value, found.identity.replayed_exposed_ms) == (2.0, 12.0)
     (note,) = found.notes
     assert note == (
         "exposed communication falls by 12.0 ms and the step is 2.0 ms shorter: a rank is idle for 10.0 ms more, in "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.change_words import parse_changes
+from aorta.analysis.whatif.changes import apply, parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
-from aorta.analysis.whatif.marginals import DO_NOT_ADD_UP, marginals
+from aorta.analysis.whatif.gains import DO_NOT_ADD_UP, marginals
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.replay import replay
 from aorta.config.schema import EmulatedFabric

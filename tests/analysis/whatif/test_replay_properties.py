@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.whatif.apply import apply
-from aorta.analysis.whatif.change_words import parse_changes
+from aorta.analysis.whatif.changes import apply, parse_changes
 from aorta.analysis.whatif.critical_path import critical_path
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import replay

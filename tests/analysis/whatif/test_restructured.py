@@ -86,6 +86,6 @@ def test_the_prefetching_that_a_run_had_changes_nothing(tmp_path: Path, prefetch
     record(sharded("fsdp", prefetch=prefetch), tmp_path / "run")
     program = whatif.read_program(tmp_path / "run")
     found = whatif.predict(program, whatif.parse_changes([f"prefetch={prefetch}"]))
-    assert found.job_step_ms.value == found.base["job_step_ms"]
+    assert found.job_step_ms.value == found.identity.replayed_ms
     assert found.overlap_ratio is not None
-    assert found.overlap_ratio.value == found.base["overlap_ratio"]
+    assert found.overlap_ratio.value == found.identity.replayed_ratio

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aorta.analysis import whatif
 from aorta.analysis.load.records import load_run
-from aorta.analysis.most_to_gain import most_to_gain
-from aorta.analysis.whatif.network import network_of
+from aorta.analysis.whatif.read_program import network_of
 from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
+from tests.analysis.by_json import most_to_gain
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record, truth
 
@@ -181,6 +182,35 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
     folder = edited(tmp_path / "edited", runs / "ddp", edit)
     with pytest.raises(InputError, match=match):
         whatif.read_program(folder)
+
+
+def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "held", folder)
+    path = folder / "rank_0_metrics.jsonl"
+    head, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text(head + "".join(sorted(lines, key=lambda line: '"global_step":7,' not in line)))  # out of order
+    again = whatif.program_of(load_run(folder))
+    run = load_run(folder, contents=True)
+    shutil.rmtree(folder)
+    once = whatif.program_of(run)
+    assert (once.layouts, once.names) == (again.layouts, again.names)
+    for mine, other in zip(once.steps, again.steps, strict=True):
+        assert mine.layouts == other.layouts
+        for name in ("host_ns", "wake_ns", "cost_ns", "ready_ns", "recorded_ns"):
+            assert np.array_equal(getattr(mine, name), getattr(other, name))
+        for name, column in vars(mine.spans).items():
+            assert np.array_equal(column, getattr(other.spans, name))
+
+
+def test_a_step_whose_contents_violate_the_schema_is_left_out_with_a_note(runs: Path, tmp_path: Path) -> None:
+    def beyond(line: dict[str, object]) -> None:
+        if line.get("global_step") == 5:
+            line["compute"] = [["block", "forward", 0, 1 << 62]]
+
+    run = load_run(edited(tmp_path / "edited", runs / "ddp", beyond), contents=True)
+    assert 5 not in run.ranks[0].steps.global_step
+    assert any("not a line of this schema" in problem for problem in run.health.problems)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from aorta.errors import ToolMissing
 
 if TYPE_CHECKING:
     from aorta.analysis.aggregate import LabelledRun
+    from aorta.analysis.documents.summary import Summary
 
 __all__ = ["PAGE_FILE", "why_no_page", "write_page"]
 
@@ -36,14 +37,14 @@ def why_no_page() -> str | None:
 
 def write_page(
     datasets: Mapping[str, LabelledRun],
-    summary: Mapping[str, Any],
+    summary: Summary,
     path: Path,
     named: Callable[[Any], Any] = lambda found: found,
 ) -> None:
     """Write the page of a report to `path`, replacing what is there.
 
     Args:
-        datasets: label -> dataset, as `summary["datasets"]` has them; the reference and the candidate among them.
+        datasets: label -> dataset, as `summary.datasets` has them; the reference and the candidate among them.
         summary: the content of `summary.json`.
         named: puts the name of an archive in place of the temporary folder that it was unpacked to.
 

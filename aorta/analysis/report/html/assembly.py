@@ -1,8 +1,9 @@
-"""The page as one file: template, styles, scripts and data, and the policy that lets nothing else run.
+"""The page as one file: template, styles with the palette of both themes, scripts and data, and the policy that lets
+nothing else run.
 
 The content security policy forbids every request, and every script but those whose hashes it names. A word of a record
 that found its way into the page as markup could still do nothing. Must not load anything, in this process or in the
-browser.
+browser, or name a colour that `report.palette` does not have.
 """
 
 from __future__ import annotations
@@ -20,7 +21,32 @@ from jinja2 import Environment, StrictUndefined
 
 from aorta.analysis.formatting import json_text
 from aorta.analysis.report.html.bokeh_chart import Chart
-from aorta.analysis.report.html.theme import variables
+from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
+
+
+def variables() -> str:
+    """`--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
+    light, dark = (_block(place, scheme) for place, scheme in enumerate(("light", "dark")))
+    return (
+        f":root {{ {light} }}\n"
+        f':root[data-theme="dark"] {{ {dark} }}\n'
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}\n"
+    )
+
+
+def _block(place: int, scheme: str) -> str:
+    shades = {**SURFACES, **MEANINGS}
+    return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {shade[place]};" for name, shade in shades.items())
+
+
+def for_scripts() -> dict[str, Mapping[str, Any]]:
+    """`dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
+    drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
+    return {
+        "dark": {shade.light.lower(): shade.dark for shade in drawn},
+        "textOn": {color: text_on(color) for shade in MEANINGS.values() for color in shade},
+    }
+
 
 _ASSETS: Final = files("aorta.analysis.report.html") / "assets"
 _SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bokeh.models import ColumnDataSource, FixedTicker
 
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart
 from aorta.analysis.report.palette import SERIES
@@ -26,41 +27,38 @@ POINT_LIMIT: Final = 4_000
 """Points of waiting, one a rank and entry; with more, one an entry."""
 
 
-def comm_charts(entries: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
+def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     """Both charts, or those for which anything is known."""
     charts = [_bandwidth(entries), _waiting(entries)]
     return [chart for chart in charts if chart is not None]
 
 
-def kinds_drawn(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+def kinds_drawn(entries: Mapping[str, DatasetEntry]) -> list[tuple[str, str]]:
     """Kind and the sign that stands for it in the charts."""
-    kinds = dict.fromkeys(row["kind"] for entry in entries.values() for row in entry.get("collectives", ()))
+    kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     return [(kind, MARKERS.get(kind, OTHER_MARKER)[1]) for kind in kinds]
 
 
-def _bandwidth(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
+def _bandwidth(entries: Mapping[str, DatasetEntry]) -> Chart | None:
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", zoom="both", x_axis_type="log")
     for place, (label, entry) in enumerate(entries.items()):
-        rows = [
-            row for row in entry.get("collectives", ()) if row["bytes"] and row["busbw_gb_per_s"]["median"] is not None
-        ]
+        rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
         if not rows:
             continue
         columns = _about(rows)
-        columns |= {"x": [row["bytes"] for row in rows]}
-        for name, key in (("y", "median"), ("low", "p5"), ("high", "p95")):
-            columns[name] = [row["busbw_gb_per_s"][key] for row in rows]
+        columns |= {"x": [row.bytes for row in rows]}
+        found = [row.busbw_gb_per_s for row in rows]
+        columns |= {"y": [each.median for each in found]}
+        columns |= {"low": [each.p5 for each in found], "high": [each.p95 for each in found]}
         columns["told"] = [
-            "{} GB/s ({} to {})".format(
-                *(PAGE.number(row["busbw_gb_per_s"][key], "GB/s") for key in ("median", "p5", "p95"))
-            )
-            for row in rows
+            "{} GB/s ({} to {})".format(*(PAGE.number(value, "GB/s") for value in (each.median, each.p5, each.p95)))
+            for each in found
         ]
         _points(plot, place, label, columns, whiskers=True)
     if not plot.renderers:
         return None
     plot.y_range.start = 0
-    sizes = [row["bytes"] for entry in entries.values() for row in entry.get("collectives", ()) if row["bytes"]]
+    sizes = [row.bytes for entry in entries.values() for row in entry.matched if row.bytes]
     ticks = round_sizes(min(sizes), max(sizes))
     plot.xaxis.ticker = FixedTicker(ticks=ticks)
     plot.xaxis.major_label_overrides = {float(tick): PAGE.size(tick) for tick in ticks}
@@ -81,7 +79,7 @@ def round_sizes(least: int, most: int) -> list[int]:
     return [size for size in sizes[max(first - 1, 0) : behind + 1] if size]
 
 
-def _waiting(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
+def _waiting(entries: Mapping[str, DatasetEntry]) -> Chart | None:
     plot = new_chart("waiting", 320, "transfer, ms", "wait for peers, ms", zoom="both")
     points = {label: list(_wait_points(entry)) for label, entry in entries.items()}
     single = sum(map(len, points.values())) <= POINT_LIMIT
@@ -92,11 +90,11 @@ def _waiting(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
             continue
         rows = [row for row, _, _ in chosen]
         columns = _about(rows)
-        columns["x"] = [row["transfer_ms"]["median"] for row in rows]
+        columns["x"] = [row.transfer_ms.median for row in rows]
         columns["y"] = [wait for _, _, wait in chosen]
         columns["told"] = [
             f"{'' if rank is None else f'rank {rank} '}waits {PAGE.number(wait, 'ms')} ms, transfer "
-            f"{PAGE.number(row['transfer_ms']['median'], 'ms')} ms"
+            f"{PAGE.number(row.transfer_ms.median, 'ms')} ms"
             for row, rank, wait in chosen
         ]
         _points(plot, place, label, columns, whiskers=False)
@@ -108,25 +106,22 @@ def _waiting(entries: Mapping[str, Mapping[str, Any]]) -> Chart | None:
     return Chart(plot.name, "Wait against transfer", caption, plot)
 
 
-def _wait_points(entry: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str | None, float]]:
+def _wait_points(entry: DatasetEntry) -> Iterator[tuple[CollectiveEntry, str | None, float]]:
     """Row, rank (None: over all) and median wait in ms."""
-    for row in entry.get("collectives", ()):
-        wait = row["wait_ms"]
-        if row["transfer_ms"]["median"] is None or wait["median"] is None:
+    for row in entry.matched:
+        wait = row.wait_ms
+        if row.transfer_ms.median is None or wait.median is None:
             continue
-        yield row, None, wait["median"]
-        for rank, median in wait.get("per_rank_median", {}).items():
+        yield row, None, wait.median
+        for rank, median in (wait.per_rank_median or {}).items():
             if median is not None:
                 yield row, rank, median
 
 
-def _about(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _about(rows: list[CollectiveEntry]) -> dict[str, list[Any]]:
     return {
-        "marker": [MARKERS.get(row["kind"], OTHER_MARKER)[0] for row in rows],
-        "what": [
-            f"{row['kind']}, {PAGE.size(row['bytes'])}, group {row['group']} of {row['group_size'] or '?'}"
-            for row in rows
-        ],
+        "marker": [MARKERS.get(row.kind, OTHER_MARKER)[0] for row in rows],
+        "what": [f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows],
     }
 
 

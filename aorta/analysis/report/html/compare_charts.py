@@ -6,7 +6,7 @@ Must not draw an interval that the comparison does not state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from bokeh.models import (
     BasicTickFormatter,
@@ -20,6 +20,7 @@ from bokeh.models import (
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.verdict import NOT_TESTED
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison
 from aorta.analysis.formatting import PAGE, is_zero
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
@@ -42,15 +43,15 @@ _TONES: Final = {"regression": light("worse"), "improvement": light("better"), "
 _LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
 
 
-def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
+def effect_charts(comparison: Comparison) -> list[Chart]:
     """Every metric whose effect has an interval, the primary first, then the guard: ratios in one chart, times and
     rates in another, as their units differ.
     """
     if not is_comparable(comparison):
         return []
     order = sorted(
-        (name for name, pair in comparison["metrics"].items() if _has_interval(pair)),
-        key=lambda name: {"primary": 0, "guard": 1}.get(comparison["metrics"][name].get("role", ""), 2),
+        (name for name, pair in comparison.metrics.items() if _has_interval(pair)),
+        key=lambda name: {"primary": 0, "guard": 1}.get(str(comparison.metrics[name].role), 2),
     )
     kinds = {
         "difference": ("Ratios", "Candidate less reference.", "percentage points"),
@@ -58,25 +59,25 @@ def effect_charts(comparison: Mapping[str, Any]) -> list[Chart]:
     }
     charts = []
     for kind, (title, caption, axis) in kinds.items():
-        pairs = {name: comparison["metrics"][name] for name in order}
-        mine = {name: pair for name, pair in pairs.items() if pair["effect"]["kind"] == kind}
+        pairs = {name: comparison.metrics[name] for name in order}
+        mine = {name: pair for name, pair in pairs.items() if pair.effect.kind == kind}
         if mine:
             charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", caption + _READ, axis, mine))
     return charts
 
 
-def _has_interval(pair: Mapping[str, Any]) -> bool:
-    found = pair.get("effect") or {}
-    return found.get("low") is not None and found.get("high") is not None and not is_zero(pair)
+def _has_interval(pair: ComparedMetric) -> bool:
+    found = pair.effect
+    return pair.tested and found.low is not None and found.high is not None and not is_zero(pair)
 
 
-def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str, Mapping[str, Any]]) -> Chart:
+def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str, ComparedMetric]) -> Chart:
     titles = [plain(each) for each in found]
     plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
     plot.xaxis.formatter = BasicTickFormatter(use_scientific=False)  # with the minus sign of the tables
-    margins = {pair["margin"] for pair in found.values() if pair.get("margin") is not None}
+    margins = {pair.margin for pair in found.values()}
     if len(margins) == 1:
         margin = 100 * margins.pop()
         plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=BAND, line_color=None, level="underlay"))
@@ -85,11 +86,11 @@ def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str,
     source = ColumnDataSource(
         {
             "y": titles,
-            **{key: [100 * pair["effect"][key] for pair in pairs] for key in ("low", "high", "value")},
-            "color": [_TONES.get(pair.get("verdict") or "", light("undecided")) for pair in pairs],
-            "verdict": [verdict_words(pair) if pair.get("verdict") else "not judged" for pair in pairs],
-            "told": [PAGE.effect(pair["effect"]["value"], pair["effect"]["kind"]) for pair in pairs],
-            "range": [PAGE.interval(pair["effect"]) for pair in pairs],
+            **{key: [100 * getattr(pair.effect, key) for pair in pairs] for key in ("low", "high", "value")},
+            "color": [_TONES.get(pair.verdict or "", light("undecided")) for pair in pairs],
+            "verdict": [verdict_words(pair) if pair.verdict else "not judged" for pair in pairs],
+            "told": [PAGE.effect(pair.effect.value, pair.effect.kind) for pair in pairs],
+            "range": [PAGE.interval(pair.effect) for pair in pairs],
             **{key: [_state(pair)[at] for pair in pairs] for at, key in enumerate(("marker", "dash", "fill"))},
         }
     )
@@ -100,15 +101,15 @@ def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str,
     return Chart(plot.name, title, caption, plot)
 
 
-def _state(pair: Mapping[str, Any]) -> tuple[str, str, float]:
-    return _STATES.get(pair.get("verdict") or "not judged", _STATES["inconclusive"])
+def _state(pair: ComparedMetric) -> tuple[str, str, float]:
+    return _STATES.get(pair.verdict or "not judged", _STATES["inconclusive"])
 
 
-def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
+def launch_charts(comparison: Comparison) -> list[Chart]:
     """One point a launch, in the order of the plan; empty without launch sets, or where each side has one launch: the
     cards say it.
     """
-    launches = comparison.get("launches")
+    launches = comparison.launches
     charts = []
     if not launches or max(map(len, launches.values())) < 2:
         return []
@@ -119,20 +120,21 @@ def launch_charts(comparison: Mapping[str, Any]) -> list[Chart]:
             plot.y_range.start = 0
         else:
             plot.y_range = Range1d(-0.03, 1.03)  # a share, on its whole range as over the steps
-        for place, side in enumerate(("reference", "candidate")):
-            known = [(at, each) for at, each in enumerate(launches[side]) if each.get(name) is not None]
+        for place, side in enumerate(SIDES):
+            medians = [each.overlap_ratio if name == "overlap_ratio" else each.job_step_ms for each in launches[side]]
+            known = [(at, median) for at, median in enumerate(medians) if median is not None]
             columns = {
                 "x": [at for at, _ in known],
-                "y": [each[name] for _, each in known],
-                "told": [f"{PAGE.number(each[name], unit or 'ratio')} {unit}" for _, each in known],
-                "path": [str(each.get("path", "")) for _, each in known],
+                "y": [median for _, median in known],
+                "told": [f"{PAGE.number(median, unit or 'ratio')} {unit}" for _, median in known],
+                "path": [launches[side][at].path for at, _ in known],
             }
             source, color = ColumnDataSource(columns), SERIES[place][0]
             marker = ("circle", "square")[place]
             dots = plot.scatter(
                 x="x", y="y", marker=marker, size=10, fill_color=color, line_color=color, fill_alpha=0.7, source=source
             )
-            belongs(dots, place, comparison[side])
+            belongs(dots, place, comparison.label(side))
             hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
         if any(renderer.data_source.data["x"] for renderer in plot.renderers):
             charts.append(

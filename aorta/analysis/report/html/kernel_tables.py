@@ -5,10 +5,11 @@ Must not compute a number, or show a slowdown without its interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aorta.analysis.documents.traces import SlowdownEntry, TraceEntries
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html.page_tables import Cell, Column, Table, value, word
 from aorta.analysis.report.kernel_text import place_of, shape_of, shortened
@@ -34,66 +35,70 @@ class PageKernels:
     notes: tuple[str, ...]
 
 
-def page_kernels(label: str, traces: Mapping[str, Any] | None) -> PageKernels | None:
+def page_kernels(label: str, traces: TraceEntries) -> PageKernels | None:
     """What the page says of `traces` of a dataset; None where it was not read from traces."""
-    if traces is None:
+    if not traces:
         return None
-    found = traces["kernels"]
+    found = traces.kernels
     made = (
-        _table(f"kernels-{label}", "Kernels of all devices, the largest total first", _TOTALS, found["by_name"]),
+        _table(f"kernels-{label}", "Kernels of all devices, the largest total first", _TOTALS, found.by_name),
         _table(
             f"slowdowns-{label}",
             "Kernels beside communication against alone, the largest excess first",
             _SLOWDOWNS,
-            traces["slowdowns"],
+            traces.slowdowns,
         ),
-        _table(f"gemms-{label}", "Matrix products of all devices by shape", _GEMMS, found["by_shape"]),
-        _table(f"gaps-{label}", "Gaps between the kernels of a stream", _GAPS, found["gaps"]),
-        _table(f"counters-{label}", "Hardware counters by kernel", _COUNTERS, found["counters"]),
+        _table(f"gemms-{label}", "Matrix products of all devices by shape", _GEMMS, found.by_shape),
+        _table(f"gaps-{label}", "Gaps between the kernels of a stream", _GAPS, found.gaps),
+        _table(f"counters-{label}", "Hardware counters by kernel", _COUNTERS, found.counters),
     )
-    notes = [f"{_KIND[kind]}: {'; '.join(why)}." for kind, why in found["reasons"].items()]
-    notes += [f"{count} rows of {kind} are not kept." for kind, count in found["left_out"].items()]
+    notes = [f"{_KIND[kind]}: {'; '.join(why)}." for kind, why in found.reasons.items()]
+    notes += [f"{count} rows of {kind} are not kept." for kind, count in found.left_out.items()]
     return PageKernels(label, tuple(table for table in made if table.rows), tuple(notes))
 
 
-_Cells = tuple[tuple[Column, Callable[[Mapping[str, Any]], Cell]], ...]
+_Cells = tuple[tuple[Column, Callable[[Any], Cell]], ...]
 
 
-def _table(key: str, caption: str, columns: _Cells, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(key: str, caption: str, columns: _Cells, rows: Sequence[Any]) -> Table:
     cells = tuple(tuple(cell(row) for _, cell in columns) for row in rows[:SHOWN])
     note = f"The first {SHOWN} of {len(rows)} rows; `aorta kernels` writes all." if len(rows) > SHOWN else None
     return Table(key, caption, tuple(column for column, _ in columns), cells, note)
 
 
-def _name(row: Mapping[str, Any]) -> Cell:
-    return word(shortened(row["name"], _NAME), shortened(row["name"], 1000))
+def _name(row: Any) -> Cell:
+    return word(shortened(row.name, _NAME), shortened(row.name, 1000))
 
 
-def _ms(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: value(row[key], "ms", row.get("reason"))
+def _shown(found: float | None, text: str, tip: str | None = None) -> Cell:
+    return Cell(PAGE.unknown if found is None else text, found, tip)
 
 
-def _count(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: Cell(PAGE.unknown if row[key] is None else str(row[key]), row[key], row.get("reason"))
+def _ms(key: str) -> Callable[[Any], Cell]:
+    return lambda row: value(getattr(row, key), "ms", getattr(row, "reason", None))
 
 
-def _share(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: Cell(PAGE.percent(row[key]), row[key])
+def _count(key: str) -> Callable[[Any], Cell]:
+    return lambda row: _shown(getattr(row, key), str(getattr(row, key)), getattr(row, "reason", None))
 
 
-def _ratio(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: value(row[key], "ratio", row["reason"])
+def _share(key: str) -> Callable[[Any], Cell]:
+    return lambda row: Cell(PAGE.percent(getattr(row, key)), getattr(row, key))
 
 
-def _interval(row: Mapping[str, Any]) -> Cell:
-    low, high = row["mean_ratio_low"], row["mean_ratio_high"]
+def _ratio(key: str) -> Callable[[Any], Cell]:
+    return lambda row: value(getattr(row, key), "ratio", row.reason)
+
+
+def _interval(row: SlowdownEntry) -> Cell:
+    low, high = row.mean_ratio_low, row.mean_ratio_high
     if low is None:
-        return Cell(PAGE.unknown, None, row["reason"])
+        return Cell(PAGE.unknown, None, row.reason)
     return Cell(f"{PAGE.number(low, 'ratio')} to {PAGE.number(high, 'ratio')}", low)
 
 
-def _plain(key: str) -> Callable[[Mapping[str, Any]], Cell]:
-    return lambda row: Cell(PAGE.unknown if row[key] is None else f"{row[key]:,.6g}", row[key])
+def _plain(key: str) -> Callable[[Any], Cell]:
+    return lambda row: _shown(getattr(row, key), f"{getattr(row, key) or 0:,.6g}")
 
 
 _PLACE: Final = (Column("of"), lambda row: word(place_of(row).replace(" ", _NO_BREAK)))
@@ -103,7 +108,7 @@ _STD: Final = (Column("± ms", True, "sample standard deviation"), _ms("std_ms")
 _TOTAL: Final = (Column("total, ms", True), _ms("total_ms"))
 _TOTALS: Final[_Cells] = (
     _KERNEL,
-    (Column("class"), lambda row: word(row["cls"])),
+    (Column("class"), lambda row: word(row.cls)),
     (Column("count", True), _count("count")),
     _TOTAL,
     _MEAN,
@@ -123,7 +128,7 @@ _SLOWDOWNS: Final[_Cells] = (
 )
 _GEMMS: Final[_Cells] = (
     (Column("product"), lambda row: word(shape_of(row))),
-    (Column("operator"), lambda row: word(row["operator"])),
+    (Column("operator"), lambda row: word(row.operator)),
     (Column("count", True), _count("count")),
     _TOTAL,
     _MEAN,
@@ -147,8 +152,8 @@ _GAPS: Final[_Cells] = (
 _COUNTERS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
-    (Column("counter"), lambda row: word(shortened(row["counter"], _NAME))),
-    (Column("derived from"), lambda row: word(row["derived_from"] or "")),
+    (Column("counter"), lambda row: word(shortened(row.counter, _NAME))),
+    (Column("derived from"), lambda row: word(row.derived_from or "")),
     (Column("kernels", True), _count("count")),
     (Column("mean", True), _plain("mean")),
     (Column("min", True), _plain("min")),

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.causes import told_rows
+from aorta.analysis.attribution.breakdown import sentence_rows
+from aorta.analysis.documents import as_json, known
+from aorta.analysis.documents.comparison import Attribution, Comparison, GateEntry
+from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
-from aorta.analysis.report.html.assembly import assemble
+from aorta.analysis.report.html.assembly import assemble, for_scripts
 from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
 from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
@@ -24,7 +28,6 @@ from aorta.analysis.report.html.kernel_tables import page_kernels
 from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.step_curves import Series
-from aorta.analysis.report.html.theme import for_scripts
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
@@ -46,11 +49,11 @@ class Legend:
 
 
 def page_html(
-    datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], named: Callable[[Any], Any] = lambda found: found
+    datasets: Mapping[str, LabelledRun], summary: Summary, named: Callable[[Any], Any] = lambda found: found
 ) -> str:
     """The whole page as text; `named` as in `write_page`, for what comes from the records and not from the summary."""
-    entries = {label: summary["datasets"][label] for label in datasets}
-    comparison = summary.get("comparison")
+    entries = {label: summary.datasets[label] for label in datasets}
+    comparison = known(summary.comparison)
     order = _in_order(list(datasets), comparison)
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
     spans = _spans(datasets, entries)
@@ -73,15 +76,15 @@ def page_html(
         "maps": maps,
         "collectives": comm_charts(entries),
     }
-    definitions = summary.get("metrics", {})
+    definitions = summary.metrics
     context = {
-        "version": summary["aorta_version"],
+        "version": summary.aorta_version,
         "title": _title(list(datasets), comparison),
         "verdict": verdict_of(summary),
         "comparison": comparison,
-        "gate": _gate(summary.get("gate")),
-        "attribution": _attribution((comparison or {}).get("attribution")),
-        "gains": [page_gains(label, entry["what_if"]) for label, entry in entries.items()],
+        "gate": _gate(known(summary.gate)),
+        "attribution": _attribution(comparison.attribution if comparison else None),
+        "gains": [page_gains(label, entry.what_if) for label, entry in entries.items()],
         "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": spans,
@@ -94,19 +97,17 @@ def page_html(
         "kinds": kinds_drawn(entries),
         "metrics": page_tables.metrics_table(comparison, definitions) if comparison else None,
         "distributions": [
-            page_tables.dataset_table(label, entry, definitions)
-            for label, entry in entries.items()
-            if entry.get("metrics")
+            page_tables.dataset_table(label, entry, definitions) for label, entry in entries.items() if entry.metrics
         ],
         "collectives": page_tables.collectives_table(entries, definitions),
         "pairs": page_tables.pairs_table(comparison) if comparison else None,
         "differences": page_tables.differences_table(comparison) if comparison else None,
         "left_out": left_out(comparison),
-        "kernels": [made for label, entry in entries.items() if (made := page_kernels(label, entry.get("traces")))],
+        "kernels": [made for label, entry in entries.items() if (made := page_kernels(label, entry.traces))],
         "health": [named(health_of(dataset, entries[label])) for label, dataset in datasets.items()],
         "environment": named(environment_of(datasets)),
         "definitions": page_tables.definitions_table(definitions),
-        "conventions": summary.get("conventions", {}),
+        "conventions": summary.conventions,
     }
     data = {
         **for_scripts(),
@@ -122,44 +123,37 @@ def _some(chart: Chart | None) -> list[Chart]:
     return [] if chart is None else [chart]
 
 
-def _in_order(labels: Sequence[str], comparison: Mapping[str, Any] | None) -> list[str]:
+def _in_order(labels: Sequence[str], comparison: Comparison | None) -> list[str]:
     """The reference first, then the candidate: the colours of both are those of every picture."""
-    sides = [comparison["reference"], comparison["candidate"]] if comparison else []
+    sides = [comparison.reference, comparison.candidate] if comparison else []
     return [*sides, *(label for label in labels if label not in sides)]
 
 
-def _title(labels: Sequence[str], comparison: Mapping[str, Any] | None) -> str:
-    return f"{comparison['candidate']} against {comparison['reference']}" if comparison else ", ".join(labels)
+def _title(labels: Sequence[str], comparison: Comparison | None) -> str:
+    return f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
 
 
-def _legend(number: int, label: str, comparison: Mapping[str, Any] | None) -> Legend:
-    sides = {comparison["reference"]: "reference", comparison["candidate"]: "candidate"} if comparison else {}
+def _legend(number: int, label: str, comparison: Comparison | None) -> Legend:
+    sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
     return Legend(number, label, sides.get(label, ""), SERIES[number % len(SERIES)][0])
 
 
-def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, Mapping[str, Any]]) -> list[TimelineSpans]:
+def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, DatasetEntry]) -> list[TimelineSpans]:
     share = SPAN_BUDGET // max(1, len(datasets))
     named = {
-        label: [found["rank"] for found in entry.get("stragglers", ()) if found["rank"] is not None]
+        label: [found.rank for found in entry.stragglers or () if found.rank is not None]
         for label, entry in entries.items()
     }
     return [spans_of(dataset, share, SHOWN_RANKS, named[label]) for label, dataset in datasets.items()]
 
 
-def _gate(gate: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a gate said: its facts, and each list of its rules as a table."""
+def _gate(gate: GateEntry | None) -> dict[str, Any] | None:
+    """What a gate said: its facts, and its conditions as a table."""
     if gate is None:
         return None
-    facts = {name.replace("_", " "): found for name, found in gate.items() if not isinstance(found, list | dict)}
-    lists = {name: found for name, found in gate.items() if isinstance(found, list) and found}
-    return {
-        "facts": facts,
-        "tables": [
-            page_tables.generic_table(f"gate-{name}", name.replace("_", " ").capitalize(), rows)
-            for name, rows in lists.items()
-            if all(isinstance(row, dict) for row in rows)
-        ],
-    }
+    facts = {name.replace("_", " "): found for name, found in as_json(gate).items() if name != "conditions"}
+    conditions = as_json(gate.conditions)
+    return {"facts": facts, "tables": [page_tables.generic_table("gate-conditions", "Conditions", conditions)]}
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
@@ -167,23 +161,24 @@ _REASONS: Final = ("achieved_tflops_reason",)
 _SHOWN: Final = ("what", "reference_ms", "candidate_ms", "difference_ms", "share")
 
 
-def _attribution(found: Any) -> dict[str, Any] | None:
+def _attribution(found: Attribution | None) -> dict[str, Any] | None:
     """Where the difference is: a sentence, its causes, and every way of breaking it down."""
-    if not found:
+    if found is None:
         return None
-    parts = told_rows(found)
-    ways = dict(found.get("dimensions") or {})
-    for name in ("stragglers", "computing"):  # no breakdowns: their shares would not add up to the difference
-        ways[name] = [{key: each for key, each in row.items() if key != "share"} for row in found.get(name) or ()]
-    sides = {side: found[side] for side in ("reference", "candidate") if isinstance(found.get(side), dict)}
+    parts = as_json(sentence_rows(found))
+    ways = as_json(found.dimensions or {})
+    for name, rows in (("stragglers", found.stragglers), ("computing", found.computing)):
+        # No breakdowns: their shares would not add up to the difference.
+        ways[name] = [{key: each for key, each in row.items() if key != "share"} for row in as_json(rows or [])]
+    sides = {"reference": as_json(found.reference), "candidate": as_json(found.candidate)} if found.reference else {}
     means = {
-        side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told.get(key) is not None}
-        | {key: told[key] for key in _REASONS if told.get(key)}
+        side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told[key] is not None}
+        | {key: told[key] for key in _REASONS if told[key]}
         for side, told in sides.items()
     }
     return {
-        "sentence": found.get("sentence") or found.get("reason"),
-        "definition": found.get("definition"),
+        "sentence": found.sentence or found.reason,
+        "definition": found.definition,
         "means": page_tables.facts_table(
             "attribution-means", "Each side, mean over steps and ranks", means, numbers=True
         )

@@ -10,20 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aorta.analysis.collective_metrics import why_upper_bound
 from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Side
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described
+from aorta.analysis.documents.summary import MetricDefinition
 from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.html.verdict_cards import signed
 
-SIDES: Final = ("reference", "candidate")
 _SHARES: Final = ("share",)
 _BY_KERNELS: Final = "of the steps measured by the profiler's kernels"
 ROW_LIMIT: Final = 400
 """Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
 _TIMES: Final = ("duration_ms", "transfer_ms", "wait_ms", "queued_ms")
 _RATES: Final = ("algbw_gb_per_s", "busbw_gb_per_s")
-_HIDING: Final = ("hidden_ms", "exposed_ms")
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
     return Cell(PAGE.number(found, unit), found, tip)
 
 
-def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
-    tested = "launches" in comparison
-    columns = [Column("metric"), Column("unit"), *(Column(comparison[side], True) for side in SIDES)]
+    tested = comparison.tested
+    columns = [Column("metric"), Column("unit"), *(Column(comparison.label(side), True) for side in SIDES)]
     plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
     if tested:
         columns += [Column("effect", True), Column("interval", True), Column("p", True, "of the metric alone")]
@@ -77,26 +78,26 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     else:
         columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
     rows, nulls, zeros, apart = [], [], [], is_comparable(comparison)
-    for name, pair in comparison["metrics"].items():
-        if pair["reference"] is None and pair["candidate"] is None and "bounds" not in pair:
-            nulls.append(f"{name}: {pair['judgement_reason']}")
+    for name, pair in comparison.metrics.items():
+        if pair.unknown and not pair.bounded:
+            nulls.append(f"{name}: {pair.judgement_reason}")
             continue
         if is_zero(pair):
             zeros.append(name)
             continue
-        unit = pair["unit"]
-        row = [word(name, definitions.get(name, {}).get("definition")), word(unit)]
+        unit = pair.unit
+        row = [word(name, _definition(definitions, name)), word(unit)]
         row += [_side(pair, side) for side in SIDES]
         change = [
-            Cell(PAGE.number(pair["difference"], unit, signed=True), pair["difference"]),
-            Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]),
+            Cell(PAGE.number(pair.difference, unit, signed=True), pair.difference),
+            Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason),
         ]
         if not apart:  # a difference would be one of other work, or of a drift
             change = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
         if tested:
-            row += [*_tested(pair, apart=apart), *change, word(pair.get("role") or "")]
+            row += [*_tested(pair, apart=apart), *change, word(pair.role or "")]
         else:
-            row += [*change, word(signed(pair["judgement"]), pair["judgement_reason"], _TONE.get(pair["judgement"]))]
+            row += [*change, word(signed(str(pair.judgement)), pair.judgement_reason, _TONE.get(str(pair.judgement)))]
         rows.append(tuple(row))
     notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
     notes += [f"Not available on either side: {'; '.join(nulls)}."] if nulls else []
@@ -105,37 +106,34 @@ def metrics_table(comparison: Mapping[str, Any], definitions: Mapping[str, Any])
     return Table("metrics", caption, tuple(columns), tuple(rows), note)
 
 
-def _side(pair: Mapping[str, Any], side: str) -> Cell:
+def _side(pair: ComparedMetric, side: Side) -> Cell:
     """The value of a side, or its bounds, which sort by at most."""
-    if pair[side] is None and "bounds" in pair:
-        ends = pair["bounds"][side]
-        return Cell(PAGE.bounds(ends, pair["unit"], named=False), ends["at_most"], pair["judgement_reason"])
-    return value(pair[side], pair["unit"], pair["judgement_reason"])
+    ends = pair.ends(side)
+    if ends is not None:
+        return Cell(PAGE.bounds(ends, pair.unit, named=False), ends.at_most, pair.judgement_reason)
+    return value(pair.value(side), pair.unit, pair.judgement_reason)
 
 
 _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
 
 
-def _tested(pair: Mapping[str, Any], *, apart: bool) -> list[Cell]:
-    found = pair.get("effect")
-    p, corrected = pair.get("p"), pair.get("p_corrected")
+def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
+    found, p, corrected = pair.effect, pair.p, pair.p_corrected
     together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
     cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
-    if found is not None and apart:
+    if apart:
         cells = [
-            Cell(PAGE.effect(found["value"], found["kind"]), found["value"]),
-            Cell(PAGE.interval(found), found.get("low")),
+            Cell(PAGE.effect(found.value, found.kind), found.value),
+            Cell(PAGE.interval(found), found.low),
         ]
-    verdict = pair.get("verdict") or "not judged"
+    verdict = pair.verdict or "not judged"
     cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
-    said = (
-        signed(verdict) if pair.get("needs_launches") is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
-    )
-    cells.append(word(said, pair.get("verdict_reason"), _TONE.get(verdict)))
+    said = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
+    cells.append(word(said, pair.verdict_reason, _TONE.get(verdict)))
     return cells
 
 
-def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> Table:
+def dataset_table(label: str, entry: DatasetEntry, definitions: Mapping[str, MetricDefinition]) -> Table:
     """Every metric of one dataset over its rank-steps."""
     shape = ("median", "p5", "p95", "mean", "min", "max")
     columns = (
@@ -148,28 +146,32 @@ def dataset_table(label: str, entry: Mapping[str, Any], definitions: Mapping[str
         Column("nulls", True),
     )
     rows, nulls = [], []
-    for name, found in entry.get("metrics", {}).items():
-        ends = found.get("bounds")
-        if found["median"] is None and not ends:
-            nulls.append(f"{name}: {found['reason']}")
+    for name, found in entry.described.items():
+        ends = known(found.bounds)
+        if found.median is None and not ends:
+            nulls.append(f"{name}: {found.reason}")
             continue
         unit = metric_named(name).unit
         rows.append(
             (
-                word(name, definitions.get(name, {}).get("definition")),
+                word(name, _definition(definitions, name)),
                 word(unit),
-                Cell(PAGE.bounds(ends, unit, named=False), ends["at_most"], found["reason"])
+                Cell(PAGE.bounds(ends, unit, named=False), ends.at_most, found.reason)
                 if ends
-                else value(found["median"], unit, _BY_KERNELS if found.get("source") == "kernels" else None),
-                *(value(found[each], unit) for each in shape[1:]),
-                value(found.get("rank_spread"), unit, found.get("rank_spread_reason")),
-                value(found.get("ratio_of_sums"), "ratio", found.get("ratio_of_sums_reason")),
-                Cell(PAGE.whole(found["count"]), found["count"]),
-                Cell(PAGE.whole(found["nulls"]), found["nulls"]),
+                else value(found.median, unit, _BY_KERNELS if found.source == "kernels" else None),
+                *(value(getattr(found, each), unit) for each in shape[1:]),
+                value(known(found.rank_spread), unit, known(found.rank_spread_reason)),
+                value(known(found.ratio_of_sums), "ratio", known(found.ratio_of_sums_reason)),
+                Cell(PAGE.whole(found.count), found.count),
+                Cell(PAGE.whole(found.nulls), found.nulls),
             )
         )
     note = f"Not available: {'; '.join(nulls)}." if nulls else None
     return Table(f"distribution-{label}", f"{label}: every metric over steps and ranks", columns, tuple(rows), note)
+
+
+def _definition(definitions: Mapping[str, MetricDefinition], name: str) -> str | None:
+    return definitions[name].definition if name in definitions else None
 
 
 def titled(name: str) -> str:
@@ -179,19 +181,18 @@ def titled(name: str) -> str:
     return name
 
 
-def collectives_table(entries: Mapping[str, Mapping[str, Any]], definitions: Mapping[str, Any]) -> Table | None:
+def collectives_table(entries: Mapping[str, DatasetEntry], definitions: Mapping[str, MetricDefinition]) -> Table | None:
     """Collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
-    listed = [(label, row) for label, entry in entries.items() for row in entry.get("collectives", ())]
+    listed = [(label, row) for label, entry in entries.items() for row in entry.matched]
     if not listed:
         return None
-    hiding = [name for name in _HIDING if any(name in row for _, row in listed)]
     columns = [Column("kind"), Column("run"), Column("group"), Column("ranks", True), Column("bytes", True)]
     columns.append(Column("count", True))
-    names = (*_TIMES, *_RATES, *hiding)
-    columns += [Column(titled(name), True, definitions.get(name, {}).get("definition")) for name in names]
+    names = (*_TIMES, *_RATES)
+    columns += [Column(titled(name), True, _definition(definitions, name)) for name in names]
     rows, notes = [], []
     for label, entry in entries.items():
-        mine = sorted(entry.get("collectives", ()), key=_total_ms, reverse=True)
+        mine = sorted(entry.matched, key=_total_ms, reverse=True)
         rows += [_collective(label, row, names) for row in mine[:ROW_LIMIT]]
         if len(mine) > ROW_LIMIT:
             left, whole = (sum(map(_total_ms, part)) for part in (mine[ROW_LIMIT:], mine))
@@ -201,45 +202,45 @@ def collectives_table(entries: Mapping[str, Mapping[str, Any]], definitions: Map
     return Table("collectives", caption, tuple(columns), tuple(rows), ". ".join(notes) or None)
 
 
-def _total_ms(row: Mapping[str, Any]) -> float:
+def _total_ms(row: CollectiveEntry) -> float:
     """Time on all ranks, as far as it is known."""
-    return float((row["duration_ms"]["mean"] or 0) * row["rows"])
+    return float((row.duration_ms.mean or 0) * row.rows)
 
 
-def _collective(label: str, row: Mapping[str, Any], names: Iterable[str]) -> tuple[Cell, ...]:
-    bound = f"an upper bound: {why_upper_bound(row)}" if row["transfer_is_upper_bound"] else None
-    cells = [word(row["kind"]), word(label), word(row["group"])]
-    cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-    cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
-    cells.append(Cell(PAGE.whole(row["collectives"]), row["collectives"]))
+def _collective(label: str, row: CollectiveEntry, names: Iterable[str]) -> tuple[Cell, ...]:
+    bound = f"an upper bound: {row.why_upper_bound}" if row.transfer_is_upper_bound else None
+    cells = [word(row.kind), word(label), word(row.group)]
+    cells.append(Cell(PAGE.unknown if row.group_size is None else str(row.group_size), row.group_size))
+    cells.append(Cell(PAGE.size(row.bytes), row.bytes))
+    cells.append(Cell(PAGE.whole(row.collectives), row.collectives))
     for name in names:
-        found = row.get(name) or {}
-        tip = found.get("reason") or (bound if name == "transfer_ms" else None)
-        cells.append(value(found.get("median"), metric_named(name).unit, tip))
+        found: Described = getattr(row, name)
+        tip = found.reason or (bound if name == "transfer_ms" else None)
+        cells.append(value(found.median, metric_named(name).unit, tip))
     return tuple(cells)
 
 
-def pairs_table(comparison: Mapping[str, Any]) -> Table | None:
+def pairs_table(comparison: Comparison) -> Table | None:
     """Collectives that both sides issued, candidate against reference. None without any."""
-    found = comparison.get("collectives")
+    found = comparison.collectives
     if not found:
         return None
     names = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
     columns = [Column("kind"), Column("group"), Column("ranks", True), Column("bytes", True)]
     for name in names:
-        columns += [Column(f"{titled(name)}, {comparison[side]}", True) for side in SIDES]
+        columns += [Column(f"{titled(name)}, {comparison.label(side)}", True) for side in SIDES]
         columns.append(Column("ratio", True, f"{name}: candidate / reference"))
     rows = []
     for row in found[:ROW_LIMIT]:
-        cells = [word(row["kind"]), word(row["group"])]
-        cells.append(Cell(PAGE.unknown if row["group_size"] is None else str(row["group_size"]), row["group_size"]))
-        cells.append(Cell(PAGE.size(row["bytes"]), row["bytes"]))
+        cells = [word(row.kind), word(row.group)]
+        cells.append(Cell(PAGE.unknown if row.group_size is None else str(row.group_size), row.group_size))
+        cells.append(Cell(PAGE.size(row.bytes), row.bytes))
         for name in names:
-            pair = row[name]
-            cells += [value(pair[side], pair["unit"], pair["judgement_reason"]) for side in SIDES]
-            cells.append(Cell(PAGE.number(pair["quotient"], "ratio"), pair["quotient"], pair["quotient_reason"]))
+            pair: ComparedMetric = getattr(row, name)
+            cells += [value(pair.value(side), pair.unit, pair.judgement_reason) for side in SIDES]
+            cells.append(Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason))
         rows.append(tuple(cells))
-    alone = comparison["collectives_on_one_side"]
+    alone = comparison.collectives_on_one_side
     notes = []
     if len(found) > ROW_LIMIT:
         notes.append(f"{len(found) - ROW_LIMIT} more that both sides issued, all in summary.json")
@@ -272,12 +273,12 @@ def _any(name: str, found: object) -> Cell:
     return Cell(PAGE.whole(found) if isinstance(found, int) else PAGE.number(found, unit), found)
 
 
-def differences_table(comparison: Mapping[str, Any]) -> Table:
+def differences_table(comparison: Comparison) -> Table:
     """Facts that differ between the sides."""
-    columns = (Column("key"), *(Column(comparison[side]) for side in SIDES))
+    columns = (Column("key"), *(Column(comparison.label(side)) for side in SIDES))
     rows = tuple(
-        (word(each["key"]), *(word(json_text(each[side])) for side in SIDES))
-        for each in comparison["manifest_differences"]
+        (word(each.key), *(word(json_text(each.value(side))) for side in SIDES))
+        for each in comparison.manifest_differences
     )
     return Table("differences", "What differs between the runs", columns, rows)
 
@@ -303,11 +304,11 @@ def facts_table(
     return Table(key, caption, tuple(columns), tuple(rows))
 
 
-def definitions_table(definitions: Mapping[str, Any]) -> Table:
+def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     """What each metric is."""
     columns = (Column("metric"), Column("unit"), Column("better"), Column("definition"))
     rows = tuple(
-        (word(name), word(told["unit"]), word(told["better"] or "neither"), word(told["definition"]))
+        (word(name), word(told.unit), word(told.better or "neither"), word(told.definition))
         for name, told in definitions.items()
     )
     return Table("definitions", "What each metric is", columns, rows)

@@ -11,6 +11,8 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import cautions
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.documents.comparison import Comparison
+from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.run_facts import config_of, flatten
@@ -24,43 +26,42 @@ _FINE_TRACES: Final = "Every trace was read. Whether every collective is in them
 _NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
 
 
-def left_out(comparison: Mapping[str, Any] | None) -> list[str]:
+def left_out(comparison: Comparison | None) -> list[str]:
     """Launches that do not count."""
-    sides = (comparison or {}).get("left_out") or {}
-    return [f"{side}: {each['path']}: {each['reason']}" for side, found in sides.items() for each in found]
+    sides = comparison.left_out or {} if comparison else {}
+    return [f"{side}: {each.path}: {each.reason}" for side, found in sides.items() for each in found]
 
 
-def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
+def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     """What was read of a run, and everything that is wrong with it."""
-    health, steps, source = dataset.run.health, entry["steps"], entry["source"]
+    health, steps, source = dataset.run.health, entry.steps, entry.source
     notes = [
         *health.notes(),
         *cautions(entry),
-        *device_notes(entry["devices"]),
-        *sentences(entry.get("stragglers", ())),
+        *device_notes(entry.devices),
+        *sentences(entry.stragglers or ()),
         *expert_sentences(entry),
     ]
-    if "reason" in entry:
-        notes.insert(0, f"nothing to measure: {entry['reason']}")
-    calibrated = steps["rank_steps_left_out_as_calibration"]
-    facts = {
-        "folder": source["path"],
-        "run": source["run_id"],
-        "platform": source["platform"],
-        "strategy": source["parallel"],
-        "backend": source["backend"],
+    if entry.reason:
+        notes.insert(0, f"nothing to measure: {entry.reason}")
+    calibrated = steps.rank_steps_left_out_as_calibration
+    facts: dict[str, Any] = {
+        "folder": source.path,
+        "run": source.run_id,
+        "platform": source.platform,
+        "strategy": source.parallel,
+        "backend": source.backend,
         "instrument mode": ", ".join(health.instrument_modes),
-        "hosts": source["hosts"],
+        "hosts": source.hosts,
         "ranks read": f"{len(health.ranks_read)} of {health.world_size}" if health.world_size else "unknown",
-        "steps used": f"{PAGE.whole(steps['rank_steps_used'])} "
-        f"({PAGE.count(steps['global_steps_used'], 'global step')})",
-        "left out as warm-up": PAGE.whole(steps["rank_steps_left_out_as_warmup"]),
+        "steps used": f"{PAGE.whole(steps.rank_steps_used)} ({PAGE.count(steps.global_steps_used, 'global step')})",
+        "left out as warm-up": PAGE.whole(steps.rank_steps_left_out_as_warmup),
         **({"measured by kernels": PAGE.whole(calibrated)} if calibrated else {}),
         "coverage": _coverage(dataset, entry),
     }
-    if "launches" in entry:
-        facts |= {"launches": entry["launches"], "this launch": entry.get("representative")}
-    devices = device_line(entry["devices"])
+    if entry.launches:
+        facts |= {"launches": entry.launches, "this launch": entry.representative}
+    devices = device_line(entry.devices)
     facts |= {"devices": devices} if devices else {}
     cutoff = cutoff_line(entry)
     facts |= {"stalls": cutoff} if cutoff else {}
@@ -68,21 +69,21 @@ def health_of(dataset: LabelledRun, entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": dataset.label, "notes": notes, "fine": fine, "facts": facts}
 
 
-def of_launches(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def of_launches(entries: Mapping[str, DatasetEntry]) -> list[str]:
     """Which launch stands for each launch set where the page shows one."""
     return [
-        f"{label}: of {PAGE.count(entry['launches'], 'launch')} this is {entry['representative']}, "
-        f"{entry['representative_rule']}."
+        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is {entry.representative}, "
+        f"{entry.representative_rule}."
         for label, entry in entries.items()
-        if "launches" in entry
+        if entry.launches
     ]
 
 
-def _of_traces(entry: Mapping[str, Any]) -> bool:
-    return "traces" in entry
+def _of_traces(entry: DatasetEntry) -> bool:
+    return bool(entry.traces)
 
 
-def _coverage(dataset: LabelledRun, entry: Mapping[str, Any]) -> str:
+def _coverage(dataset: LabelledRun, entry: DatasetEntry) -> str:
     uncovered = dataset.run.health.uncovered_steps
     if _of_traces(entry):
         return "not known: a trace does not count what was issued"

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED
 from aorta.analysis.compare.verdict_sentences import is_comparable, title, why_unlike
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
+from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, p_value
 from aorta.analysis.host_bound import pace_notes
 
@@ -64,98 +68,98 @@ class Verdict:
     warnings: tuple[str, ...]
 
 
-def verdict_of(summary: Mapping[str, Any]) -> Verdict:
+def verdict_of(summary: Summary) -> Verdict:
     """What the page says first."""
-    comparison = summary.get("comparison")
+    comparison = known(summary.comparison)
     if comparison is None:
-        return _numbers_only(summary["datasets"])
-    tested = "launches" in comparison
-    found = comparison["verdict"]
+        return _numbers_only(summary.datasets)
+    tested = comparison.tested
+    found = comparison.verdict
     word, tone, symbol = _WORDS.get(found, (str(found), "open", "?")) if tested else _NO_VERDICT
     if tested or not is_comparable(comparison):
         word = _first_upper(title(comparison))
-    primary = comparison.get("primary", "overlap_ratio")
+    primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
-    metrics = comparison["metrics"]
+    metrics = comparison.metrics
     return Verdict(
         word,
         tone,
         symbol,
         _sentence(comparison, primary),
-        "" if comparison.get("unlike") else comparison["verdict_reason"],
+        "" if comparison.unlike else str(comparison.verdict_reason),
         _basis(comparison),
         tuple(_card(name, metrics[name], comparison) for name in names if name in metrics),
-        tuple(comparison["warnings"]),
+        tuple(comparison.warnings),
     )
 
 
-def _numbers_only(entries: Mapping[str, Mapping[str, Any]]) -> Verdict:
+def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
     """A report without a comparison."""
     cards = []
     for label, entry in entries.items():
         for name in _CARDS[:2]:
-            found = entry.get("metrics", {}).get(name)
+            found = entry.described.get(name)
             if found is None:
                 continue
             unit = "ms" if name.endswith("_ms") else "ratio"
-            facts = tuple((key, PAGE.number(found[key], unit)) for key in ("p5", "p95", "min", "max"))
-            value, of = PAGE.quantity(found["median"], unit), "median"
-            if found.get("source") == "kernels":
+            facts = tuple((key, PAGE.number(getattr(found, key), unit)) for key in ("p5", "p95", "min", "max"))
+            value, of = PAGE.quantity(found.median, unit), "median"
+            if found.source == "kernels":
                 of = "median of the steps measured by kernels"
-            if found.get("bounds"):
-                value, of, facts = PAGE.bounds(found["bounds"], unit, fewer=1), "bounds", (("note", found["reason"]),)
-            elif found["median"] is None:
-                value = f"not available: {found['reason']}"
+            if found.bounds:
+                value, of, facts = PAGE.bounds(found.bounds, unit, fewer=1), "bounds", (("note", str(found.reason)),)
+            elif found.median is None:
+                value = f"not available: {found.reason}"
             cards.append(Card(name, f"{_TITLES[name]}, {label}", of, value, "", "open", facts))
     labels = " and ".join(entries)
     sentence = f"Run summary: {labels}. Nothing was compared: name a reference and a candidate for that."
-    notes = [f"{label}: {note}" for label, entry in entries.items() if entry.get("count") for note in pace_notes(entry)]
+    notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
     return Verdict("Run summary", "open", "#", sentence, "", "", tuple(cards), tuple(notes))
 
 
-def _sentence(comparison: Mapping[str, Any], primary: str) -> str:
+def _sentence(comparison: Comparison, primary: str) -> str:
     """Both sides of the primary metric, and of the job step, in words. What is not decided is not said as a fact."""
-    if comparison.get("unlike"):
+    if comparison.unlike:
         return f"{_first_upper(why_unlike(comparison))}."
-    metrics = comparison["metrics"]
+    metrics = comparison.metrics
     parts = [_primary(comparison, primary, metrics.get(primary))]
     step = metrics.get("job_step_ms")
-    if primary != "job_step_ms" and step is not None and step["quotient"] is not None:
+    if primary != "job_step_ms" and step is not None and step.quotient is not None:
         parts.append(_job_step(step))
-    only = "" if "launches" in comparison else "In this one pair of launches: "
-    host = comparison.get("host_bound")
-    return ("" if host is None else f"{_first_upper(host['sentence'])} ") + only + "; ".join(parts) + "."
+    only = "" if comparison.tested else "In this one pair of launches: "
+    host = comparison.host_bound
+    return ("" if host is None else f"{_first_upper(host.sentence)} ") + only + "; ".join(parts) + "."
 
 
-def _primary(comparison: Mapping[str, Any], primary: str, pair: Mapping[str, Any] | None) -> str:
-    reference, candidate = comparison["reference"], comparison["candidate"]
-    if pair is not None and "bounds" in pair:
-        sides = [PAGE.side(pair, side) for side in ("candidate", "reference")]
+def _primary(comparison: Comparison, primary: str, pair: ComparedMetric | None) -> str:
+    reference, candidate = comparison.reference, comparison.candidate
+    if pair is not None and pair.bounded:
+        sides = [PAGE.side(pair, side) for side in SIDES[::-1]]
         return f"{primary} is {sides[0]} in {candidate}, {sides[1]} in {reference}"
-    if pair is None or pair["reference"] is None or pair["candidate"] is None:
-        why = "it is in neither record" if pair is None else pair["judgement_reason"] or pair["quotient_reason"]
+    if pair is None or pair.reference is None or pair.candidate is None:
+        why = "it is in neither record" if pair is None else pair.judgement_reason or pair.quotient_reason
         return f"{primary} cannot be compared: {why}"
     if _not_judged(pair):
-        return f"{primary} is not judged: {pair['verdict_reason']}"
-    if pair.get("verdict") == NOT_TESTED:
-        sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
+        return f"{primary} is not judged: {pair.verdict_reason}"
+    if pair.verdict == NOT_TESTED:
+        sides = [PAGE.quantity(value, pair.unit) for value in (pair.candidate, pair.reference)]
         return f"{primary}, {sides[0]} in {candidate} and {sides[1]} in {reference}, was not tested"
     if _undecided(pair):
-        sides = [PAGE.quantity(pair[side], pair["unit"]) for side in ("candidate", "reference")]
+        sides = [PAGE.quantity(value, pair.unit) for value in (pair.candidate, pair.reference)]
         return (
             f"no difference in {primary} was shown between {candidate} and {reference}{_p_of(pair)}: "
             f"{sides[0]} against {sides[1]}"
         )
-    if primary != "overlap_ratio" or comparison.get("host_bound") is not None:
+    if primary != "overlap_ratio" or comparison.host_bound is not None:
         return (
-            f"{primary}: {PAGE.quantity(pair['candidate'], pair['unit'])} in {candidate}, "
-            f"{PAGE.quantity(pair['reference'], pair['unit'])} in {reference}"
+            f"{primary}: {PAGE.quantity(pair.candidate, pair.unit)} in {candidate}, "
+            f"{PAGE.quantity(pair.reference, pair.unit)} in {reference}"
         )
-    change, hidden = pair["difference"], PAGE.percent(pair["candidate"])
+    change, hidden = pair.difference, PAGE.percent(pair.candidate)
     if not change:
         return f"{candidate} hides as much of its communication as {reference}: {hidden}"
     amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
-    against = PAGE.percent(pair["reference"])
+    against = PAGE.percent(pair.reference)
     return f"{candidate} hides {amount} of its communication than {reference}: {hidden} against {against}"
 
 
@@ -163,33 +167,33 @@ def _first_upper(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _undecided(pair: Mapping[str, Any]) -> bool:
+def _undecided(pair: ComparedMetric) -> bool:
     """Whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its sentence
     says so by itself.
     """
-    return "verdict" in pair and pair["verdict"] not in (None, "regression", "improvement", "equivalent")
+    return pair.tested and pair.verdict not in (None, "regression", "improvement", "equivalent")
 
 
-def _not_judged(pair: Mapping[str, Any]) -> bool:
+def _not_judged(pair: ComparedMetric) -> bool:
     """Whether there were launches to test, and none were."""
-    return "verdict" in pair and pair["verdict"] is None
+    return pair.tested and pair.verdict is None
 
 
-def _p_of(pair: Mapping[str, Any]) -> str:
-    p = pair.get("p_corrected") if pair.get("p_corrected") is not None else pair.get("p")
+def _p_of(pair: ComparedMetric) -> str:
+    p = pair.p if pair.p_corrected is None else pair.p_corrected
     return "" if p is None else f" (p\u00a0=\u00a0{p_value(p, 3)})"
 
 
-def _job_step(step: Mapping[str, Any]) -> str:
-    if step["judgement"] == "not judged":
-        return f"job steps are not compared: {step['judgement_reason']}"
+def _job_step(step: ComparedMetric) -> str:
+    if step.judgement == "not judged":
+        return f"job steps are not compared: {step.judgement_reason}"
     if _not_judged(step):
-        return f"job steps are not judged: {step['verdict_reason']}"
-    if step.get("verdict") == NOT_TESTED:
+        return f"job steps are not judged: {step.verdict_reason}"
+    if step.verdict == NOT_TESTED:
         return "job step time was not tested"
     if _undecided(step):
         return f"no difference in job step time was shown{_p_of(step)}"
-    ratio: float = step["quotient"]
+    ratio = step.quotient or 0.0
     if ratio == 1:
         return "job steps take as long"
     if ratio >= 2:
@@ -197,67 +201,63 @@ def _job_step(step: Mapping[str, Any]) -> str:
     return f"its job step takes {PAGE.percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
 
 
-def _basis(comparison: Mapping[str, Any]) -> str:
+def _basis(comparison: Comparison) -> str:
     """What the verdict rests on."""
-    launches = comparison.get("launches")
-    if launches is None:
+    launches = comparison.launches
+    if not launches:
         return ""
-    sides = ", ".join(
-        f"{PAGE.count(len(launches[side]), 'launch')} of {comparison[side]}" for side in ("reference", "candidate")
-    )
-    level = comparison.get("interval_level")
-    return sides + ("" if level is None else f"; intervals at {100 * level:g} %")
+    sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
+    return f"{sides}; intervals at {100 * comparison.interval_level:g} %"
 
 
-def _card(name: str, pair: Mapping[str, Any], comparison: Mapping[str, Any]) -> Card:
-    unit, found = pair["unit"], pair.get("effect")
-    word = pair.get("verdict") or pair["judgement"]
-    facts = [(comparison[side], PAGE.side(pair, side)) for side in ("reference", "candidate")]
+def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
+    unit, found = pair.unit, pair.effect
+    word = pair.verdict or str(pair.judgement)
+    facts = [(comparison.label(side), PAGE.side(pair, side)) for side in SIDES]
     change = ""
-    if "bounds" in pair and found is not None:
-        facts.append(("note", pair["verdict_reason"]))
+    if pair.bounded and pair.tested:
+        facts.append(("note", str(pair.verdict_reason)))
     if not is_comparable(comparison):
-        facts.append(("note", pair.get("verdict_reason") or pair["judgement_reason"] or title(comparison)))
-    elif found is not None:
-        change = PAGE.effect(found["value"], found["kind"])
+        facts.append(("note", pair.verdict_reason or pair.judgement_reason or title(comparison)))
+    elif pair.tested:
+        change = PAGE.effect(found.value, found.kind)
         facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
-        if pair.get("p") is not None:
-            facts.append(("p", p_value(pair["p"], 3) + _corrected(pair)))
+        if pair.p is not None:
+            facts.append(("p", p_value(pair.p, 3) + _corrected(pair)))
         facts.append(("smallest detectable", _detectable(pair, found)))
-        if word == "inconclusive" and pair.get("launches_needed") is not None:
-            facts.append(("to find what was seen", f"{PAGE.count(pair['launches_needed'], 'launch')} per side"))
+        if word == "inconclusive" and pair.launches_needed is not None:
+            facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
     else:
-        change = "" if pair["difference"] is None else PAGE.quantity(pair["difference"], unit, signed=True)
-        if pair["quotient"] is not None:
-            facts.append(("ratio", PAGE.number(pair["quotient"], "ratio")))
-        if pair["judgement_reason"]:
-            facts.append(("note", pair["judgement_reason"]))
-    middle = "median over launches" if "launches" in comparison else "median"
-    middle = "bounds" if pair["candidate"] is None and "bounds" in pair else middle
+        change = "" if pair.difference is None else PAGE.quantity(pair.difference, unit, signed=True)
+        if pair.quotient is not None:
+            facts.append(("ratio", PAGE.number(pair.quotient, "ratio")))
+        if pair.judgement_reason:
+            facts.append(("note", pair.judgement_reason))
+    middle = "median over launches" if comparison.tested else "median"
+    middle = "bounds" if pair.candidate is None and pair.bounded else middle
     role = {"primary": "primary metric", "guard": "safeguard: a better ratio with a slower step is no improvement"}
     return Card(
         name,
         _TITLES.get(name, name),
-        ", ".join(filter(None, (role.get(pair.get("role", ""), "secondary" if "role" in pair else ""), middle))),
+        ", ".join(filter(None, (role.get(pair.role or "", "secondary" if pair.tested else ""), middle))),
         PAGE.side(pair, "candidate"),
         change,
         _WORDS[word][1] if word in _WORDS else "open",
-        (("verdict" if pair.get("verdict") else "direction", signed(word)), *facts),
+        (("verdict" if pair.verdict else "direction", signed(word)), *facts),
     )
 
 
-def _margin(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    margin = pair.get("margin")
-    return PAGE.unknown if margin is None else "±" + PAGE.effect(margin, found["kind"]).lstrip("+")
+def _margin(pair: ComparedMetric, found: Effect) -> str:
+    return "±" + PAGE.effect(pair.margin, found.kind).lstrip("+")
 
 
-def _corrected(pair: Mapping[str, Any]) -> str:
-    corrected = pair.get("p_corrected")
-    return "" if corrected is None or corrected == pair["p"] else f" ({p_value(corrected, 3)} corrected)"
+def _corrected(pair: ComparedMetric) -> str:
+    corrected = pair.p_corrected
+    return "" if corrected is None or corrected == pair.p else f" ({p_value(corrected, 3)} corrected)"
 
 
-def _detectable(pair: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    told = pair.get("detectable") or {}
-    if told.get("effect") is None:
-        return told.get("reason") or PAGE.unknown
-    return f"{PAGE.effect(told['effect'], found['kind']).lstrip('+')} with power {PAGE.percent(told['power'], 0)}"
+def _detectable(pair: ComparedMetric, found: Effect) -> str:
+    told = pair.detectable
+    if told.effect is None:
+        return told.reason or PAGE.unknown
+    return f"{PAGE.effect(told.effect, found.kind).lstrip('+')} with power {PAGE.percent(told.power, 0)}"

@@ -1,11 +1,21 @@
-"""The command `aorta tune`: settings that the replay of a base run predicts to be faster, launched against the base.
+"""The commands `aorta study` and `aorta tune`: settings launched against one base in turn, and the best judged.
+
+`study` launches every combination of the values given:
+
+    OUT/launches/    the plan of the base and the cells, in turn
+    OUT/study.json   every cell with its comparison; the recommended one, or why there is none
+    OUT/study.csv    a row a cell
+    OUT/heat.png     step time over two keys, where two are varied
+
+`tune` launches what the replay of a base run predicts to be faster:
 
     OUT/base/       a plan of one launch, from whose record is predicted; not with --from
     OUT/refine-1/   the same of the setting predicted to be best: its neighbours are predicted again, from its record
     OUT/launches/   the plan of the base and the candidates, in turn
     OUT/tune.json   proposals, comparisons, the recommendation or why there is none
 
-Must not recommend what was not launched, or load pandas or start a process before the words are known to be good.
+Must not recommend what was not launched or what the comparison did not call an improvement, or load pandas or start a
+process before the words are known to be good.
 """
 
 from __future__ import annotations
@@ -26,20 +36,20 @@ if TYPE_CHECKING:
     from aorta.analysis.whatif.prediction import Base
     from aorta.experiments.tune_proposals import Proposal, Refined
 
+LAUNCHES_DIR: Final = "launches"
 TUNE_FILE: Final = "tune.json"
 BASE_DIR: Final = "base"
-LAUNCHES_DIR: Final = "launches"
 REFINE_DIR: Final = "refine-{}"
 TRY: Final = 1
 REFINE: Final = 2
 """With 5 launches a side and the base's record 13 launches at most: less than a fifth of the 80 that the grid of DDP
 takes (its 15 settings and the base)."""
-_DESCRIPTION: Final = """\
+_TUNE: Final = """\
 Propose bucket size, prefetching and overlap from the replay of a base run, launch
 the best once and predict its neighbours from that, launch the best then against the
 base in turn, and recommend it if the comparison calls it an improvement of step
 time; otherwise say why nothing is recommended."""
-_EXAMPLES: Final = """\
+_TUNE_EXAMPLES: Final = """\
 Examples
   launch the base once, predict, refine, launch base and the best 5 times each:
     aorta tune --output artifacts/tune parallel=ddp training.max_steps=40
@@ -55,11 +65,80 @@ Examples
 The same command again does what is missing. Exit codes: 0 done, with or without a
 recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
 5 launches are missing, 128 + n stopped by signal n. docs/search.md"""
+_STUDY: Final = """\
+Launch every combination of the values given against one base, in turn, and say
+which is better than the base: 5 launches each, or more where a verdict on so many
+cells takes more. A key or an environment variable (env.NAME) with several values is
+varied; words with one value belong to every launch, the base's too. The base has
+none of the varied words."""
+_STUDY_EXAMPLES: Final = """\
+Examples
+  six cells, 5 launches each, and as many of the base:
+    aorta study --output artifacts/threads env.OMP_NUM_THREADS=1,2 \\
+        parallel.bucket_cap_mb=1,5,25 parallel=ddp training.max_steps=40
+  a preset (channels-threads, queues-rocm, queues-cuda, buckets, prefetch):
+    aorta study --output artifacts/queues --preset queues-rocm training.max_steps=40
+  see the launches, start none:
+    aorta study --output artifacts/queues --preset queues-rocm --dry-run
+
+The same command again does what is missing. Exit codes: 0 done, with or without a
+recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
+5 launches are missing, 128 + n stopped by signal n. docs/search.md"""
 
 
-def parser() -> argparse.ArgumentParser:
+def study_parser() -> argparse.ArgumentParser:
     """The arguments that the command takes, up to `--`."""
-    words = plan_command.command_parser(_DESCRIPTION, _EXAMPLES)
+    words = plan_command.command_parser(_STUDY, _STUDY_EXAMPLES)
+    words.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE[,VALUE...]", help="for train.py, or env.NAME=...; after -- also options"
+    )
+    words.add_argument("--output", metavar="DIR", required=True, help="folder of the launches and of what they came to")
+    words.add_argument("--preset", metavar="NAME", help="words by name; words given replace those of their key")
+    plan_command.add_search_arguments(words, "study.json")
+    return words
+
+
+@command()
+def study(arguments: Sequence[str]) -> int:
+    """Run `aorta study`; returns its exit code (argparse itself ends with 0 or 2)."""
+    return plan_command.interruptible(_study, plan_command.parse_mixed(study_parser(), arguments))
+
+
+def _study(options: argparse.Namespace) -> int:
+    from aorta.analysis.compare.verdict import least_launches
+    from aorta.experiments.recommendation import check_launches, compared, recommended, rules
+    from aorta.experiments.search_report import Study
+    from aorta.experiments.study_cells import preset, read_words
+
+    asked = read_words([*preset(options.preset), *options.words])
+    cells = asked.cells()
+    judged_by = rules(len(cells), options.margin)  # a margin that cannot be
+    base = plan_command.base_plan(options, asked.words, "aorta study", asked.environment)
+    if options.launches is None and options.plan is None:  # as many as a verdict on so many cells takes
+        base = replace(base, launches=max(base.launches, least_launches(judged_by.alpha)))
+    check_launches(base.launches, len(cells), "every combination of the values")
+    plan = with_candidates(base, base.output / LAUNCHES_DIR, cells)
+    for note in asked.notes:
+        to_stderr(f"note: {note}")
+    if options.dry_run:
+        plan_command.print_launches(plan)
+        return EXIT_OK
+    to_stderr(f"{len(cells)} cells against the base, {plan.launches} launches each")
+    stopped = plan_command.launch_all(plan)
+    if stopped is not None:
+        return stopped
+    found = Study(
+        asked=asked, cells=cells, judged_by=judged_by, launches=plan.launches, judgements=compared(plan, judged_by)
+    )
+    found.chosen, found.reason = recommended(found.judgements)
+    written = found.write(base.output)
+    to_stdout(json.dumps(found.as_json(), indent=2) if options.json else found.text(written, plan.output))
+    return EXIT_OK
+
+
+def tune_parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes, up to `--`."""
+    words = plan_command.command_parser(_TUNE, _TUNE_EXAMPLES)
     words.add_argument("words", nargs="*", metavar="OVERRIDE", help="of the base, for train.py; after -- also options")
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the base run, the launches, tune.json")
     words.add_argument("--from", dest="recorded", metavar="RUN", help="predict from this run: its label or folder")
@@ -84,15 +163,15 @@ def parser() -> argparse.ArgumentParser:
     return words
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_tune(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of the command, and its words."""
-    return plan_command.parse_mixed(parser(), arguments)
+    return plan_command.parse_mixed(tune_parser(), arguments)
 
 
 @command()
-def main(arguments: Sequence[str]) -> int:
+def tune(arguments: Sequence[str]) -> int:
     """Run `aorta tune`; returns its exit code (argparse itself ends with 0 or 2)."""
-    return plan_command.interruptible(_tune, parse(arguments))
+    return plan_command.interruptible(_tune, parse_tune(arguments))
 
 
 def base_plan(options: argparse.Namespace) -> Plan:

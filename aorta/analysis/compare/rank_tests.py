@@ -1,12 +1,14 @@
-"""Tests several metrics together: step-down minP over the labellings of launches, and a sequence named in advance.
+"""Rank tests of launches, from one value per launch on each side: the exact Mann-Whitney U test of one metric, and
+step-down minP over the labellings of launches for several metrics together.
 
+    mann_whitney(reference, candidate)  # two-sided p-value
     found = step_down({"comm_ms": (reference, candidate), ...}, alpha=0.05)
     found["comm_ms"].p                  # adjusted: at most alpha where the metric differs
     found["comm_ms"].level              # the raw p below which it differs; None where none is attainable
 
 A labelling says which launches are the candidate's. All metrics of a launch keep their values together when labels are
-exchanged, so that metrics which move together cost little extra. Must not: see steps, or let a metric be tested after
-one that was not significant.
+exchanged, so that metrics which move together cost little extra. Must not: see steps (they are correlated), use the
+normal approximation where launches are few, or let a metric be tested after one that was not significant.
 """
 
 from __future__ import annotations
@@ -16,15 +18,106 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import comb
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from aorta.analysis.compare.mann_whitney import doubled_ranks, rank_sum_p_values
-from aorta.analysis.tables import Bools, Floats
+from aorta.analysis.tables import Bools, Floats, Ints
 
-EXACT_UP_TO: Final = 200_000
+EXACT_PAIRS: Final = 4096
+"""Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is
+as good.
+"""
+
+
+def mann_whitney(reference: Floats, candidate: Floats) -> float:
+    """The two-sided p-value of "neither side tends to larger values" (Mann and Whitney 1947). No value may be NaN.
+
+    Without ties it comes from the exact distribution of U; with ties, from all assignments of the observed values to
+    the sides.
+    """
+    values = np.concatenate([reference, candidate])
+    if len(np.unique(values)) < len(values):
+        return _with_ties(reference, candidate)
+    return float(p_values(len(reference), len(candidate))[u_of(reference, candidate)])
+
+
+def u_of(reference: Floats, candidate: Floats) -> int:
+    """The statistic U: the number of pairs of launches in which the candidate's value is larger."""
+    return int((candidate[:, None] > reference).sum())
+
+
+@lru_cache(maxsize=64)
+def p_values(reference: int, candidate: int) -> Floats:
+    """The two-sided p-value of every U from 0 to `reference * candidate` (numbers of launches), without ties."""
+    pairs = reference * candidate
+    wanted = np.arange(pairs + 1)
+    # Any samples with that U will do: choose how many references lie below each candidate so that they add up to U.
+    below = np.clip(wanted[:, None] - reference * np.arange(candidate), 0, reference)
+    candidates = below + 0.5 + np.arange(candidate) / (2 * candidate)
+    references = np.broadcast_to(np.arange(1.0, reference + 1), (pairs + 1, reference))
+    found = _scipy(references, candidates, "exact" if pairs <= EXACT_PAIRS else "asymptotic")
+    found.setflags(write=False)
+    return found
+
+
+def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
+    """The smallest U in the upper half with p <= alpha; None where no U reaches it because there are
+    too few launches.
+    """
+    found = p_values(reference, candidate)
+    half = len(found) // 2
+    enough = np.flatnonzero(found[half:] <= alpha)
+    return half + int(enough[0]) if len(enough) else None
+
+
+def _with_ties(reference: Floats, candidate: Floats) -> float:
+    """Scipy's exact method does not support ties, and its permutation test takes seconds per metric and refuses a side
+    of one launch.
+    """
+    doubled = doubled_ranks(np.concatenate([reference, candidate]))
+    table = rank_sum_p_values(tuple(sorted(doubled.tolist())), len(candidate))
+    return float(table[int(doubled[len(reference) :].sum())])
+
+
+def doubled_ranks(values: Floats) -> Ints:
+    """Twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
+    from scipy.stats import rankdata
+
+    known = ~np.isnan(values)
+    doubled = np.full(len(values), int(known.sum()) + 1)
+    doubled[known] = np.rint(2 * rankdata(values[known]))
+    return doubled
+
+
+@lru_cache(maxsize=256)
+def rank_sum_p_values(doubled: tuple[int, ...], chosen: int) -> Floats:
+    """The two-sided p-value of every sum of `chosen` of these doubled ranks: the share of all choices whose sum lies
+    at least as far out on its side, twice. Indexed by the sum.
+    """
+    ways = np.zeros((chosen + 1, sum(doubled) + 1))
+    ways[0, 0] = 1
+    for rank in doubled:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    at_most = np.cumsum(ways[-1])
+    at_least = at_most[-1] - at_most + ways[-1]
+    found = np.minimum(1.0, 2 * np.minimum(at_most, at_least) / at_most[-1])
+    found.setflags(write=False)
+    return np.asarray(found)
+
+
+def _scipy(reference: npt.NDArray[Any], candidate: npt.NDArray[Any], method: str) -> Floats:
+    from scipy.stats import mannwhitneyu
+
+    found = mannwhitneyu(candidate, reference, alternative="two-sided", method=method, axis=-1)
+    return np.asarray(found.pvalue, np.float64)
+
+
+EXACT_LABELLINGS: Final = 200_000
 """Labellings up to which all are enumerated: C(20, 10) = 184,756, ten launches against ten."""
+LEAST_LAUNCHES: Final = 4
+"""Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
 DRAWN: Final = 20_000
 """Labellings drawn where there are more, the observed one among them; a p of 0.05 is then known to 0.0015."""
 _SEED: Final = 1993
@@ -52,7 +145,7 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
     two-sided Mann-Whitney p of each metric.
 
     At each step the smallest remaining raw p is held against the distribution of the smallest p of all remaining
-    metrics over the labellings: all of them up to `EXACT_UP_TO`, else `DRAWN` with a fixed seed.
+    metrics over the labellings: all of them up to `EXACT_LABELLINGS`, else `DRAWN` with a fixed seed.
 
     Args:
         values: per metric one value for each launch of the reference and of the candidate, the same launches for every
@@ -93,7 +186,7 @@ def labellings(reference: int, candidate: int) -> Floats:
     Shape (labellings, reference + candidate).
     """
     launches, count = reference + candidate, comb(reference + candidate, candidate)
-    if count <= EXACT_UP_TO:
+    if count <= EXACT_LABELLINGS:
         # In order of `combinations` the last one holds the last launches, which are the candidate's.
         chosen = np.array(list(combinations(range(launches), candidate)), np.int64)[::-1]
         labels: Bools = np.zeros((count, launches), bool)

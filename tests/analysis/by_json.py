@@ -1,0 +1,156 @@
+"""The analysis as JSON: its functions with the structs that they take and return as plain dictionaries.
+
+Tests write what a document holds by hand, as far as their rule needs it, and read results by the keys of the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import wraps
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from aorta.analysis import aggregate as _aggregate
+from aorta.analysis import cautions as _cautions
+from aorta.analysis import expert_load as _expert_load
+from aorta.analysis import most_to_gain as _most_to_gain
+from aorta.analysis import stats as _stats
+from aorta.analysis import straggler as _straggler
+from aorta.analysis import summary as _summary
+from aorta.analysis.attribution import attribute as _attribute
+from aorta.analysis.attribution import breakdown
+from aorta.analysis.compare import metric_verdicts, run_comparison, verdict_sentences
+from aorta.analysis.compare import verdict as _verdict
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.comparison import Attribution, ComparedMetric
+from aorta.analysis.documents.summary import Summary
+from aorta.analysis.gate import gate_checks, gate_command, gate_outputs
+
+
+def built(kind: Any, found: Any) -> Any:
+    """The struct of a type from JSON. What the JSON leaves out of a list or an object is empty, and null otherwise."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return built(arguments[0], found)
+    if origin in (Union, types.UnionType):
+        return built(next(each for each in arguments if each is not types.NoneType), found)
+    if isinstance(found, Mapping) and origin is not None:
+        return {key: built(arguments[1], each) for key, each in found.items()}
+    if isinstance(found, list | tuple) and origin is not None and arguments:
+        return [built(arguments[0], each) for each in found]
+    if not isinstance(found, Mapping) or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return found
+    hints = get_type_hints(kind, include_extras=True)
+    given = {name: built(hints[name], each) for name, each in found.items() if name in hints}
+    empty = {
+        field.name: _empty(hints[field.name])
+        for field in msgspec.structs.fields(kind)
+        if field.required and field.name not in given
+    }
+    return kind(**given, **empty)
+
+
+def _empty(kind: Any) -> Any:
+    if get_origin(kind) is Annotated:
+        return _empty(get_args(kind)[0])
+    return get_origin(kind)() if get_origin(kind) in (list, dict) else None
+
+
+def by_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with JSON in place of structs."""
+    hints, signature = get_type_hints(function), inspect.signature(function)
+
+    @wraps(function)
+    def called(*args: Any, **words: Any) -> Any:
+        bound = signature.bind(*args, **words)
+        for name, value in bound.arguments.items():
+            if name in hints:
+                bound.arguments[name] = built(hints[name], value)
+        result = function(*bound.args, **bound.kwargs)
+        return as_json(result) if isinstance(result, msgspec.Struct) else result
+
+    return called
+
+
+aggregate = by_json(_aggregate.aggregate)
+attribute = by_json(_attribute.attribute)
+describe = by_json(_stats.describe)
+evaluate = by_json(gate_checks.evaluate)
+headline, short_headline, title = map(
+    by_json, (verdict_sentences.headline, verdict_sentences.short_headline, verdict_sentences.title)
+)
+junit_xml, markdown_summary = by_json(gate_outputs.junit_xml), by_json(gate_outputs.markdown_summary)
+slower = by_json(_verdict.slower)
+summarize = by_json(_summary.summarize)
+changes_the_work = by_json(run_comparison.changes_the_work)
+
+
+def compare(reference: Any, candidate: Any, before: Any, after: Any, **words: Any) -> Any:
+    """Two runs, by the entries of their datasets."""
+    entries = (built(_aggregate.DatasetEntry, entry) for entry in (before, after))
+    found = run_comparison.compare(reference, candidate, *map(run_comparison.ComparedSide.of, entries), **words)
+    return as_json(found)
+
+
+def straggler(*args: Any, **words: Any) -> Any:
+    """The rule on one group, whose name says nothing."""
+    found = as_json(_straggler.judge(("", ()), *args, **words))
+    return {name: value for name, value in found.items() if name not in ("group", "group_ranks")}
+
+
+def numbers(name: str, *args: Any) -> Any:
+    """The statistics of a metric of two launch sets."""
+    pair = built(ComparedMetric, {})
+    metric_verdicts.add_statistics(pair, name, *args)
+    return as_json(pair)
+
+
+def intervals(name: str, left: Any, right: Any, p: float, level: float) -> dict[str, Any]:
+    """Effect and difference with their intervals."""
+    pair = built(ComparedMetric, {"p": p})
+    metric_verdicts.add_intervals(pair, name, left, right, level)
+    found = as_json(pair)
+    return {key: found[key] for key in ("effect", "difference_interval", "interval_level")}
+
+
+def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
+    """The verdicts of metrics, which are added to them."""
+    pairs = {name: built(ComparedMetric, {"verdict": None, **entry}) for name, entry in metrics.items()}
+    found = metric_verdicts.judge(pairs, *args)
+    for name, entry in metrics.items():
+        entry.update(as_json(pairs[name]))
+    return found
+
+
+def gate_of(options: Any, summary: MutableMapping[str, Any]) -> Any:
+    """The gate's result, which is added to the summary."""
+    document = built(Summary, summary)
+    found = gate_command.judge(options, document)
+    summary.update(as_json(document))
+    return found
+
+
+run_gate = by_json(gate_command.run_gate)
+
+
+def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:
+    """The rows that hold every number of an attribution's sentence."""
+    return list(map(as_json, breakdown.sentence_rows(built(Attribution, attribution))))
+
+
+def of_one_dimension(attribution: Mapping[str, Any]) -> list[Any]:
+    """The rows of the breakdown that the first cause belongs to."""
+    return list(map(as_json, breakdown.of_one_dimension(built(Attribution, attribution))))
+
+
+def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
+    """The same rows as a table of Markdown."""
+    return gate_outputs._causes(breakdown.sentence_rows(built(Attribution, attribution)))
+
+
+cautions = by_json(_cautions.cautions)
+expert_sentences = by_json(_expert_load.expert_sentences)
+most_to_gain = by_json(_most_to_gain.most_to_gain)
