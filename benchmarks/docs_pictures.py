@@ -1,6 +1,6 @@
 """Makes the pictures of the documents again: `python -m benchmarks.docs_pictures` writes them to `docs/images`.
 
-Those of the demo come from `aorta demo`, the heat map from the two commands that docs/sweeps.md prints. Prints one line
+Those of the demo come from `aorta demo`, the heat map from the two commands that docs/search.md prints. Prints one line
 of JSON: the files written, and the load average before, since the times in the pictures are of this machine.
 """
 
@@ -20,7 +20,7 @@ from tests.runs import ROOT, environment
 IMAGES = ROOT / "docs" / "images"
 OF_DEMO = ("side_by_side.png", "reference_breakdown.png", "candidate_breakdown.png", "overlap_ratio.png")
 _SWEEP = "sizes"
-"""Label of the sweep in docs/sweeps.md."""
+"""Label of the sweep in docs/search.md."""
 
 
 def main() -> int:
@@ -29,8 +29,8 @@ def main() -> int:
         here = Path(folder)
         _run(here, "-m", "aorta", "demo")
         pictures = [here / "reports" / "demo" / name for name in OF_DEMO]
-        for program, *words in _sweep_commands():
-            _run(here, str(ROOT / program), *words)
+        for words in _sweep_commands():
+            _run(here, "-m", "aorta", *words)
         (heat,) = (here / "reports" / f"sweep-{_SWEEP}").glob("*heat*.png")
         for picture in pictures:
             shutil.copyfile(picture, IMAGES / picture.name)
@@ -41,9 +41,9 @@ def main() -> int:
 
 
 def _sweep_commands() -> list[list[str]]:
-    """The sweep and its report as docs/sweeps.md prints them: a program of this checkout, and its words."""
-    lines = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8").splitlines()
-    wanted = [line for line in lines if line.startswith("python ") and _SWEEP in line]
+    """The arguments of `aorta` in the sweep and its report, as docs/search.md prints them."""
+    lines = (ROOT / "docs" / "search.md").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in lines if line.startswith("aorta ") and _SWEEP in line]
     return [shlex.split(line)[1:] for line in wanted[:2]]
 
 

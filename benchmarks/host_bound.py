@@ -139,7 +139,7 @@ def measure(words: Any) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table as docs/measurements.md has it."""
+    """The table as docs/dev/measurements.md has it."""
     lines = ["| strategy, mode | launch | device | marks | kernels | lead |", "|---|---|---|---|---|---|"]
     for row in rows:
         ends = row["bounds"]

@@ -1,4 +1,4 @@
-"""What the instrumentation costs a step (docs/measuring.md, K5): `python -m benchmarks.instrument_cost`.
+"""What the instrumentation costs a step (docs/dev/measuring.md, K5): `python -m benchmarks.instrument_cost`.
 
 Regime: real two-rank gloo runs of the ranking workload with the engine's own step, sized to last 100 ms or more.
 Inside one launch three arms alternate in blocks of 20 steps, in palindromes so that drift cancels:

@@ -72,7 +72,8 @@ def median_ratio(pairs: Sequence[Sequence[tuple[float, float]]], seed: int = 0) 
     """Median of b / a over pairs, with a 95 % percentile interval from a hierarchical bootstrap.
 
     Args:
-        pairs: for each launch its (a, b); launches are resampled, then the pairs inside each (docs/measuring.md, 5).
+        pairs: for each launch its (a, b); launches are resampled, then the pairs inside each (docs/dev/measuring.md,
+        5).
     """
     generator = np.random.default_rng(seed)
     ratios = [np.array([b / a for a, b in launch_pairs]) for launch_pairs in pairs]

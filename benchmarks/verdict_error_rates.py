@@ -7,7 +7,7 @@ Regime: seeded simulation, one process, no training. The functions that decide a
                Through everything the report does: medians, pools, U test, its interval, the sequence, minP, guard.
     power      plans with an injected effect on step time: 3 to 10 launches a side, launch-to-launch variation 0.5 to
                10 %, effect 2 to 50 %, 40 steps of 10 % noise (one value a step; normal).
-    stated     the three powers that docs/measuring.md quotes for 5 against 5, by the rule and by p alone.
+    stated     the three powers that docs/dev/measuring.md quotes for 5 against 5, by the rule and by p alone.
     interval   how often the interval holds the true effect, and how often an effect as large as the margin is called
                `equivalent`.
     drift      false findings when the machine slows down during a plan, interleaved A B B A and not.
@@ -15,7 +15,7 @@ Regime: seeded simulation, one process, no training. The functions that decide a
                the order of the launches; which orders `launch_order` takes for interleaved, and their worst.
 
 Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand).
-`--markdown` prints the tables of docs/comparing.md instead; `--quick` makes a tenth of the plans.
+`--markdown` prints the tables of docs/dev/verdicts.md instead; `--quick` makes a tenth of the plans.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LAUNCHES = range(3, 11)
 VARIATIONS = (0.005, 0.01, 0.02, 0.05, 0.10)
 EFFECTS = (0.02, 0.05, 0.10, 0.20, 0.50)
 STATED = {0.005: 0.82, 0.02: 0.59, 0.05: 0.20}
-"""Launch-to-launch variation -> power of 5 against 5 at a 5 % effect, docs/measuring.md, section 5."""
+"""Launch-to-launch variation -> power of 5 against 5 at a 5 % effect, docs/dev/measuring.md, section 5."""
 NOISES = ((0.02, 0.10), (0.005, 0.005), (0.005, 0.0005))
 """Launch-to-launch variation and noise of steps for `interval`: steps decide, both do, launches do."""
 CHANCE = 0.999
@@ -146,7 +146,7 @@ def power(plans: int) -> list[dict[str, float]]:
 
 
 def stated(plans: int) -> list[dict[str, float]]:
-    """5 against 5 at an effect of 5 %: by the rule, by p alone, and what docs/measuring.md says."""
+    """5 against 5 at an effect of 5 %: by the rule, by p alone, and what docs/dev/measuring.md says."""
     rows = []
     for variation, said in STATED.items():
         generator = np.random.default_rng([SEED, 5, 5, int(variation * 1000)])
@@ -297,7 +297,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the plans")
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/comparing.md")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/dev/verdicts.md")
     words = parser.parse_args()
     made, targets = figures(10 if words.quick else 1)
     if words.markdown:

@@ -14,7 +14,7 @@ straggler, its lateness times the number of collectives:
     hidden kept       as many milliseconds of communication as before are hidden, the rest is exposed
 
 Prints a table, and one JSON object last; exit 1 when a target is missed. `--write` keeps the figures, from
-which `python -m benchmarks.whatif_table` makes the tables of docs/what-if.md.
+which `python -m benchmarks.whatif_table` makes the tables of docs/dev/what-if-model.md.
 """
 
 from __future__ import annotations

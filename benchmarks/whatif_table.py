@@ -1,7 +1,7 @@
-"""What `whatif_interventions` says of its interventions: figures, targets, and the tables of docs/what-if.md.
+"""What `whatif_interventions` says of its interventions: figures, targets, and the tables of docs/dev/what-if-model.md.
 
     python -m benchmarks.whatif_table                        # prints them, from the figures that `--write` kept
-    python -m benchmarks.whatif_table --into docs/what-if.md   # puts them between the page's two marks
+    python -m benchmarks.whatif_table --into docs/dev/what-if-model.md   # puts them between the page's two marks
 
 Must not predict or launch anything.
 """
@@ -113,7 +113,7 @@ def figures_of(found: Sequence[Row], bases: dict[str, Any]) -> dict[str, Any]:
 
 
 def targets(figures: dict[str, Any]) -> dict[str, bool]:
-    """What must hold (docs/what-if.md)."""
+    """What must hold (docs/dev/what-if-model.md)."""
     everything, apart, worlds = figures["all"], figures["apart"], figures["families"].get(WORLD, {})
     held = {"at least 50 interventions": everything["interventions"] + apart["interventions"] >= 50}
     if "median" in everything:
@@ -150,7 +150,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def markdown(figures: dict[str, Any]) -> str:
-    """The section of docs/what-if.md."""
+    """The section of docs/dev/what-if-model.md."""
     head = (
         "| change | made | refused | median error | 95 % | sign right | ratio, median | interval held | "
         "exposed scaled | hidden kept |\n|---|---|---|---|---|---|---|---|---|---|"

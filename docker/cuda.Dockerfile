@@ -1,4 +1,4 @@
-# AORTA on CUDA: torch of the official image, everything else by set-up. docs/containers.md says how to build and run.
+# AORTA on CUDA: torch of the official image, everything else by set-up. docs/gpu.md says how to build and run.
 #   docker build -f docker/cuda.Dockerfile -t aorta:cuda .
 # Not built yet.
 ARG TORCH=2.11.0

@@ -1,4 +1,4 @@
-# AORTA on ROCm: torch and rocprofv3 of AMD's image, everything else by set-up. docs/containers.md says how to build and run.
+# AORTA on ROCm: torch and rocprofv3 of AMD's image, everything else by set-up. docs/gpu.md says how to build and run.
 #   docker build -f docker/rocm.Dockerfile -t aorta:rocm .
 # Not built yet.
 ARG ROCM=7.14.1

@@ -4,7 +4,7 @@
 #   NPROC=4 bash scripts/launch_cuda.sh [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Sets no NCCL_*, CUDA_* or allocator variable: they are part of what is measured. Set yours before; the run's manifest
-# records what was in force (docs/measuring.md, W18).
+# records what was in force (docs/dev/measuring.md, W18).
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"

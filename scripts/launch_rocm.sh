@@ -4,7 +4,7 @@
 #   NPROC=4 bash scripts/launch_rocm.sh [CONFIG] [OVERRIDE...]     OVERRIDEs are train.py's, as `training.max_steps=50`
 #
 # Sets no NCCL_*, RCCL_*, HSA_* or GPU_MAX_HW_QUEUES: they are part of what is measured. Set yours before; the run's
-# manifest records what was in force (docs/measuring.md, W18). To torch an AMD device is called `cuda`.
+# manifest records what was in force (docs/dev/measuring.md, W18). To torch an AMD device is called `cuda`.
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"

@@ -36,15 +36,14 @@ _CARD: Final = "needs a CUDA or HIP device"
 _CANDIDATE: Final = "--candidate parallel.overlap=false fabric=emulated training.max_steps=40"
 _PLAN: Final = "eight launches more: the demo is the same plan, and tests/experiments runs its options"
 ELSEWHERE: Final[dict[str, str]] = {
-    "scripts/check": "the gate, of which this is a part",
     "aorta check-gpu": _CARD,
-    "torchrun train.py profiling.enabled=true": "tests/test_main_job.py runs it",
+    "git clone URL aorta": "needs the repository's address; the checkout is made by `checkout`",
+    "cd aorta": "the tests are there already",
+    "torchrun --nproc_per_node=8 train.py profiling.enabled=true": "tests/test_main_job.py runs one process",
     "bash scripts/launch_cuda.sh experiment=full": _CARD,
     "bash scripts/launch_rocm.sh experiment=full": _CARD,
     "bash scripts/rocprof_capture.sh": "needs rocprofv3; tests/scripts has the exit code without it",
     "python analysis/overlap_report.py --reference cuda --candidate rocm": "tests/test_main_job.py runs it on two runs",
-    "sbatch --nodes=2 --gpus-per-node=8 scripts/slurm.sbatch experiment=full": "needs Slurm",
-    "aorta gather --into artifacts/both node0:/scratch/run node1:/scratch/run": "needs two nodes and ssh",
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
     "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'overlap_ratio<-0.05'": _PLAN,
     "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",

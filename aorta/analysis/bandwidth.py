@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 BUSBW_FACTOR: Final = {"allreduce": 2.0, "reducescatter": 1.0, "allgather": 1.0, "alltoall": 1.0}
-"""busbw = algbw x factor x (n - 1) / n (docs/measuring.md, section 1; nccl-tests, doc/PERFORMANCE.md)."""
+"""busbw = algbw x factor x (n - 1) / n (docs/dev/measuring.md, section 1; nccl-tests, doc/PERFORMANCE.md)."""
 
 NO_BYTES: Final = "it carries no bytes"
 NO_SIZE: Final = "its size is not known"

@@ -21,7 +21,7 @@ from aorta.timeline.overlap import NS_PER_MS
 
 LEAST_SHARE: Final = 0.02
 """The shorter of Tc and Tm must be at least this fraction of T; below it the quotient reflects noise rather than
-overlap (docs/measuring.md, section 1).
+overlap (docs/dev/measuring.md, section 1).
 """
 
 NO_BASELINE: Final = "no isolated baseline in this run"

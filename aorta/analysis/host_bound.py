@@ -1,14 +1,14 @@
 """Decides over which steps of a run each metric is described, and says where the host sets the pace of the device.
 
 A device that waits for its host idles between the marks on its streams, and its marks then bound a metric and do not
-give it (docs/metrics.md, "Where the host sets the pace"). One rule for every reader of a run:
+give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for every reader of a run:
 
     Pace(run).basis("overlap_ratio").source  # "marks": steps after warm-up, nearly all of them decided
                                              # "kernels": the steps that a calibration measured
                                              # None: neither; `bounds` has what the marks allow
 
-Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/measuring.md, W29). Must
-not compute a metric.
+Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
+Must not compute a metric.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. `better` is None where neither direction is better; `definition` follows docs/measuring.md, section
-    1. One that is not `compared` is shown, and in no comparison.
+    """One metric. `better` is None where neither direction is better; `definition` follows docs/dev/measuring.md,
+    section 1. One that is not `compared` is shown, and in no comparison.
     """
 
     name: str

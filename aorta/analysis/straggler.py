@@ -1,8 +1,8 @@
 """Names the rank that the others of its group wait for, where the collectives are sufficient evidence (K3).
 
 In a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for it. So a
-straggler is the rank that waits least. By chance every rank is the last one now and then; the rule (docs/metrics.md)
-therefore requires all of these:
+straggler is the rank that waits least. By chance every rank is the last one now and then; the rule
+(docs/dev/metric-rules.md) therefore requires all of these:
 
 - at least `MIN_COLLECTIVES` collectives known on every rank of the group;
 - one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
@@ -17,7 +17,7 @@ rank cannot be told.
 
 `Stragglers` takes matched collectives (`add`), then the waits rank by rank (`add_waits`), and gives one entry per
 process group (`entries`). Must not: name a rank on a median alone, or by clocks beyond their
-bounds; waiting is compared within one collective (docs/measuring.md, section 1).
+bounds; waiting is compared within one collective (docs/dev/measuring.md, section 1).
 """
 
 from __future__ import annotations

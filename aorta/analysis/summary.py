@@ -26,7 +26,7 @@ from aorta.version import __version__
 
 SUMMARY_VERSION: Final = 1
 _CONVENTIONS: Final = {
-    "definitions": "docs/measuring.md, section 1",
+    "definitions": "docs/dev/measuring.md, section 1",
     "unit_of_count": "one step on one rank",
     "percentiles": PERCENTILE_METHOD,
     "median_of_a_ratio": "the median of the ratios of single steps; `overlap_ratio` of a dataset is it",

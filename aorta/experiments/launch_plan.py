@@ -105,7 +105,7 @@ class Plan:
 
     def order(self) -> Iterator[PlannedLaunch]:
         """A B B A A B B A ...: a drift of the machine that is linear in time falls on both sides alike
-        (docs/measuring.md, section 5). One side: one launch after the other.
+        (docs/dev/measuring.md, section 5). One side: one launch after the other.
         """
         place = 0
         for number in range(self.launches):

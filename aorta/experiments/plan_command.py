@@ -47,9 +47,9 @@ Examples
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
 off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
-are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/plans.md"""
+are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/compare.md"""
 DEMO_LAUNCHES: Final = 4
-"""A side; the fewest from which a verdict can come (docs/measuring.md, section 5)."""
+"""A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
 DEMO_OPTIONS: Final = (
     *("--launches", str(DEMO_LAUNCHES)),
     *("--nproc_per_node", "2"),

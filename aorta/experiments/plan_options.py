@@ -22,7 +22,8 @@ from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, SI
 from aorta.installation import checkout
 
 LAUNCHES: Final = 5
-"""A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/measuring.md, section 5)."""
+"""A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/dev/measuring.md, section
+5)."""
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )

@@ -64,7 +64,7 @@ Examples
 
 The same command again does what is missing. Exit codes: 0 done, with or without a
 recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
-5 launches are missing, 128 + n stopped by signal n. docs/tune.md"""
+5 launches are missing, 128 + n stopped by signal n. docs/search.md"""
 _STUDY: Final = """\
 Launch every combination of the values given against one base, in turn, and say
 which is better than the base: 5 launches each, or more where a verdict on so many
@@ -83,7 +83,7 @@ Examples
 
 The same command again does what is missing. Exit codes: 0 done, with or without a
 recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
-5 launches are missing, 128 + n stopped by signal n. docs/studies.md"""
+5 launches are missing, 128 + n stopped by signal n. docs/search.md"""
 
 
 def study_parser() -> argparse.ArgumentParser:

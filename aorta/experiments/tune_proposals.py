@@ -6,7 +6,7 @@
     chosen = best(proposals, count=1, threshold=0.02)
 
 A setting is written as changes of a what-if, and `overrides` says which keys of the configuration make them. Must not
-launch anything, or recommend: a prediction alone is no reason to (docs/tune.md).
+launch anything, or recommend: a prediction alone is no reason to (docs/search.md).
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def predicted_again(
     step first.
 
     A neighbour has what the setting changes, to whatever value, and perhaps more; whether there is overlap is the same.
-    The less there is to change, the smaller the error of a prediction: docs/what-if.md has both.
+    The less there is to change, the smaller the error of a prediction: docs/dev/what-if-model.md has both.
 
     Args:
         there: the replay of a run that has the setting `made`.

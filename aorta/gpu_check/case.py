@@ -1,8 +1,8 @@
 """Checks one strategy on one rank: compares the record with torch.profiler's kernels of the same steps.
 
-It gives rows of the table (docs/measuring.md, K2 and R4): the overlap ratio; each collective's duration, start and end;
-the cost of the instrumentation; that no step waits for the device. Must not use anything of the record to decide what
-is communication in the trace.
+It gives rows of the table (docs/dev/measuring.md, K2 and R4): the overlap ratio; each collective's duration, start and
+end; the cost of the instrumentation; that no step waits for the device. Must not use anything of the record to decide
+what is communication in the trace.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
 0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report.
 
-A check for races on tensors and their lifetime (docs/measuring.md, K7) returns whether the values were right. Its
+A check for races on tensors and their lifetime (docs/dev/measuring.md, K7) returns whether the values were right. Its
 collectives are an all-gather and a reduce-scatter into another tensor: with one rank they copy, so a copy made too
 early, or of memory that was freed, shows in the result. (An all-reduce of one rank moves nothing.) Every rank of the
 default group must run the same check. Must not decide what a row says.

@@ -2,8 +2,8 @@
 holds. Pure.
 
 A Chrome trace of torch.profiler and windows in wall-clock nanoseconds give intervals and durations, which `case`
-compares with the record's; what is communication is told by names of kernels, unanchored (docs/measuring.md, W12), by
-category (W13), and by nothing that the telemetry uses. A report of all ranks has an exit code. Must not judge a time
+compares with the record's; what is communication is told by names of kernels, unanchored (docs/dev/measuring.md, W12),
+by category (W13), and by nothing that the telemetry uses. A report of all ranks has an exit code. Must not judge a time
 where the device was not busy: there the host's pace is measured, and the comparison says nothing.
 """
 
@@ -233,7 +233,7 @@ def ratio_row(
     share: float | None,
     lead_ms: float | None = None,
 ) -> CheckRow:
-    """Telemetry's overlap ratio, at least and at most, against the kernels' (docs/measuring.md, K2: within 0.02).
+    """Telemetry's overlap ratio, at least and at most, against the kernels' (docs/dev/measuring.md, K2: within 0.02).
     Bounds have to hold at any pace; where they are apart there is no number to judge.
     """
     what = "overlap ratio, telemetry / kernels"

@@ -1,4 +1,4 @@
-"""Times the computation of the model's blocks (docs/measuring.md, R5).
+"""Times the computation of the model's blocks (docs/dev/measuring.md, R5).
 
 A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
 have arrived: these hooks run after FSDP's own. Must not change a tensor, or modify the graph (tensor hooks only

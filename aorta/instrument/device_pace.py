@@ -1,4 +1,4 @@
-"""What a device certainly ran between two of its marks (docs/measuring.md, W28).
+"""What a device certainly ran between two of its marks (docs/dev/measuring.md, W28).
 
 A block's range holds the time in which the device had nothing to do because the host had not launched it yet. Each mark
 also says when the host recorded it, and so had handed over everything before it. Between two marks of a stream the

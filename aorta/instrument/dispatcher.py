@@ -1,8 +1,8 @@
 """Intercepts collectives at torch's dispatcher, and holds every private name of torch that this takes.
 
 Every collective of DDP (C++ reducer), FSDP, tensor parallelism, compiled code and user code goes through a `c10d::*`
-dispatcher operator (docs/measuring.md, R1). A kernel registered at the BackendSelect key sees them all. The original is
-called through the operator's own `_op_dk`, which releases the interpreter lock inside the backend.
+dispatcher operator (docs/dev/measuring.md, R1). A kernel registered at the BackendSelect key sees them all. The
+original is called through the operator's own `_op_dk`, which releases the interpreter lock inside the backend.
 (`torch.library.get_kernel` keeps the lock and deadlocks with gloo's worker threads.)
 
 Must not measure anything, or decide what to do with a call.
@@ -92,7 +92,7 @@ def _kernel(
     """The kernel of one operator.
 
     It runs with cold caches, between kernels of the model, where every line of Python costs several times what a tight
-    loop suggests (docs/measurements.md); each device therefore gets only what it needs.
+    loop suggests (docs/dev/measurements.md); each device therefore gets only what it needs.
     """
     original = overload._op_dk
     host_key = _dispatch_key("cpu")
@@ -201,8 +201,8 @@ def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> boo
     """Whether the counter of the backend that serves `device` includes sends and receives.
 
     gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them separately and
-    expose only the count of the others; docs/decisions/0003-sequence-counters-as-coverage.md. True for a group without
-    a backend for `device`, which sends nothing from it.
+    expose only the count of the others; docs/dev/decisions/0003-sequence-counters-as-coverage.md. True for a group
+    without a backend for `device`, which sends nothing from it.
     """
     try:
         return group._get_backend(device).name() not in ("nccl", "xccl")

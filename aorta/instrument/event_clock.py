@@ -1,4 +1,4 @@
-"""Timestamps on the device's own timeline, taken without waiting and read later (docs/measuring.md, R4 and R6).
+"""Timestamps on the device's own timeline, taken without waiting and read later (docs/dev/measuring.md, R4 and R6).
 
 A `Mark` is taken now and read some steps later: on a CPU it is a reading of the host clock, on an accelerator an event
 recorded in the current stream. All times read are in nanoseconds of CLOCK_MONOTONIC (`time.perf_counter_ns` on Linux):

@@ -46,7 +46,7 @@ class Instrumentation:
 
     Args:
         device: what the run computes on.
-        mode: `dedicated`, `observe` or `off` (docs/measuring.md, R2 and R3).
+        mode: `dedicated`, `observe` or `off` (docs/dev/measuring.md, R2 and R3).
         rank, world_size: of this process.
         anchor: relates CLOCK_MONOTONIC to wall-clock time.
         sink: receives finished steps in order.

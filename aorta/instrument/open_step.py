@@ -31,8 +31,8 @@ INSTEAD: Final = "copies are not looked at in an isolated baseline"
 
 @dataclass(slots=True)
 class Copied:
-    """One copy between two marks (docs/measuring.md, R1); None where none could be taken: it was issued on a stream of
-    another device. `computes`: it was issued on the stream that computes.
+    """One copy between two marks (docs/dev/measuring.md, R1); None where none could be taken: it was issued on a stream
+    of another device. `computes`: it was issued on the stream that computes.
 
     Copies are timed by the compiled interceptor alone (`native/copies.hpp`), which brackets `aten::copy_` and
     `aten::_local_scalar_dense` with marks at the dispatcher. A kernel in Python there has been tried: threads of a

@@ -18,8 +18,8 @@ Arguments = tuple[Any, ...]
 class Operator:
     """What an operator is called, and which argument holds its full array.
 
-    The full array (docs/measuring.md, section 1) is the reduced tensor, the gathered output, the scattered input; for
-    all-to-all one rank's send buffer.
+    The full array (docs/dev/measuring.md, section 1) is the reduced tensor, the gathered output, the scattered input;
+    for all-to-all one rank's send buffer.
 
     Attributes:
         kind: one of `timeline.classes.KINDS`.

@@ -22,8 +22,8 @@ class GlooWorkers:
     """The gloo workers of one group, from which follows when a collective that was queued really began.
 
     gloo reports no start time. It runs the collectives of one group first in, first out on a fixed number of worker
-    threads, so a start is the later of the issue time and the moment a worker became free (docs/measuring.md, section
-    1). `start_ns` is called in issue order:
+    threads, so a start is the later of the issue time and the moment a worker became free (docs/dev/measuring.md,
+    section 1). `start_ns` is called in issue order:
 
         workers = GlooWorkers(1)
         workers.start_ns(issue_ns=0, end_ns=50)   # 0
@@ -46,7 +46,7 @@ class GlooWorkers:
 
 _ROUND_A_COLLECTIVE = (1, 2)
 """Marks that the device writes between the mark before a collective and its beginning, and from its end until the mark
-behind it is written: the backend has an event of its own at either end (docs/measuring.md, R2)."""
+behind it is written: the backend has an event of its own at either end (docs/dev/measuring.md, R2)."""
 
 
 class Communication(NamedTuple):

@@ -31,7 +31,7 @@ MAX_STEPS_LATE = 8
 TOGETHER = 8
 """Steps read at once where AORTA owns the loop, which writes the rest when a signal ends it. The model evicts
 the processor's caches, so most of the cost of reading one step is fetching the code that reads it
-(docs/measurements.md)."""
+(docs/dev/measurements.md)."""
 
 LOOK_AFTER_S = 1.0
 """A killed run loses at most the steps of about this long; a longer step is read at once."""

@@ -1,4 +1,4 @@
-"""Measures steps by a profiler's kernels, beside their marks (docs/measuring.md, W28).
+"""Measures steps by a profiler's kernels, beside their marks (docs/dev/measuring.md, W28).
 
 Steps of a window share one `WindowKernels`; they are read once its profiler has stopped. Then their communication is
 the kernels that communicate, each of the kind of the collective whose marks it lies between; their computation is the

@@ -1,4 +1,4 @@
-"""Host clocks: read together, and converted from monotonic time to the wall clock (docs/measuring.md, R7).
+"""Host clocks: read together, and converted from monotonic time to the wall clock (docs/dev/measuring.md, R7).
 
     anchor = read_clocks()
     to_realtime_ns(time.perf_counter_ns(), anchor)                           # with one reading, while a run lasts

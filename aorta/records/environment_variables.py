@@ -176,6 +176,6 @@ def check_variable(name: str, value: str) -> str | None:
 
 
 def table() -> str:
-    """All of them as a Markdown table, for docs/studies.md."""
+    """All of them as a Markdown table, for docs/search.md."""
     rows = [f"| `{one.name}` | {one.meaning} | {one.allowed} |" for one in _VARIABLES]
     return "\n".join(["| variable | what it does | values |", "|---|---|---|", *rows])

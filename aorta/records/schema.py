@@ -33,7 +33,7 @@ InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
 Timer: TypeAlias = Literal["cuda_event", "device_event", "perf_counter"]
 Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
-"""What a step is part of: the training, or one of the isolated baselines behind it (docs/measuring.md, R10)."""
+"""What a step is part of: the training, or one of the isolated baselines behind it (docs/dev/measuring.md, R10)."""
 MeasuredBy: TypeAlias = Literal["kernels"]
 """What tells when a step computed and communicated, where its marks do not: the kernels of a profiler."""
 StallCause: TypeAlias = Literal["wait", "hand_over"]
@@ -48,11 +48,12 @@ EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 
 STALL_CUTOFF_NS: Final = 200_000
 """The stall cut-off of records that do not state one, and where none can be measured: handing a collective over to gloo
-has been seen to take 20 to 195 us (docs/log.md)."""
+has been seen to take 20 to 195 us (docs/dev/log.md)."""
 
 
 PYTHON_COST: Final = "about 0.2 ms"
-"""Host time that a collective of device tensors costs where it is timed from Python: 211 us (docs/measurements.md)."""
+"""Host time that a collective of device tensors costs where it is timed from Python: 211 us
+(docs/dev/measurements.md)."""
 
 
 class StallCutoff(msgspec.Struct, frozen=True):

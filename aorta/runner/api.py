@@ -171,7 +171,7 @@ def record(
         label: the run's name in reports; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
         parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
-        mode: "dedicated", "observe" or "off" (docs/measuring.md, R2 and R3).
+        mode: "dedicated", "observe" or "off" (docs/dev/measuring.md, R2 and R3).
         warmup_steps: first steps that reports leave out (W21).
         start_step: global step of the first one, after a resume.
         stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.

@@ -1,5 +1,5 @@
 """Validates the arguments of `aorta.record`, converts them to the configuration that `train.py` would have had, and
-chooses which modules of a model are bracketed, to distinguish compute from waiting (docs/measuring.md, R5).
+chooses which modules of a model are bracketed, to distinguish compute from waiting (docs/dev/measuring.md, R5).
 
 Which modules, where no list is given: from the root down, a `ModuleList` or `Sequential` that repeats a class (at least
 two of its children with parameters are of one class, containers not counted) gives its children as blocks: the layers

@@ -1,9 +1,9 @@
 """The calibration window of a run: a few steps measured by the profiler's kernels as well as by marks.
 
-Marks say between which times a block computed, kernels say when (docs/measuring.md, W28). The profiler is started one
-step before the window, since it misses what was launched before it, and stopped behind its last one: both between two
-steps. Some steps later the record gets a `Calibration` line. Must not be a condition of the training: what goes wrong
-is a sentence in that line, and the marks stand.
+Marks say between which times a block computed, kernels say when (docs/dev/measuring.md, W28). The profiler is started
+one step before the window, since it misses what was launched before it, and stopped behind its last one: both between
+two steps. Some steps later the record gets a `Calibration` line. Must not be a condition of the training: what goes
+wrong is a sentence in that line, and the marks stand.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
 `aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). With `COLUMNS` as its algebra
 `overlap.measure_lanes` measures columns by the definition of a live step. Must not know what an interval stands for,
-define a metric, or touch floating point (docs/measuring.md, W14).
+define a metric, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ non-empty, non-abutting.
     merge([(5, 9), (0, 5), (20, 30)])       # [(0, 9), (20, 30)]
     subtract([(0, 9), (20, 30)], [(4, 25)]) # [(0, 4), (25, 30)]
 
-Must not know what an interval stands for, or touch floating point (docs/measuring.md, W14).
+Must not know what an interval stands for, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which kernels of a device communicate or copy, by their names: one vocabulary for traces and for live runs.
 
-The patterns are unanchored (docs/measuring.md, W12). Must not look at anything but the name.
+The patterns are unanchored (docs/dev/measuring.md, W12). Must not look at anything but the name.
 """
 
 from __future__ import annotations

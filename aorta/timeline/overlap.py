@@ -38,7 +38,7 @@ _NOT_OBSERVED = {
 AT_CUTOFFS = {"overlap_ratio_at_half_cutoff": 0.5, "overlap_ratio_at_twice_cutoff": 2.0}
 """Metric -> the part of the stall cut-off at which it gives the overlap ratio: how much the ratio rests on it."""
 AGREEMENT = 0.02
-"""How far the overlap ratios of the same steps by marks and by kernels may be apart (docs/measuring.md, K2)."""
+"""How far the overlap ratios of the same steps by marks and by kernels may be apart (docs/dev/measuring.md, K2)."""
 DECIDED = AGREEMENT
 """How far apart the least and the greatest value of a metric may be for it to be given as a plain number: of a ratio,
 as it is; of hidden and exposed time, this part of the communication that they are parts of; of computation and
@@ -85,7 +85,7 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Measures of one window in integer nanoseconds (docs/measuring.md, section 1); `copy_ns`, `aux_ns` and
+    """Measures of one window in integer nanoseconds (docs/dev/measuring.md, section 1); `copy_ns`, `aux_ns` and
     `stall_ns` are None where they were not observed, `pipeline_ns` and `bubble_ns` where there is no pipeline. Where it
     is not certain what ran, they are of all that may have, and `bounds` has the metrics that this leaves open.
     """

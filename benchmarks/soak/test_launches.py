@@ -1,4 +1,5 @@
-"""Many launches on four ranks: no hang and no abort (docs/measuring.md, K4). Outside the gate: an hour on two cores."""
+"""Many launches on four ranks: no hang and no abort (docs/dev/measuring.md, K4). Outside the gate: an hour on two
+cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K2 (docs/measuring.md) on the simulated device: record and Kineto trace about the same steps of DDP and FSDP2.
+"""K2 (docs/dev/measuring.md) on the simulated device: record and Kineto trace about the same steps of DDP and FSDP2.
 
 In virtual time both are exact, so the bounds are: 1 us for each start and end, 0.001 for the ratio. The trace is made
 of the device's own timeline (`tests.simulated.kineto`) and read by AORTA's own reader of Kineto traces.

@@ -1,4 +1,5 @@
-"""K1 and K3 (docs/measuring.md) on the simulated device: lengths that are known by construction, to the nanosecond."""
+"""K1 and K3 (docs/dev/measuring.md) on the simulated device: lengths that are known by construction, to the
+nanosecond."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_docs_say_whose_streams_collectives_run_on(trained: dict[str, Any]) -> N
                 whose = (before, moved[0][name], rank["all dedicated"]["streams"][name])
                 row = f"| `{strategy.split()[0]}` | {name} | {' | '.join(map(', '.join, whose))} |"
                 table += [] if row in table else [row]
-    assert "\n".join(table) in Path("docs/gpu.md").read_text(), "\n".join(table)
+    assert "\n".join(table) in Path("docs/dev/devices.md").read_text(), "\n".join(table)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The Dockerfiles against the repository and docs/containers.md. Nothing is built: the tests need no Docker."""
+"""The Dockerfiles against the repository and docs/gpu.md. Nothing is built: the tests need no Docker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aorta.commands import COMMANDS
 from tests.docs.pages import ROOT, fenced
 
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-PAGE = ROOT / "docs" / "containers.md"
+PAGE = ROOT / "docs" / "gpu.md"
 
 
 def instructions(path: Path, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/spec-rows.md is what `python -m tests.spec_rows` makes of the tests' markers."""
+"""docs/dev/spec-rows.md is what `python -m tests.spec_rows` makes of the tests' markers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.docs.pages import ROOT
 
 
 def test_the_table_is_current() -> None:
-    written = (ROOT / "docs" / "spec-rows.md").read_text()
-    assert written == spec_rows.page(), "run: python -m tests.spec_rows > docs/spec-rows.md"
+    written = (ROOT / "docs" / "dev" / "spec-rows.md").read_text()
+    assert written == spec_rows.page(), "run: python -m tests.spec_rows > docs/dev/spec-rows.md"
     for row, seen in (("D40", "run"), ("D8", "run, simulated device"), ("E13", "call, stand-in (a server of S3)")):
         assert re.search(rf"^\| {row} \|[^|]*\| {re.escape(seen)} \|", written, re.MULTILINE)
 

@@ -33,13 +33,13 @@ def build(tree: Path) -> subprocess.CompletedProcess[str]:
 
 def test_links_lead_to_the_same_files_as_in_the_repository(tree: Path) -> None:
     (tree / "code.py").write_text("# a file that no page is made of\n")
-    with (tree / "docs" / "gate.md").open("a") as page:
+    with (tree / "docs" / "compare.md").open("a") as page:
         page.write(
             "\n[out](../code.py), [artifacts](../artifacts/README.md), [anchor](../artifacts/README.md#device-row)\n"
         )
     done = build(tree)
     assert done.returncode == 0, done.stderr
-    page_text = (tree / "site" / "docs" / "gate" / "index.html").read_text()
+    page_text = (tree / "site" / "docs" / "compare" / "index.html").read_text()
     for target in ("../../code.py", "../../artifacts/", "../../artifacts/#device-row"):
         assert f'href="{target}"' in page_text
     for path in ("index.html", "artifacts/index.html", "code.py", "LICENSE", "docs/images/side_by_side.png"):
@@ -48,7 +48,7 @@ def test_links_lead_to_the_same_files_as_in_the_repository(tree: Path) -> None:
 
 def test_a_page_link_or_heading_that_is_not_there_ends_the_stage(tree: Path) -> None:
     (tree / "docs" / "orphan.md").write_text("# In no navigation\n")
-    with (tree / "docs" / "gate.md").open("a") as page:
+    with (tree / "docs" / "compare.md").open("a") as page:
         page.write("\n[file](../nothing.py), [heading](metrics.md#nowhere)\n")
     done = build(tree)
     assert done.returncode == 1

@@ -156,7 +156,7 @@ def test_a_plan_inside_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
-    (text,) = fenced(ROOT / "docs" / "plans.md", "yaml")
+    text, _workflow = fenced(ROOT / "docs" / "compare.md", "yaml")
     (tmp_path / "plan.yaml").write_text(text)
     plan = read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
     assert (plan.launches, plan.nproc_per_node) == (5, 8)
@@ -167,7 +167,7 @@ def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_key_placeholder_and_event() -> None:
-    page = (ROOT / "docs" / "plans.md").read_text()
+    page = (ROOT / "docs" / "compare.md").read_text()
     names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
     events = [each.__struct_config__.tag for each in (Opened, Started, Ended, Closed)]
     marks = [*PLACEHOLDERS, *events, FAILED, STOPPED, LOST]

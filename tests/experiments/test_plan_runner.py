@@ -284,7 +284,7 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
 
 
 def test_every_container_that_is_shown_can_be_ended() -> None:
-    text = (ROOT / "docs" / "plans.md").read_text() + plan_command.parser().format_help()
+    text = (ROOT / "docs" / "compare.md").read_text() + plan_command.parser().format_help()
     shown = re.findall(r"docker run (?!\.\.\.)(.*)", text)
     assert len(shown) == 3
     assert all(words.startswith(f"--rm --init -e {MARK} ") for words in shown)

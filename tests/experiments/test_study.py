@@ -95,7 +95,7 @@ def test_variables_take_what_their_page_says() -> None:
 
 
 def test_the_page_has_the_table_of_variables() -> None:
-    assert table() in (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    assert table() in (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What the backends count, and what coverage makes of it (R8): gloo as it is, NCCL and mixed groups as stand-ins.
 
-The rule of NCCL was read in torch's source and has not been run: docs/decisions/0003-sequence-counters-as-coverage.md.
+The rule of NCCL was read in torch's source and has not been run:
+docs/dev/decisions/0003-sequence-counters-as-coverage.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computation, communication and the hidden part of a CPU trace by plain loops over its JSON, for K2.
 
-It shares the definition with the reader (docs/traces.md) and nothing else. A thread computes while the innermost of the
-operators that run on it is no communication and does not wait for any; gloo's threads never compute.
+It shares the definition with the reader (docs/dev/trace-readers.md) and nothing else. A thread computes while the
+innermost of the operators that run on it is no communication and does not wait for any; gloo's threads never compute.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ step, whose communication is in order of issue. Must not: use anything of the re
 
 **Communication.** `c10d::*` rows on the training thread say when each collective was issued, `gloo:*` rows on gloo's
 worker threads when it ran; both come in order of issue, one for one. A collective's start is the later of its issue
-and the end of the one before it on its link (docs/measuring.md, section 1), and a link here is a worker thread. The
+and the end of the one before it on its link (docs/dev/measuring.md, section 1), and a link here is a worker thread. The
 `gloo:*` row itself begins later, by the time the worker took to wake up: 1 to 10 ms where others use the cores. A
 reduce-scatter ends for its caller when gloo has copied the result out, inside of the caller's `wait()` (R6): with the
 `aten::copy_` row that comes next on the training thread.

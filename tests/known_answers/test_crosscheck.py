@@ -1,4 +1,4 @@
-"""K2 (docs/measuring.md): the record and torch.profiler about the same steps of DDP and FSDP2, on a CPU.
+"""K2 (docs/dev/measuring.md): the record and torch.profiler about the same steps of DDP and FSDP2, on a CPU.
 
 Two tools, two clocks, two ways to know what was computed. The bounds are K2's: 200 us or 2 % for a collective, 0.02 for
 the ratio. A machine that is busy with other things now and then puts a thread to sleep between the two stamps of one

@@ -1,4 +1,4 @@
-"""K1 (docs/measuring.md): a pipeline whose overlap is known by construction, and what the record says of it.
+"""K1 (docs/dev/measuring.md): a pipeline whose overlap is known by construction, and what the record says of it.
 
 The expectation is a two-machine flow shop, computed here and nowhere else: compute is one machine, the link the other.
 """

@@ -1,5 +1,5 @@
-"""K3 (docs/measuring.md): a rank that is late to every collective costs its peer waiting, and no transfer time; and the
-report names it.
+"""K3 (docs/dev/measuring.md): a rank that is late to every collective costs its peer waiting, and no transfer time; and
+the report names it.
 """
 
 from __future__ import annotations

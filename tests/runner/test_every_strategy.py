@@ -67,7 +67,7 @@ def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
         norms = [step.grad_norm for step in record(folder / runs[0], rank).steps]
         for run in runs[1:]:
             seen = record(folder / run, rank)
-            # docs/measuring.md, K4: the same to the last digit.
+            # docs/dev/measuring.md, K4: the same to the last digit.
             assert losses(folder / run, rank) == plain
             assert [step.grad_norm for step in seen.steps] == norms
             # R8: counted by the backends, and by the profiler.

@@ -1,4 +1,4 @@
-"""The interval algebra against a brute-force reference: sets of single nanoseconds (docs/measuring.md, K6)."""
+"""The interval algebra against a brute-force reference: sets of single nanoseconds (docs/dev/measuring.md, K6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One window against a brute-force reference, and the answers that must be known beforehand (docs/measuring.md, K6)."""
+"""One window against a brute-force reference, and the answers that must be known beforehand (docs/dev/measuring.md,
+K6)."""
 
 from __future__ import annotations
 

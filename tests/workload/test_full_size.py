@@ -1,4 +1,5 @@
-"""What docs/gpu.md says of `experiment=full`, computed without a byte of memory or a step: it is not for a CPU."""
+"""What docs/dev/devices.md says of `experiment=full`, computed without a byte of memory or a step: it is not for a
+CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_every_rank_has_steps_for_a_whole_run_and_for_the_check(full):
 
 
 def test_the_page_s_table_is_what_the_cost_model_says(tflop):
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "dev" / "devices.md").read_text()
     assert f"**{tflop:.1f} TFLOP**" in page
     for card, peak in PEAK_TFLOPS.items():
         row = re.search(rf"\| {card}[^|]*\|(.+)\|", page)
@@ -76,7 +77,7 @@ def test_it_fits_into_40_gb(full):
         states = 4 * sum(4 * parameter.numel() for parameter in model.parameters())
         assert loss.requires_grad
     data = config.dataset.num_samples * items * 4 * (shape.dense_features + shape.categorical_features + 1)
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "dev" / "devices.md").read_text()
     for part in (states, saved, data):
         assert f"{part / 1e9:.1f} GB" in page
     assert saved + states + data < 30e9

@@ -1,4 +1,5 @@
-"""Explains where the difference in exposed communication between two sides of a comparison lies (docs/attribution.md).
+"""Explains where the difference in exposed communication between two sides of a comparison lies
+(docs/dev/attribution.md).
 
 Each side is one dataset or several launches, which are read one at a time: one sentence, the ranked causes, and every
 breakdown of the difference; and of each side the achieved TFLOP/s, from the model FLOPs of its manifest. A multiply-add
@@ -31,7 +32,7 @@ Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (
     "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference; every exposed "
     "nanosecond belongs to one collective, one place and one part, so the rows of each dimension add up to the "
-    "difference (docs/attribution.md)"
+    "difference (docs/dev/attribution.md)"
 )
 _NO_SETTING: Final = ("label", "instrument.host_tap")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""

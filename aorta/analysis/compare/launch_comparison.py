@@ -206,7 +206,7 @@ def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rul
         return None
     if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha) is not None:
         return None
-    return f"{order.reason}. Alternate the launches (docs/plans.md), or judge them anyway with --assume-no-drift"
+    return f"{order.reason}. Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
 
 
 def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
@@ -218,7 +218,7 @@ def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -
     if all(hosts) and hosts[0].isdisjoint(hosts[1]):
         warnings.append(
             f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: what each machine does "
-            "by itself meanwhile is part of the difference, in whatever order they ran (docs/comparing.md)"
+            "by itself meanwhile is part of the difference, in whatever order they ran (docs/compare.md)"
         )
     return warnings
 

@@ -4,8 +4,8 @@
     order.comparable        # True, False, or None where the times of some launch are not known
 
 A rank test takes launches for exchangeable. They are not where the machine drifts and one side ran after the other:
-drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8 against 8 (W27; docs/comparing.md). Must not: look
-at a measured value, only at when launches ran.
+drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8 against 8 (W27; docs/dev/verdicts.md). Must not:
+look at a measured value, only at when launches ran.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AUTOCORRELATION: Final = 0.9
 MOST: Final = 1.5
 """Largest `drift_inflation` of an order in which the sides count as interleaved. A B B A and pairs in random order lie
 below it, and 3 in 4 of all orders drawn at random. On a machine that drifts so, orders below it have 0.6 to 1.0 % false
-regressions on average and 5 % at worst, those above up to 25 % (docs/comparing.md)."""
+regressions on average and 5 % at worst, those above up to 25 % (docs/dev/verdicts.md)."""
 _LETTERS: Final = ("R", "C")
 
 

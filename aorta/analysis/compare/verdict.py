@@ -2,8 +2,8 @@
 `regression`, `improvement`, `equivalent`, `inconclusive` or `not tested`, with the reason.
 
 Takes an effect with its interval, a p-value and the numbers of launches. Must not: depend on anything else (the
-simulations of docs/comparing.md call this very function), let a choice be made after the results were seen (every rule
-is written into the summary), or call a step better that got slower.
+simulations of docs/dev/verdicts.md call this very function), let a choice be made after the results were seen (every
+rule is written into the summary), or call a step better that got slower.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def least_launches(alpha: float) -> int:
 
 
 def decide(evidence: Evidence) -> tuple[Word, str]:
-    """The verdict by docs/measuring.md, section 5. A regression or improvement needs significance *and* an effect
+    """The verdict by docs/dev/measuring.md, section 5. A regression or improvement needs significance *and* an effect
     beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
     """
     lacking = too_few(evidence.launches, evidence.alpha)

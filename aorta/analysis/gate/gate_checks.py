@@ -1,5 +1,5 @@
 """Parses the conditions of the gate, for example `exposed_comm_ms>5%` or `overlap_ratio<-0.02`, and judges each against
-a comparison: pass, fail or inconclusive, with the reason (docs/gate.md).
+a comparison: pass, fail or inconclusive, with the reason (docs/compare.md).
 
 Must not: fail a candidate for what may be chance where there are launches to tell; or claim more of two single runs
 than that a threshold was crossed.

@@ -1,7 +1,7 @@
 """Classifies kernels and operators by name: compute, copy or communication, and which kind of collective.
 
 Takes each distinct name once, with additional patterns from the command line, and gives codes of
-`interval_table.IntervalClass` and `interval_table.KIND_CODE`. The patterns are unanchored (docs/measuring.md, W12):
+`interval_table.IntervalClass` and `interval_table.KIND_CODE`. The patterns are unanchored (docs/dev/measuring.md, W12):
 `void ncclDevKernel...` is communication too. Must not: look at anything but the name; where a format has categories,
 its reader selects by them first (W13).
 """

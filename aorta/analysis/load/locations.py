@@ -146,7 +146,7 @@ def _first(path: Path) -> str | None:
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _COPIED: Final = 1 << 20
 _LARGEST_BYTES: Final = 256 << 30
-"""100,000 steps of 1,024 ranks at 1 to 2 KB a step (docs/measurements.md); whatever is more is no run."""
+"""100,000 steps of 1,024 ranks at 1 to 2 KB a step (docs/dev/measurements.md); whatever is more is no run."""
 _MOST_FILES: Final = 100_000
 
 

@@ -1,4 +1,4 @@
-"""Finds out which rank a traced process was, from the most to the least reliable evidence (docs/traces.md).
+"""Finds out which rank a traced process was, from the most to the least reliable evidence (docs/dev/trace-readers.md).
 
 Takes what a trace says about a process and, where available, the headers of AORTA's own records. Gives a rank, or
 `NULL` and a sentence that says why; evidence that allows two ranks gives none. Must not: guess, or take ranks from the

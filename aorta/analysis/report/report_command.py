@@ -193,7 +193,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "--assume-no-drift",
         action="store_true",
         help="judge launches that did not take turns too, as if the machine were the same throughout "
-        "(docs/comparing.md); otherwise there is no verdict",
+        "(docs/compare.md); otherwise there is no verdict",
     )
 
 

@@ -3,7 +3,7 @@
     program = read_program("artifacts/cuda")
     predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).gain_ms
 
-docs/what-if.md has the model, its assumptions and its measured errors. Must not launch anything.
+docs/dev/what-if-model.md has the model, its assumptions and its measured errors. Must not launch anything.
 """
 
 from aorta.analysis.whatif.changes import parse_changes

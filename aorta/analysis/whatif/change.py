@@ -38,7 +38,8 @@ class Change(ABC):
         FORMS: what can be set -> how it is written, an example each.
         TURN: changes are made in the order of this number, whatever the order in which they are given; several of one
             class in the order given.
-        STATED_ERROR: the part of the predicted change that may be wrong: assumed, then measured (docs/what-if.md).
+        STATED_ERROR: the part of the predicted change that may be wrong: assumed, then measured
+        (docs/dev/what-if-model.md).
     """
 
     HEAD: ClassVar[str]

@@ -28,7 +28,7 @@ from aorta.timeline.classes import KINDS
 KERNELS: Final = SpanName("compute", "kernels")
 COPIES: Final = SpanName("aux", "copies")
 GOES_ON_NS: Final = 20_000
-"""A stream goes on within this time of the end that it waited for: assumed (docs/what-if.md)."""
+"""A stream goes on within this time of the end that it waited for: assumed (docs/dev/what-if-model.md)."""
 LEAST_WAIT_NS: Final = 10_000
 """A shorter idle time is one that kernels have between them anyway, and is taken for no wait: assumed."""
 QUEUED_NS: Final = 10_000

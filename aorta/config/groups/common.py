@@ -25,7 +25,7 @@ class Wording(Enum):
 
 
 class Mode(Enum):
-    """How collectives are observed (docs/measuring.md, R2 and R3)."""
+    """How collectives are observed (docs/dev/measuring.md, R2 and R3)."""
 
     dedicated = "dedicated"
     observe = "observe"

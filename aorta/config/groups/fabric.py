@@ -122,7 +122,8 @@ def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settin
 
     Args:
         kind: one of `timeline.classes.KINDS`.
-        size_bytes: of the full array (all-to-all: one rank's send buffer), as docs/measuring.md, section 1 counts it.
+        size_bytes: of the full array (all-to-all: one rank's send buffer), as docs/dev/measuring.md, section 1 counts
+        it.
         ranks: n, the size of the group.
         spans_nodes: whether the group's slowest link is one between nodes.
         settings: latency, bandwidth and algorithm.

@@ -119,7 +119,7 @@ class Instrument:
     # collective was issued on, so that moving it changes nothing for the device's scheduler
     stream_priority: int | None = None
     # dedicated: issue asynchronous collectives (DDP's, tensor parallelism's) synchronously on AORTA's stream as well;
-    # otherwise they stay on the backend's own stream. Experimental: docs/gpu.md says what is lost
+    # otherwise they stay on the backend's own stream. Experimental: docs/dev/devices.md says what is lost
     dedicated_async: bool = False
     # time collectives in C++, where that has been built; false: from Python
     native: bool = True

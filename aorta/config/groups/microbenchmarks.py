@@ -70,7 +70,7 @@ class Streams(Workload):
     name: str = "streams"
     # numbers of streams that each pattern is run on, from 1 to 64
     streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
-    # which patterns; none: all (docs/streams.md lists them)
+    # which patterns; none: all (docs/dev/streams.md lists them)
     patterns: list[StreamPattern] = field(default_factory=list)
     # microseconds that a kernel of one block computes
     kernel_us: float = 100.0

@@ -1,4 +1,4 @@
-"""Records the collectives of one training step and issues them again without the step (docs/measuring.md, R10).
+"""Records the collectives of one training step and issues them again without the step (docs/dev/measuring.md, R10).
 
 `Rehearsal` is the dispatcher handler of one real step; from its events, `Replay` issues the same operators with the
 same group, shapes, types and options in the same order, on the same streams, and waits where the step's callers waited.

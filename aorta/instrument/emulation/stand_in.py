@@ -1,4 +1,4 @@
-"""Replaces collectives by local copies, for steps that only compute (docs/measuring.md, R10).
+"""Replaces collectives by local copies, for steps that only compute (docs/dev/measuring.md, R10).
 
 Used as the dispatcher handler, it fills an operator's outputs with local copies of the right shape and returns a
 completed handle that works for every kind of caller: Python, DDP's futures in C++, functional collectives. On an

@@ -1,5 +1,5 @@
 // Collectives of device tensors, without Python: the same as `device_interceptor.py` and `device_streams.py` do, where the
-// rules and their reasons are explained (docs/measuring.md, R2 and R3).
+// rules and their reasons are explained (docs/dev/measuring.md, R2 and R3).
 //
 // Calls of the backend are bracketed by marks, and return handles whose waits are recorded. Must not change an order;
 // make the host wait for a device, unless the caller's own call does; touch a Python object on a collective's path

@@ -1,6 +1,6 @@
 // Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
 //
-// The same as `aorta/instrument/dispatcher.py`, `cpu_interceptor.py` and `device_interceptor.py` do (docs/measuring.md, R1 to R3
+// The same as `aorta/instrument/dispatcher.py`, `cpu_interceptor.py` and `device_interceptor.py` do (docs/dev/measuring.md, R1 to R3
 // and R6), without an emulated fabric. For each call of a `c10d::*` operator it records what it was, when it was
 // issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.

@@ -1,6 +1,6 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's.
 //
-// The same as `aorta/instrument/compute_ranges.py` and `compute_ranges.py` do (docs/measuring.md, R5): the hooks of `hooks.hpp`
+// The same as `aorta/instrument/compute_ranges.py` and `compute_ranges.py` do (docs/dev/measuring.md, R5): the hooks of `hooks.hpp`
 // report here, and a step's block passes and ends of backward passes come out. Must not touch a Python object.
 
 #pragma once

@@ -1,4 +1,5 @@
-"""Which collective an exposed nanosecond is assigned to: disjoint, complete, and by the rule (docs/attribution.md)."""
+"""Which collective an exposed nanosecond is assigned to: disjoint, complete, and by the rule
+(docs/dev/attribution.md)."""
 
 from __future__ import annotations
 

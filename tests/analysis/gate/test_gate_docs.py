@@ -1,4 +1,4 @@
-"""The workflow of docs/gate.md: a file GitHub can read, whose commands are those of this repository."""
+"""The workflow of docs/compare.md: a file GitHub can read, whose commands are those of this repository."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import yaml
 from aorta.analysis.gate.gate_command import add_gate_arguments
 from tests.runs import ROOT
 
-PAGE = (ROOT / "docs" / "gate.md").read_text()
+PAGE = (ROOT / "docs" / "compare.md").read_text()
 
 
 def workflow() -> Any:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
     return yaml.safe_load(block)
 
 

@@ -1,4 +1,4 @@
-"""Pass, fail or inconclusive: the whole rule of docs/gate.md, on comparisons made by hand."""
+"""Pass, fail or inconclusive: the whole rule of docs/compare.md, on comparisons made by hand."""
 
 from __future__ import annotations
 

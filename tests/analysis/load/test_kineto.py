@@ -1,4 +1,4 @@
-"""What of a Kineto trace is work, on which device and in which step (docs/measuring.md, W13-W16)."""
+"""What of a Kineto trace is work, on which device and in which step (docs/dev/measuring.md, W13-W16)."""
 
 from __future__ import annotations
 

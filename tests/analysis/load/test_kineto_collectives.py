@@ -1,4 +1,4 @@
-"""Collectives in Kineto traces: found by name, described by their host's operator (docs/measuring.md, W12, W16)."""
+"""Collectives in Kineto traces: found by name, described by their host's operator (docs/dev/measuring.md, W12, W16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of Kineto traces: exact to the nanosecond, at any size and in any notation (docs/measuring.md, W7, W14)."""
+"""Times of Kineto traces: exact to the nanosecond, at any size and in any notation (docs/dev/measuring.md, W7, W14)."""
 
 from __future__ import annotations
 

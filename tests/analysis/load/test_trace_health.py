@@ -122,6 +122,7 @@ def test_communication_that_was_not_seen_is_said_once() -> None:
 
 
 def test_the_page_describes_every_counter_in_these_words() -> None:
-    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "traces.md").read_text().splitlines()]
+    page = ROOT / "docs" / "dev" / "trace-readers.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines()]
     described = {cells[0].strip("`"): cells[1].replace("`", "") for cells in rows if len(cells) == 2}
     assert {name: described.get(name) for name in COUNTERS} == dict(COUNTERS)

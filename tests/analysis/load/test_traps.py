@@ -1,4 +1,4 @@
-"""Wrong ways of measuring (docs/measuring.md, section 3), each as a trace that shows whether AORTA falls for it."""
+"""Wrong ways of measuring (docs/dev/measuring.md, section 3), each as a trace that shows whether AORTA falls for it."""
 
 from __future__ import annotations
 

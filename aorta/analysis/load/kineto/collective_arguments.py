@@ -37,7 +37,7 @@ _FULL_ARRAY: Final = {
     "send": ("any", False),
     "recv": ("any", False),
 }
-"""Kind -> which side's elements are the full array, and whether they are one rank's part of it (docs/measuring.md,
+"""Kind -> which side's elements are the full array, and whether they are one rank's part of it (docs/dev/measuring.md,
 section 1: the reduced tensor, the gathered output, the scattered input; for all-to-all one rank's send buffer).
 """
 _RANKS: Final = msgspec.json.Decoder(list[int])
