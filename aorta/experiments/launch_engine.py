@@ -37,7 +37,7 @@ from aorta.experiments.journal import (
     read_plan_history,
 )
 from aorta.experiments.launch_folder import host, last_lines, log_file, put_aside, run_of
-from aorta.experiments.launch_plan import Plan, PlannedLaunch
+from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
 from aorta.records.environment_variables import hide
 
@@ -191,7 +191,7 @@ class _PlanRunner:
                 command,
                 id_=id_,
                 stop=self.stop,
-                missing=lambda: _lacking(folder),
+                missing=lambda: _lacking(folder, one.side),
                 timeout_s=self.plan.timeout_s,
                 environment=one.side.environment,
                 folder=self.plan.folder,
@@ -223,10 +223,13 @@ class _PlanRunner:
         return None if done else f"{found.sentence} ({log})"
 
 
-def _lacking(folder: Path) -> str | None:
+def _lacking(folder: Path, side: Side) -> str | None:
     """What a launch that ended with 0 should have left in its run folder and did not."""
     lacks = run_of(folder)[1]
-    return None if lacks is None else f"exit code 0, but {lacks}"
+    if lacks is None:
+        return None
+    hint = "" if side.command is None else "; the program has to give {output} of its command to aorta.record"
+    return f"exit code 0, but {lacks}{hint}"
 
 
 def _end_lost_launches(plan: Plan, journal: Journal, history: PlanHistory) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from aorta.errors import ConfigError
 from aorta.installation import training_program
 from aorta.records.environment_variables import hide, shown_values
 
@@ -22,8 +23,8 @@ SIDES: Final = (REFERENCE, CANDIDATE)
 TORCHRUN: Final = "{torchrun}"
 """Word of a launcher that stands for the side's interpreter and `-m torch.distributed.run`."""
 PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}", "{side}", "{launch}")
-"""What a launcher's words may hold: the side's torchrun, its interpreter, its checkout, the plan folder, the run folder
-of the launch, the side's name, the number of the launch.
+"""What words of a launcher or a command may hold: the side's torchrun, its interpreter, its checkout, the plan folder,
+the run folder of the launch, the side's name, the number of the launch.
 """
 
 
@@ -38,6 +39,7 @@ class Side:
         launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
         environment: variables added to the caller's.
         tree: the checkout whose train.py runs; None: the package that the interpreter has installed.
+        command: the whole command line of a program that records itself; nothing is added to it. None: train.py runs.
     """
 
     name: str
@@ -46,10 +48,13 @@ class Side:
     launcher: tuple[str, ...]
     environment: Mapping[str, str]
     tree: str | None
+    command: tuple[str, ...] | None = None
 
     @property
     def uses_python(self) -> bool:
-        """Whether the interpreter named here is what launches; a container has its own."""
+        """Whether the interpreter named here launches train.py; a container has its own."""
+        if self.command is not None:
+            return False
         return not self.launcher or any(mark in word for word in self.launcher for mark in (TORCHRUN, "{python}"))
 
     def as_json(self) -> dict[str, Any]:
@@ -60,6 +65,7 @@ class Side:
             "launcher": hide(self.launcher),
             "environment": shown_values(dict(sorted(self.environment.items()))),
             "tree": self.tree,
+            **({} if self.command is None else {"command": hide(self.command)}),
         }
 
 
@@ -134,8 +140,10 @@ class Plan:
             "{launch}": f"{launch.number:02d}",
         }
         words: list[str] = []
-        for word in side.launcher or (TORCHRUN,):
+        for word in side.command or side.launcher or (TORCHRUN,):
             words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [_filled(word, values)]
+        if side.command is not None:
+            return words
         words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
         words += [*training_program(None if side.tree is None else Path(side.tree)), *self.words_of(side)]
         return [*words, _output_word(output), "label=null"]
@@ -166,8 +174,18 @@ class Setting(Protocol):
 
 
 def with_candidates(base: Plan, output: Path, settings: Sequence[Setting]) -> Plan:
-    """A plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ..."""
+    """A plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ...
+
+    Raises:
+        ConfigError: a setting has overrides, and the base is no train.py.
+    """
     (reference,) = base.sides
+    overrides = [word for one in settings for word in one.overrides]
+    if reference.command is not None and overrides:
+        raise ConfigError(
+            f"{overrides[0]}: overrides are for train.py, and these launches are of a command; only variables can vary "
+            "(env.NAME=VALUE,VALUE)"
+        )
     sides = [
         replace(
             reference,

@@ -23,9 +23,9 @@ from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, Pla
 from aorta.records.environment_variables import hide, shown_variables
 
 REPORT_DIR: Final = "report"
-_PASSED_ON: Final = ("plan", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
+_PASSED_ON: Final = ("plan", "command", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
-Independent launches of train.py, in the order A B B A A B B A ..., each in a folder of its own.
+Independent launches of train.py or of your own program, in the order A B B A A B B A ..., each in a folder of its own.
 
 With a candidate it is an A/B plan, without one the reference is repeated, and with --aa both sides are the reference:
 then the noise floor is published. Running the same command again does what is missing."""
@@ -36,6 +36,9 @@ Examples
         --candidate parallel.overlap=false parallel=ddp training.max_steps=40
   two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
     aorta ab --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
+  your own script, which has aorta.record in it, with any launcher; {output} is the folder of its record:
+    aorta ab --output artifacts/tree --command 'torchrun --nproc_per_node 8 my.py {output}' \\
+        --candidate-env NCCL_ALGO=Tree
   the noise floor of this machine:
     aorta ab --output artifacts/noise --aa --launches 8 training.max_steps=40
   repeats of one configuration:
@@ -85,6 +88,12 @@ def parser() -> argparse.ArgumentParser:
         )
     for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidate")):
         key = prefix.replace("-", "_")
+        words.add_argument(
+            f"--{prefix}command",
+            dest=f"{key}command",
+            metavar="COMMAND",
+            help=f"launches {whose} in place of train.py: any program that gives {{output}} to aorta.record",
+        )
         words.add_argument(f"--{prefix}python", dest=f"{key}python", metavar="FILE", help=f"interpreter of {whose}")
         words.add_argument(
             f"--{prefix}launcher",
@@ -178,7 +187,7 @@ def base_plan(
 
     asked = parse([f"--output={options.output}", "--", *words])
     for name in _PASSED_ON:
-        setattr(asked, name, getattr(options, name))
+        setattr(asked, name, getattr(options, name, None))
     asked.environment = [f"{name}={value}" for name, value in (environment or {}).items()]
     plan = read_plan(asked, Path.cwd())
     if plan.aa or len(plan.sides) > 1:

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ LAUNCHES: Final = 5
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
+_OF_A_SIDE: Final = ("words", "command", "python", "launcher", "environment", "tree")
 _PLACED: Final = ("label", "training.output_dir", "training.start_step")
 _PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 
@@ -36,6 +37,7 @@ class SideFile:
     """The keys of a side in YAML; those at the top are for both sides."""
 
     words: Any = None
+    command: Any = None
     python: str | None = None
     launcher: Any = None
     environment: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class PlanFile(SideFile):
 
     output: str | None = None
     launches: int = LAUNCHES
-    nproc_per_node: int = 2
+    nproc_per_node: int | None = None
     torchrun: Any = None
     seed: int | None = None
     timeout_s: float | None = None
@@ -86,13 +88,14 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
         sides.append(replace(reference, name=CANDIDATE))
     elif asked.candidate is not None:
         sides.append(_side(CANDIDATE, asked, asked.candidate, folder))
+    _check_commands(asked, sides)
     return Plan(
         output=_absolute(folder, asked.output),
         folder=folder,
         sides=tuple(sides),
         launches=asked.launches,
         words=_for_training(words_in(asked.words, "words"), "words"),
-        nproc_per_node=asked.nproc_per_node,
+        nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
         torchrun=words_in(asked.torchrun, "torchrun"),
         seed=asked.seed,
         timeout_s=asked.timeout_s,
@@ -170,7 +173,7 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
     _add(asked, options, "")
     _add(asked.reference, options, f"{REFERENCE}_")
     prefix = f"{CANDIDATE}_"
-    if any(getattr(options, prefix + key) for key in ("words", "python", "launcher", "environment", "tree")):
+    if any(getattr(options, prefix + key) for key in _OF_A_SIDE):
         asked.candidate = asked.candidate or SideFile()
     if asked.candidate is not None:
         _add(asked.candidate, options, prefix)
@@ -181,7 +184,7 @@ def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
     if prefix:
         given = [word for text in getattr(options, f"{prefix}words") for word in words_in(text, f"--{prefix[:-1]}")]
         side.words = [*words_in(side.words, f"{prefix[:-1]}.words"), *given]
-    for key in ("python", "launcher", "tree"):
+    for key in ("command", "python", "launcher", "tree"):
         value = getattr(options, prefix + key)
         if value is not None:
             setattr(side, key, value)
@@ -195,6 +198,7 @@ def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
 def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
     python = own.python or shared.python
     launcher = words_in(own.launcher, f"{name}.launcher") or words_in(shared.launcher, "launcher")
+    command = words_in(own.command, f"{name}.command") or words_in(shared.command, "command")
     tree, here = own.tree or shared.tree, checkout()
     side = Side(
         name=name,
@@ -203,17 +207,10 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
         launcher=launcher,
         environment=_environment({**shared.environment, **own.environment}, f"{name}.environment"),
         tree=str(_absolute(folder, tree)) if tree else None if here is None else str(here),
+        command=command or None,
     )
-    for word in launcher:
-        for mark in _PLACEHOLDER.findall(word):
-            if mark == "{tree}" and side.tree is None:
-                raise ConfigError(
-                    f"{name}.launcher: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)"
-                )
-            if mark not in PLACEHOLDERS:
-                raise ConfigError(f"{name}.launcher: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
-        if TORCHRUN in word and word != TORCHRUN:
-            raise ConfigError(f"{name}.launcher: {word!r}: {TORCHRUN} must be an argument of its own")
+    _check_placeholders(side, "launcher", launcher)
+    _check_placeholders(side, "command", command)
     if own.python and not side.uses_python:
         raise ConfigError(
             f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "
@@ -222,6 +219,50 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
     if side.uses_python and side.tree is not None and not (Path(side.tree) / "train.py").is_file():
         raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (--tree DIR)")
     return side
+
+
+def _check_placeholders(side: Side, key: str, words: Sequence[str]) -> None:
+    for word in words:
+        for mark in _PLACEHOLDER.findall(word):
+            if mark == "{tree}" and side.tree is None:
+                raise ConfigError(
+                    f"{side.name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)"
+                )
+            if mark not in PLACEHOLDERS:
+                raise ConfigError(f"{side.name}.{key}: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
+        if TORCHRUN in word and word != TORCHRUN:
+            raise ConfigError(f"{side.name}.{key}: {word!r}: {TORCHRUN} must be an argument of its own")
+
+
+def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
+    """Refuse a command that cannot leave a record where the report looks, and what would not reach it."""
+    commands = [side for side in sides if side.command is not None]
+    for side in commands:
+        assert side.command is not None
+        if not any("{output}" in word for word in side.command):
+            raise ConfigError(
+                f"{side.name}.command: {shlex.join(side.command)}: {{output}} is missing: the folder "
+                "that the program has to give to aorta.record"
+            )
+        if side.launcher:
+            raise ConfigError(f"{side.name}: a command is launched as it stands; put the launcher into it")
+        if side.words:
+            raise ConfigError(
+                f"{side.name}: {shlex.join(side.words)}: overrides are for train.py; put what the program takes "
+                "into its command"
+            )
+    given = {
+        "overrides": asked.words,
+        "torchrun": asked.torchrun,
+        "seed": asked.seed,
+        "nproc_per_node": asked.nproc_per_node,
+    }
+    for key, value in given.items():
+        if commands and value not in (None, []):
+            raise ConfigError(
+                f"{key}={value}: does not reach the command of the {commands[0].name}, which is launched as it stands; "
+                "put it into the command"
+            )
 
 
 def _interpreter(word: str | None, folder: Path, key: str) -> str:

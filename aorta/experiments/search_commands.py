@@ -93,6 +93,9 @@ def study_parser() -> argparse.ArgumentParser:
         "words", nargs="*", metavar="KEY=VALUE[,VALUE...]", help="for train.py, or env.NAME=...; after -- also options"
     )
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the launches and of what they came to")
+    words.add_argument(
+        "--command", metavar="COMMAND", help="launched in place of train.py, as in aorta ab; only env.NAME can vary"
+    )
     words.add_argument("--preset", metavar="NAME", help="words by name; words given replace those of their key")
     plan_command.add_search_arguments(words, "study.json")
     return words
@@ -176,7 +179,12 @@ def tune(arguments: Sequence[str]) -> int:
 
 def base_plan(options: argparse.Namespace) -> Plan:
     """The base alone. Raises as `plan_command.base_plan`."""
-    return plan_command.base_plan(options, options.words, "aorta tune")
+    plan = plan_command.base_plan(options, options.words, "aorta tune")
+    if plan.sides[0].command is not None:
+        raise InputError(
+            "--plan: tune changes overrides of train.py; for another command there is aorta study env.NAME=..."
+        )
+    return plan
 
 
 def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:

@@ -13,9 +13,10 @@ from aorta.distributed import provenance
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
 from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, Opened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, with_candidates
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
+from aorta.experiments.study_cells import StudyCell
 from aorta.records.environment_variables import hide
 from tests.docs.pages import fenced
 from tests.runs import ROOT
@@ -114,6 +115,19 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         (["--output", "o", "--tree", "nowhere"], "nowhere: no train.py there"),
         (["--output", "o", "--launcher", "run {ouput}"], "reference.launcher: {ouput} is not known; there are"),
         (["--output", "o", "--launcher", "sh -c '{torchrun} x'"], "must be an argument of its own"),
+        (["--output", "o", "--command", "run x"], "reference.command: run x: {output} is missing"),
+        (["--output", "o", "--command", "run {ouput}"], "reference.command: {ouput} is not known"),
+        (
+            ["--output", "o", "--command", "r {output}", "a=1"],
+            "overrides=['a=1']: does not reach the command of the ref",
+        ),
+        (["--output", "o", "--command", "r {output}", "--seed", "1"], "seed=1: does not reach the command"),
+        (["--output", "o", "--command", "r {output}", "--nproc_per_node", "2"], "nproc_per_node=2: does not reach"),
+        (["--output", "o", "--command", "r {output}", "--launcher", "x"], "put the launcher into it"),
+        (
+            ["--output", "o", "--command", "r {output}", "--candidate", "a=1"],
+            "candidate: a=1: overrides are for train.py",
+        ),
         (["--output", "o", "--candidate-python", sys.executable, "--candidate-launcher", "run"], "does not use it"),
         (["--output", "o", "label=x"], "words: label=x: the plan places its launches itself"),
         (["--output", "o", "--candidate", "training.output_dir=x"], "candidate.words: training.output_dir=x"),
@@ -228,6 +242,39 @@ def test_a_launcher_is_filled() -> None:
     command = asked.command(list(asked.order())[2])
     assert command[:9] == ["docker", "run", "-v", "/out:/out", "--name", "candidate-02", "{{.ID}}", "image", "torchrun"]
     assert command[9] == "--standalone"
+
+
+def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
+    own = "torchrun --nproc_per_node 8 'my job.py' --out={output} --seed {launch}"
+    asked = read(tmp_path, "--output", "o", "--command", own, "--candidate-env", "NCCL_ALGO=Tree", "--launches", "2")
+    reference, candidate = asked.sides
+    assert not reference.uses_python
+    assert candidate.environment == {"NCCL_ALGO": "Tree"}
+    last = list(asked.order())[-1]
+    words = ["torchrun", "--nproc_per_node", "8", "my job.py", f"--out={tmp_path}/o/reference/01", "--seed", "01"]
+    assert asked.command(last) == words
+    assert asked.as_json()["sides"]["candidate"]["command"] == [
+        *("torchrun", "--nproc_per_node", "8", "my job.py", "--out={output}", "--seed", "{launch}")
+    ]
+    assert "command" not in read(tmp_path, "--output", "o").as_json()["sides"]["reference"]  # plans made before
+
+
+def test_each_side_may_have_a_command_of_its_own(tmp_path: Path) -> None:
+    commands = ("--reference-command", "{torchrun} a.py {output}", "--candidate-command", "srun python b.py {output}")
+    asked = read(tmp_path, "--output", "o", *commands)
+    first, second = list(asked.order())[:2]
+    assert asked.command(first) == [sys.executable, "-m", "torch.distributed.run", "a.py", f"{tmp_path}/o/reference/00"]
+    assert asked.command(second) == ["srun", "python", "b.py", f"{tmp_path}/o/candidate/00"]
+
+
+def test_only_variables_of_a_command_can_vary(tmp_path: Path) -> None:
+    base = read(tmp_path, "--output", "o", "--command", "run {output}")
+    asked = with_candidates(
+        base, base.output, [StudyCell({"env.NCCL_ALGO": "Ring"}), StudyCell({"env.NCCL_ALGO": "Tree"})]
+    )
+    assert [side.environment.get("NCCL_ALGO") for side in asked.sides] == [None, "Ring", "Tree"]
+    with pytest.raises(ConfigError, match=r"parallel=ddp: overrides are for train\.py.*only variables can vary"):
+        with_candidates(base, base.output, [StudyCell({"parallel": "ddp"})])
 
 
 def test_a_prefix_keeps_the_interpreter() -> None:

@@ -42,6 +42,37 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}
 
 
+def ab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", *words],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+
+
+def test_a_program_of_the_users_own(tmp_path: Path) -> None:
+    program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
+    done = ab(tmp_path, "--command", program, "--candidate-env", "NCCL_ALGO=Tree")
+    assert done.returncode == 0, done.stderr
+    for side, algorithm in (("reference", None), ("candidate", "Tree")):
+        run = load_run(tmp_path / "o" / side / "00")
+        assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 12)
+        manifest = json.loads((tmp_path / "o" / side / "00" / "run.json").read_text())
+        assert manifest["environment"].get("NCCL_ALGO") == algorithm
+    assert "aorta report --reference o/reference --candidate o/candidate" in done.stdout
+
+
+def test_a_program_that_leaves_no_record_has_failed(tmp_path: Path) -> None:
+    done = ab(tmp_path, "--command", "true {output}")
+    assert done.returncode == 5
+    assert "exit code 0, but no readable run.json in" in done.stderr
+    assert "the program has to give {output} of its command to aorta.record" in done.stderr
+
+
 LAUNCHES = 4
 """A side; the fewest from which a verdict on one candidate can come."""
 BASE = (

@@ -169,6 +169,13 @@ def test_values_that_look_like_secrets_are_hidden() -> None:
     assert first.name == "MY_TOKEN=..."
 
 
+def test_variables_of_a_command_are_varied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--output", str(tmp_path), "--command", "run {output}", "env.NCCL_ALGO=Ring,Tree", "--dry-run"]
+    assert search_commands.study(words) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line == f"candidate-1/00: NCCL_ALGO=Ring run {tmp_path}/launches/candidate-1/00"
+
+
 def test_a_dry_run_prints_every_launch_with_its_variables(
     bench: Bench, study: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
