@@ -10,24 +10,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 
 from aorta.command_line import command, to_stdout
 from aorta.config import CONFIG_DIR, multirun
 from aorta.config.multirun import JobLauncher
 from aorta.config.override_words import expand, options_of_a_job, translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, resolve
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import CopyOverlap, Rpc, Streams
 from aorta.config.yaml_files import load_yaml
-from aorta.errors import EXIT_OK, AortaError, ConfigError
+from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError
 from aorta.installation import checkout, training_program
 from aorta.version import __version__
+
+_HYDRA_OPTIONS: Final = (
+    *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"),
+    *("config-path", "config-name", "config-dir", "experimental-rerun", "info"),
+)
+"""Of Hydra's command line, long ones."""
 
 
 @command()
@@ -126,6 +133,7 @@ def compose(run: Run, config_dir: Path, sweep: Sweep) -> int:
         if environment_number("RANK", 0) == 0:
             sys.stderr.writelines(f"warning: {note}\n" for note in notes)
         words = translate(expanded, Path.cwd(), config_dir.parent)
+        _check_options(words)
         launching = sweep(options_of_a_job(words))
         task = multirun.HydraTask(launching)
         sys.argv[1:] = map(_adopt, words)
@@ -138,6 +146,21 @@ def compose(run: Run, config_dir: Path, sweep: Sweep) -> int:
         return worst
     except multirun.SweepStopped as stopped:
         return stopped.exit_code
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Refuse an option that Hydra does not have, with the keys that it may stand for.
+
+    Raises:
+        InputError: there is no such option.
+    """
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0]
+        if not word.startswith("--") or any(option.startswith(name) for option in _HYDRA_OPTIONS):
+            continue  # Hydra takes any beginning of an option's name
+        keys = keys_named(name.replace("-", "_"))
+        meant = f"; did you mean {' or '.join(f'{key}=VALUE' for key in keys)}?" if keys else "."
+        raise InputError(f"{word}: there is no such option{meant} Settings are KEY=VALUE: see aorta train --help")
 
 
 def _adopt(word: str) -> str:
@@ -175,7 +198,7 @@ def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
 def explain(error: Exception) -> str:
     """One message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
     chain = list(_chain(error))
-    text = _without_internals(str(chain[0]))
+    text = _no_such_option(chain[0]) or _without_internals(str(chain[0]))
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
     if inner and inner not in text:
         text += f"\n  {inner}"
@@ -185,6 +208,17 @@ def explain(error: Exception) -> str:
     key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
     started = sys.argv[0] if sys.argv[0].startswith("aorta ") else "python train.py"
     return "\n".join([text, *choices(key), f"  see: {started} --help, {started} --cfg job"])
+
+
+def _no_such_option(error: BaseException) -> str | None:
+    """The choices in place of what a group does not have; None for another error."""
+    if not isinstance(error, MissingConfigException) or not error.missing_cfg_file or not error.options:
+        return None
+    group, _, option = error.missing_cfg_file.rpartition("/")
+    there = [each for each in error.options if not each.startswith("base_")]
+    near = get_close_matches(option, there, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"{group}={option}: there is no such {group}{meant}\n  there are: {', '.join(there)}"
 
 
 def _without_internals(text: str) -> str:

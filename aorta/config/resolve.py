@@ -56,6 +56,19 @@ def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from unknown_keys(value, f"{key}.")
 
 
+def keys_named(name: str) -> list[str]:
+    """Full keys whose last part is `name`, or else the closest to it, as in `training.max_steps` of `max_step`."""
+    made: dict[str, Any] = {field.name: field.default_factory for field in fields(Config)}
+    sections = {section: [node] for section, node in made.items() if is_dataclass(node)}
+    sections |= {section: list(options.values()) for section, options in GROUPS.items()}
+    keys: dict[str, dict[str, None]] = {}
+    for section, nodes in sections.items():
+        for last in (field.name for node in nodes for field in fields(node)):
+            keys.setdefault(last, {})[f"{section}.{last}"] = None
+    near = [name] if name in keys else difflib.get_close_matches(name, keys, n=1)
+    return [key for last in near for key in keys[last]]
+
+
 def choices(key: str) -> Iterator[str]:
     """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
     *parents, last = key.split(".")

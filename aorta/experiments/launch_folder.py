@@ -23,14 +23,13 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.load.run_facts import flatten
 from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import end_marked, launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, read_manifest
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
 from aorta.records.untrusted_files import decode_json, read_small
 from aorta.version import __version__
 

@@ -11,6 +11,7 @@ damaged or of another run is its own affair. Must not write, or judge whose file
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,3 +69,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ValueError: it is not a JSON object; the message says why.
     """
     return decode_json(read_small(folder / MANIFEST_FILE), _OBJECT)
+
+
+def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Leaves of a nested dictionary with dotted keys; lists and empty dictionaries are leaves."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -112,8 +112,12 @@ def test_quotes_of_the_caller_s_own_are_left_alone_and_a_slip_in_them_is_refused
         ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
         ("training=3", ["training"]),
         ("training.max_steps=1,2", ["training.max_steps", "multirun"]),
-        *((f"{group}=nonsense", [f"{group}/nonsense", *options]) for group, options in GROUPS.items()),
-        ("experiment=nonsense", ["experiment/nonsense", "full"]),
+        *(
+            (f"{group}=nonsense", [f"{group}=nonsense: there is no such {group}", *options])
+            for group, options in GROUPS.items()
+        ),
+        ("experiment=nonsense", ["experiment=nonsense", "full"]),
+        ("parallel=fdsp", ["parallel=fdsp: there is no such parallel; did you mean fsdp?"]),
     ],
 )
 @pytest.mark.spec("D53")
@@ -125,6 +129,21 @@ def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
     assert not any(
         noise in answer.err for noise in ("Traceback", "base_", "To append", "searchpath", "HYDRA_FULL_ERROR")
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--max_steps", "5"], "; did you mean training.max_steps=VALUE?"),
+        (["--batchsize=3"], "; did you mean training.batch_size=VALUE?"),
+        (["--bucket-cap-mb", "5"], "; did you mean parallel.bucket_cap_mb=VALUE?"),
+        (["--zzz"], "."),
+    ],
+)
+def test_an_option_that_is_none_names_the_key_that_is_meant(door, words, meant):
+    answer = door(*words)
+    assert (answer.code, answer.jobs) == (2, [])
+    assert answer.err.startswith(f"error: {words[0]}: there is no such option{meant} Settings are KEY=VALUE")
 
 
 def test_a_wrong_value_of_a_key_that_every_option_has_is_no_question_of_options(door):
@@ -224,7 +243,7 @@ def test_jobs_are_checked_for_the_ranks_they_will_have(door):
         ("hydra.launcher.timeout_s=0", "must be greater than 0, or null"),
         ("hydra.launcher.command=[]", "name a program, or null"),
         ("hydra/launcher=basic", "hydra/launcher=basic: the jobs of a sweep are started by hydra/launcher=torchrun"),
-        ("hydra/launcher=nonsense", "hydra/launcher/nonsense"),
+        ("hydra/launcher=nonsense", "hydra/launcher=nonsense"),
         ("training.max_stepz=1,2", "training.max_stepz"),
     ],
 )

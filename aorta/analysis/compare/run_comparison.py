@@ -30,9 +30,10 @@ from aorta.analysis.documents.comparison import (
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.run_facts import config_of, flatten, interceptor
+from aorta.analysis.load.run_facts import config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.tables import Run
+from aorta.records.run_files import flatten
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (

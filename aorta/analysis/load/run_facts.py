@@ -10,7 +10,7 @@ Must not fail a report because the manifest is missing, nor use one that belongs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -90,15 +90,6 @@ def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
         return None
     return fabric
-
-
-def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Leaves of a nested dictionary with dotted keys; lists and empty dictionaries are leaves."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def source_of(path: Path, header: Header, footer: Footer | None) -> Source:

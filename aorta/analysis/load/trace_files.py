@@ -82,6 +82,7 @@ def find_units(
     units: dict[str, TraceFiles] = {}
     notes: list[str] = []
     unknown: list[str] = []
+    records = False
     for file in named:
         try:
             found, words = _format(file)
@@ -91,6 +92,7 @@ def find_units(
             notes.append(str(error))
             continue
         if found is None or found == AORTA:
+            records = records or found == AORTA
             unknown.append(f"{file}{words}")
             continue
         unit = TraceFiles(_together(file, found), found, tuple(comm_patterns), tuple(headers))
@@ -103,6 +105,8 @@ def find_units(
                 notes.append(f"{rival.files[0]}: the same process as {file}, which is used")
             units[process] = unit
     if not units:
+        if records:
+            raise NoTraces(f"{location}: a run without profiler traces; record them with profiling.enabled=true")
         seen = "; ".join([*notes, *unknown][:5]) or "no files"
         raise NoTraces(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
     if not folder:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import SIDES
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
-from aorta.analysis.locate import check_label, is_location, label_of, locate
+from aorta.analysis.load.locations import launch_folders
+from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
@@ -38,7 +40,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
         check_format(options.tables)
     check_loggers(options.log)
     sources = _sources(options, checkout() or Path.cwd())
-    output = Path(options.output) if options.output else _default_output(options, list(sources))
+    output = Path(options.output) if options.output else _default_output(options, sources)
     engine = _engine(options)
     rules = Rules(
         primary=options.primary,
@@ -111,7 +113,8 @@ def parser() -> argparse.ArgumentParser:
         "sources",
         nargs="*",
         metavar="LABEL|PATH",
-        help="one: a report of it; two: the reference, and the candidate that is compared with it",
+        help="one: a report of it, or a comparison of the two sides of an A/B's folder; two: the reference, and the "
+        "candidate that is compared with it",
     )
     parser.add_argument("--brief", action="store_true", help="print the verdict, three metrics, the cause and the page")
     parser.add_argument(
@@ -129,7 +132,9 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_rules(parser)
     parser.add_argument(
-        "--output", metavar="DIR", help="default: reports/CANDIDATE-vs-REFERENCE/ or reports/LABEL/ where you are"
+        "--output",
+        metavar="DIR",
+        help="default: reports/LABEL/ or reports/CANDIDATE-vs-REFERENCE/ where you are, of an A/B reports/PLAN/",
     )
     parser.add_argument(
         "--engine", choices=("local", "dask"), default="local", help="what reads the files: this machine, or a cluster"
@@ -198,7 +203,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def _name_sides(options: argparse.Namespace) -> None:
-    """Take one source as the reference, and two as reference and candidate.
+    """Take one source as the reference, and two as reference and candidate; of the folder of an A/B its two sides.
 
     Raises:
         InputError: more than two, or sources beside options that name some.
@@ -215,7 +220,17 @@ def _name_sides(options: argparse.Namespace) -> None:
             f"{len(options.sources)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
             "side belong into one folder; more datasets are named with --log-dir DIR --label NAME"
         )
-    options.reference, options.candidate = (*options.sources, None)[:2]
+    sides = _sides_of_a_plan(options.sources[0]) if len(options.sources) == 1 else None
+    options.reference, options.candidate = sides or (*options.sources, None)[:2]
+
+
+def _sides_of_a_plan(source: str) -> tuple[str, str] | None:
+    """Reference and candidate in the folder of an A/B (`aorta ab`), given by path or by label; None: it is none."""
+    for folder in (Path(source), Path(OUTPUTS, source)):
+        reference, candidate = (folder / side for side in SIDES)
+        if launch_folders(reference) and launch_folders(candidate):
+            return str(reference), str(candidate)
+    return None
 
 
 def _engine(options: argparse.Namespace) -> Engine:
@@ -281,7 +296,11 @@ def _distinct(labels: list[str]) -> list[str]:
     return labels
 
 
-def _default_output(options: argparse.Namespace, labels: list[str]) -> Path:
+def _default_output(options: argparse.Namespace, sources: Mapping[str, str | Path]) -> Path:
+    """Named after the plan of which these are the sides, else after the labels."""
+    places = [Path(place) for place in sources.values()]
+    if tuple(place.name for place in places) == SIDES and places[0].parent == places[1].parent != Path():
+        return Path("reports", label_of(str(places[0].parent)))
     if options.reference is not None and options.candidate is not None:
         return Path("reports", f"{options.candidate}-vs-{options.reference}")
-    return Path("reports", "-and-".join(labels))
+    return Path("reports", "-and-".join(sources))

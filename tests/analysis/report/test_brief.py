@@ -35,7 +35,7 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     assert [rows["overlap_ratio"][place] for place in (1, 2, 4, 5)] == ["0.815", "±", "0.615", "±"]
     assert rows["overlap_ratio"][-3:] == ["0.029", "x", "regression"]
     assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
-    assert lines[-2].split() == ["Page:", "reports/candidate-vs-reference/report.html"]
+    assert lines[-2].split() == ["Page:", "reports/plan/report.html"]
     assert (
         lines[-1] == "Next: as a gate in CI: aorta report plan/reference plan/candidate --fail-on 'overlap_ratio<-0.02'"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,12 @@ def test_without_kernels_the_block_says_why() -> None:
     kernels = {"by_name": [], "reasons": {"totals": ["records of AORTA 2025 name ranges, no kernels"]}}
     block = kernel_block("old", {"kernels": kernels, "slowdowns": []})
     assert block == "old: no kernels: records of AORTA 2025 name ranges, no kernels"
+
+
+def test_a_run_without_traces_says_how_to_record_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = Path(__file__).resolve().parents[2] / "samples" / "two_gloo_ranks"
+    for file in samples.glob("rank_*_metrics.jsonl"):
+        shutil.copy(file, tmp_path)
+    assert main([str(tmp_path)]) == 2
+    said = f"error: {tmp_path}: a run without profiler traces; record them with profiling.enabled=true"
+    assert capsys.readouterr().err.startswith(said)

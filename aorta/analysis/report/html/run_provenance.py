@@ -15,10 +15,11 @@ from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.load.run_facts import config_of, flatten
+from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.report.html.page_tables import facts_table
 from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
+from aorta.records.run_files import flatten
 
 _ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")
 _FINE: Final = "Complete: every rank was read, every collective was seen."
