@@ -104,8 +104,8 @@ def as_constructed(run: Run, known: Known) -> None:
     expected = {"t_ms": together, "tc_ms": BLOCKS * known.c, "tm_ms": BLOCKS * known.d}
     # Where each block begins when its turn comes, the host's own gaps add up, in all three parts alike.
     close = 0.1 if known.way == "waited" else 0.05
-    assert {part: found[part] for part in expected} == pytest.approx(expected, rel=close, abs=5)
-    assert found["median"] == pytest.approx(known.efficiency, abs=0.1)
+    assert {part: getattr(found, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
+    assert found.median == pytest.approx(known.efficiency, abs=0.1)
 
 
 @EACH
@@ -114,7 +114,7 @@ def test_blocks_that_sleep_are_slowed_down_by_nothing(runs: dict[Known, Run], kn
 
 
 def nothing_slowed_down(run: Run) -> None:
-    assert compute_slowdown(run)["median"] == pytest.approx(0.0, abs=0.03)
+    assert compute_slowdown(run).median == pytest.approx(0.0, abs=0.03)
 
 
 @EACH

@@ -70,7 +70,7 @@ def names_a_slow_kind(pair: Pair) -> None:
     largest = found["dimensions"]["kind"][0]
     assert largest["kind"] == "reducescatter"
     assert largest["share"] > 0.6
-    assert re.search(r"increase is reducescatter|Reducescatter .* rose by ", found["sentence"])
+    assert re.search(r"increase is reducescatter|Reducescatter (.* )?rose by ", found["sentence"])
     assert found["causes"][0]["kind"] == "reducescatter"
     parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
     assert "transfer" in parts
