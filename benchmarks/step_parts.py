@@ -27,7 +27,7 @@ from aorta.distributed.topology import read_topology
 from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
 from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Aux
+from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Bracket
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, WORDS
@@ -39,8 +39,8 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("line", StepBuilder, "line"),
     ("write", RecordWriter, "write"),
     ("handed_over", OpenStep, "add_native_events"),
-    ("aux", _Aux, "__enter__"),
-    ("aux", _Aux, "__exit__"),
+    ("aux", _Bracket, "__enter__"),
+    ("aux", _Bracket, "__exit__"),
     ("scalars", Scalar, "__init__"),
     ("scalars", StepRecorder, "note"),
     ("backward_ranges", BlockRanges, "_open_backward"),
