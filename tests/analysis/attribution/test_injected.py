@@ -90,7 +90,7 @@ def names_a_block(pair: Pair) -> None:
     largest = found["dimensions"]["block"][0]
     assert largest["block"] == "embedding"
     assert largest["share"] > 0.6
-    assert "embedding" in found["sentence"]
+    assert "embedding" in found["sentence"].lower()
     assert found["causes"][0]["dimension"] in ("block", "collective")
     assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
 
