@@ -140,8 +140,10 @@ def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
 def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
     """How launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
     words.add_argument("--plan", metavar="FILE", help=plan_help)
-    words.add_argument("--launches", type=int, metavar="N", help="launches per side; 5 unless the file says otherwise")
-    words.add_argument("--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch; 2")
+    words.add_argument("--launches", type=int, metavar="N", help="launches per side (default: 5)")
+    words.add_argument(
+        "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
+    )
     words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
     words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
@@ -154,7 +156,11 @@ def add_search_arguments(words: argparse.ArgumentParser, file: str) -> None:
         file: what the command leaves, printed by `--json`.
     """
     words.add_argument(
-        "--margin", type=float, default=0.02, metavar="X", help="part of the step that a gain must exceed; %(default)s"
+        "--margin",
+        type=float,
+        default=0.02,
+        metavar="X",
+        help="part of the step that a gain must exceed (default: %(default)s)",
     )
     add_plan_arguments(words, "YAML of the base as for aorta ab, without sides")
     words.add_argument("--dry-run", action="store_true", help="print what would be launched, and stop")
@@ -295,8 +301,10 @@ def demo_parser() -> argparse.ArgumentParser:
         "and aorta report.",
     )
     found.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
-    found.add_argument("--output", metavar="DIR", default="artifacts/demo", help="default: %(default)s")
-    found.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report; default: %(default)s")
+    found.add_argument(
+        "--output", metavar="DIR", default="artifacts/demo", help="of the launches (default: %(default)s)"
+    )
+    found.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report (default: %(default)s)")
     return found
 
 

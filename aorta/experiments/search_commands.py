@@ -146,14 +146,14 @@ def tune_parser() -> argparse.ArgumentParser:
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the base run, the launches, tune.json")
     words.add_argument("--from", dest="recorded", metavar="RUN", help="predict from this run: its label or folder")
     words.add_argument(
-        "--try", dest="tries", type=_count, default=TRY, metavar="N", help="predictions launched; %(default)s"
+        "--try", dest="tries", type=_count, default=TRY, metavar="N", help="predictions launched (default: %(default)s)"
     )
     words.add_argument(
         "--refine",
         type=_count,
         default=REFINE,
         metavar="N",
-        help="how often, at most, the best prediction is launched once to predict its neighbours from; %(default)s",
+        help="how often, at most, the best prediction is launched to predict its neighbours (default: %(default)s)",
     )
     words.add_argument(
         "--env",

@@ -194,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
         "--metric", action="append", default=[], metavar="NAME", help="default: the sweep's own; repeatable"
     )
     words.add_argument(
-        "--heat", nargs=2, metavar=("X_KEY", "Y_KEY"), help="axes; default: the keys of a sweep over exactly two"
+        "--heat", nargs=2, metavar=("X_KEY", "Y_KEY"), help="axes (default: the keys of a sweep over exactly two)"
     )
     words.add_argument("--output", metavar="DIR", help="default: reports/sweep-NAME/ where you are")
     return words

@@ -93,11 +93,23 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     """The arguments that the command takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
-    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="default: %(default)s")
-    parser.add_argument("--strategies", type=lambda text: text.split(","), default=["ddp", "fsdp"], metavar="NAME,...")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=DEFAULT_JSON,
+        metavar="FILE",
+        help="where the rows go as JSON (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--strategies",
+        type=lambda text: text.split(","),
+        default=["ddp", "fsdp"],
+        metavar="NAME,...",
+        help="values of parallel that are checked (default: ddp,fsdp)",
+    )
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
     parser.add_argument(
-        "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks}; default: %(default)s"
+        "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks} (default: %(default)s)"
     )
     parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
     return parser

@@ -257,7 +257,7 @@ def parser() -> argparse.ArgumentParser:
         "not enclose what it ran, 2 bad input, 4 --check found nothing to check.",
     )
     words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
-    words.add_argument("-o", "--output", metavar="FILE", help=f"the trace; default: DIR/{TRACE_FILE}")
+    words.add_argument("-o", "--output", metavar="FILE", help=f"the trace (default: DIR/{TRACE_FILE})")
     words.add_argument("--align", choices=("clock", "none", "start_profile"), default="clock", help="as aorta merge")
     words.add_argument("--check", action="store_true", help="fail when a remote slice lies outside its call")
     words.add_argument("--overwrite", action="store_true", help="replace the trace")

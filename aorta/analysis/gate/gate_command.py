@@ -34,7 +34,7 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--inconclusive",
         choices=("4", "pass", "fail"),
         default="4",
-        help="what a gate ends with that cannot decide; default: exit code 4",
+        help="what a gate ends with that cannot decide (default: exit code 4)",
     )
     group.add_argument("--junit", metavar="FILE", help="write the gate's result as JUnit XML")
     group.add_argument(

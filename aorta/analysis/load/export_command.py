@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad input.",
     )
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
-    parser.add_argument("--output", metavar="DIR", default="tables", help="where to write; default: tables/")
-    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument("--output", metavar="DIR", default="tables", help="where to write (default: tables/)")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow (default: csv)")
     parser.add_argument(
         "--comm-pattern",
         action="append",

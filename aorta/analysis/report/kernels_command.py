@@ -55,10 +55,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
     parser.add_argument(
-        "--top", type=int, default=TOP, metavar="N", help="rows of each kind to print; default: %(default)s"
+        "--top", type=int, default=TOP, metavar="N", help="rows of each kind to print (default: %(default)s)"
     )
     parser.add_argument("--output", metavar="DIR", help=f"write {', '.join(KERNEL_TABLES)} as tables there")
-    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow; default: csv")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow (default: csv)")
     parser.add_argument(
         "--comm-pattern",
         action="append",
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="REGEX",
         help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes that read; default: one a core")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes that read (default: one a core)")
     return parser
 
 

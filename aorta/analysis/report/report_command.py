@@ -140,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
         "--engine", choices=("local", "dask"), default="local", help="what reads the files: this machine, or a cluster"
     )
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local; default: one a core")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local (default: one a core)")
     parser.add_argument(
         "--html",
         action=argparse.BooleanOptionalAction,
@@ -171,17 +171,17 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(
-        "--primary", default=rules.primary, metavar="METRIC", help="carries the verdict; default: %(default)s"
+        "--primary", default=rules.primary, metavar="METRIC", help="carries the verdict (default: %(default)s)"
     )
     group.add_argument(
-        "--alpha", type=float, default=rules.alpha, metavar="P", help="highest p of a finding; default: %(default)s"
+        "--alpha", type=float, default=rules.alpha, metavar="P", help="highest p of a finding (default: %(default)s)"
     )
     group.add_argument(
         "--margin",
         type=float,
         default=rules.margin,
         metavar="SIZE",
-        help="differences of a ratio, and shares of milliseconds, up to this count as none; default: %(default)s",
+        help="differences of a ratio, and shares of milliseconds, up to this count as none (default: %(default)s)",
     )
     group.add_argument(
         "--allow-unlike",

@@ -237,9 +237,9 @@ def parser() -> argparse.ArgumentParser:
         help="change something; repeatable: all of them at once. Without it: what there is to gain",
     )
     words.add_argument("--ranks", type=int, metavar="N", help="the same as --set ranks=N")
-    words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only; default: all")
+    words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
     words.add_argument(
-        "--step", type=int, metavar="N", help="whose critical path or timeline; default: a step of median length"
+        "--step", type=int, metavar="N", help="whose critical path or timeline (default: a step of median length)"
     )
     words.add_argument(
         "--timeline",
