@@ -65,11 +65,14 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ...")."""
+    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ..."); and
+    when, on the wall clock.
+    """
 
     signal: str | None = None
     exit_code: int | None = None
     exception: str | None = None
+    ended_ns: int | None = None
 
 
 class RankEvidence(msgspec.Struct, kw_only=True):
