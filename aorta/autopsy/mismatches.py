@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aorta.autopsy.evidence import CollectiveEvidence
+from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
 from aorta.autopsy.job import Channel, Job, signature
 from aorta.autopsy.order import conforms, next_expected
 from aorta.autopsy.verdict import Aspect, Kind
@@ -80,11 +80,8 @@ def mismatches(job: Job) -> list[Mismatch]:
         numbers = sorted({number for rank in members for number in job.ranks[rank].channels.get(channel, {})})
         differed = set[str]()  # kinds of which a finished one differed in size
         for number in numbers:
-            issued = {
-                rank: one
-                for rank in members
-                if (one := job.ranks[rank].channels.get(channel, {}).get(number)) is not None
-            }
+            everywhere = {rank: job.ranks[rank].channels.get(channel, {}).get(number) for rank in members}
+            issued = {rank: one for rank, one in everywhere.items() if one is not None and one.kind != UNKNOWN_KIND}
             mismatch = _mismatch(job, channel, number, issued, differed) if len(issued) > 1 else None
             if mismatch is not None:
                 found.append(mismatch)
