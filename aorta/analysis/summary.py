@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from aorta.analysis.aggregate import aggregate
-from aorta.analysis.attribution.attribute import DEFINITION, attribute
+from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
 from aorta.analysis.compare.launch_comparison import compare_launches, left_out
 from aorta.analysis.compare.launch_set import Subject, shown_by
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
@@ -67,6 +67,9 @@ def summarize(
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
         compared.attribution = _attribution(compared, sides, engine)
         add_marginals(compared.attribution, entries[candidate].what_if)
+    else:
+        for label, subject in subjects.items():
+            entries[label].exposed = exposed_breakdown(subject.dataset, engine)
     return summary
 
 

@@ -20,9 +20,10 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.accumulate import RankInput, accumulate
 from aorta.analysis.attribution.attribution_sentence import sentence
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, ranked, stragglers
-from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, Totals
+from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, Sums, Totals
 from aorta.analysis.collective_matching import group_members
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, FactDifference
+from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.run_facts import Manifest, config_of
 from aorta.analysis.tables import Run
@@ -112,6 +113,37 @@ def attribute(
         dimensions=found,
         stragglers=late,
         computing=blocks,
+    )
+
+
+def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> ExposedBreakdown:
+    """Break the exposed communication of one run down by group, collective, region of the step, part and rank: the
+    difference from a run that has none.
+
+    Raises:
+        InputError: a record cannot be read again.
+    """
+    seen = _Seen(dataset)
+    totals, nothing = totals_of(seen, engine), Totals(sums=Sums(rank_steps=1))
+    if seen.host_bound is not None:
+        return ExposedBreakdown(reason=seen.host_bound)
+    if not totals.sums.rank_steps:
+        return ExposedBreakdown(reason=_NOTHING)
+    means = Means(nothing, totals)
+    found = dimensions(means, seen.parallel)
+
+    def rows(name: str) -> list[ExposedRow]:
+        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[name]]
+
+    return ExposedBreakdown(
+        reason=None,
+        rank_steps=totals.sums.rank_steps,
+        exposed_ms=means.difference_ms,
+        group=rows("group"),
+        collective=rows("collective"),
+        region=rows("place"),
+        part=rows("part"),
+        rank=rows("rank"),
     )
 
 

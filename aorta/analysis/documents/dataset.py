@@ -204,6 +204,32 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
         return "some ends are those of the caller's wait"
 
 
+class ExposedRow(msgspec.Struct):
+    """Exposed communication of one group, collective, region, part or rank; `exposed_ms` is the mean over all rank-
+    steps after warm-up, `share` that of the whole, None where nothing is exposed.
+    """
+
+    what: str
+    exposed_ms: float
+    share: float | None
+
+
+class ExposedBreakdown(msgspec.Struct, kw_only=True):
+    """Where the communication of one run is exposed, each list with the largest row first: the rows of a list add up to
+    `exposed_ms`. `region`: a pass of a block, or work outside of blocks. `part`: transfer, or waiting for peers. With
+    a `reason` it is not known.
+    """
+
+    reason: str | None
+    rank_steps: int = ABSENT
+    exposed_ms: float = ABSENT
+    group: list[ExposedRow] = ABSENT
+    collective: list[ExposedRow] = ABSENT
+    region: list[ExposedRow] = ABSENT
+    part: list[ExposedRow] = ABSENT
+    rank: list[ExposedRow] = ABSENT
+
+
 class Straggler(Open, kw_only=True):
     """Whether a group waits for one of its ranks: `rank` and by how much it is late, or why none is named."""
 
@@ -334,6 +360,7 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     pace: PaceFacts | None = ABSENT
     metrics: dict[str, Described] = ABSENT
     collectives: list[CollectiveEntry] = ABSENT
+    exposed: ExposedBreakdown = ABSENT
     stragglers: list[Straggler] = ABSENT
     experts: Experts = ABSENT
     traces: TraceEntries = ABSENT

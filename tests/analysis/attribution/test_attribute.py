@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribute import exposed_breakdown
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS
 from aorta.analysis.load.engines import Local
 from aorta.errors import InputError
@@ -355,3 +356,22 @@ def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path) -> Non
 def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
     sides = two_ranks(tmp_path / "a", "a"), two_ranks(tmp_path / "b", "b", slow=3)
     assert attribute(*sides, engine=Local(2)) == attribute(*sides)
+
+
+def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) -> None:
+    found = exposed_breakdown(two_ranks(tmp_path / "a", "base", slow=3))
+    assert (found.reason, found.rank_steps, found.exposed_ms) == (None, 4, pytest.approx(6 + 4 + 15))
+    for rows in (found.group, found.collective, found.region, found.part, found.rank):
+        assert sum(row.exposed_ms for row in rows) == pytest.approx(found.exposed_ms)
+        assert sum(row.share or 0 for row in rows) == pytest.approx(1)
+        assert rows == sorted(rows, key=lambda row: -row.exposed_ms)
+    assert [(row.what, row.exposed_ms) for row in found.region] == [
+        ("backward of layers.0", pytest.approx(19)),
+        ("forward of layers.0", pytest.approx(6)),
+    ]
+    assert [row.what for row in found.group] == ["group '0' (2 ranks)"]
+    assert {row.what for row in found.rank} == {"rank 0", "rank 1"}
+    hidden = dataset(tmp_path / "b", "none", [[made_step(0, 1, 0, 120, BLOCKS, [])]])
+    assert exposed_breakdown(hidden).exposed_ms == 0
+    warmup = two_ranks(tmp_path / "c", "short", steps=1)
+    assert "no step after warm-up" in (exposed_breakdown(warmup).reason or "")
