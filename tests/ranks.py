@@ -53,8 +53,10 @@ def forked(
     environment: Mapping[str, str],
     timeout_s: float,
     grace_s: float = GRACE_S,
+    launched: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script (a path) or a module (a name) as `__main__` on each rank.
+    """Run a script (a path) or a module (a name) as `__main__` on each rank; without `launched` on one that does not
+    know of a launch, as Python alone would start it.
 
     Where a rank fails, the others are asked to end. Then `returncode` is the exit code of that rank, and `stderr` says
     which it was. What the ranks said comes as they said it, one among the other.
@@ -66,7 +68,11 @@ def forked(
     # The store outlives every rank, as that of torchrun's agent does, and nobody else can take its port.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     run = uuid.uuid4().hex
-    places = [{**environment, **_place(rank, ranks, store.port, run)} for rank in range(ranks)]
+    places = (
+        [{**environment, **_place(rank, ranks, store.port, run)} for rank in range(ranks)]
+        if launched
+        else [environment]
+    )
     failed: int | None = None
     with TemporaryDirectory(prefix="aorta-ranks-") as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]
@@ -131,9 +137,9 @@ def _started(
     """The ranks, for the length of a `with` block; none lives on."""
     processes: list[ForkServerProcess] = []
     try:
-        for place in places:
-            name = f"rank {place['RANK']}"
-            process = get_context("forkserver").Process(target=_be, args=(target, words, place, said), name=name)
+        for rank, place in enumerate(places):
+            name = f"rank {rank}"
+            process = get_context("forkserver").Process(target=_be, args=(target, words, dict(place), said), name=name)
             process.start()
             processes.append(process)
         yield processes

@@ -1,7 +1,7 @@
 """Start `train.py`, or a program of the tests, in processes of its own, and read back what it left.
 
-Several ranks are forked (`tests.ranks`) unless a test asks for torchrun: how a run is launched and how it ends is known
-of the real launcher only.
+Ranks are forked (`tests.ranks`) unless a test asks for torchrun: how a run is launched and how it ends is known of the
+real launcher only.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def job(
     *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
 ) -> subprocess.CompletedProcess[str]:
     """`train.py` with these words and no others; it may fail."""
-    if ranks > 1 and launcher == "fork":
-        return forked(ROOT / "train.py", *words, ranks=ranks, environment=environment(), timeout_s=timeout_s)
+    if launcher == "fork":
+        script, own = ROOT / "train.py", environment()
+        return forked(script, *words, ranks=ranks, environment=own, timeout_s=timeout_s, launched=ranks > 1)
     return finished(command(ranks, *words), timeout_s)
 
 

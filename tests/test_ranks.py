@@ -112,6 +112,13 @@ def test_the_server_s_and_the_caller_s_environment_are_their_own(
     assert dict(os.environ) == before
 
 
+def test_a_rank_that_is_not_launched_knows_of_no_launch(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(*sorted(os.environ))\nraise SystemExit(3)")
+    done = forked(script, ranks=1, environment={"MINE": "1"}, timeout_s=HANGS_S, launched=False)
+    assert (done.returncode, done.stdout) == (3, "MINE\n")
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What ranks find, under both launchers."""

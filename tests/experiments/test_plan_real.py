@@ -54,6 +54,7 @@ def ab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_program_of_the_users_own(tmp_path: Path) -> None:
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
     done = ab(tmp_path, "--command", program, "--candidate-env", "NCCL_ALGO=Tree")
@@ -94,6 +95,7 @@ def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.thorough
 def test_larger_buckets_are_recommended_on_a_network_of_long_latency(tmp_path: Path) -> None:
     done = tune(tmp_path)
