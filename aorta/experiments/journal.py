@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from aorta.errors import ConfigError, InputError, RecordWriteError
-from aorta.records.untrusted_files import SMALL_BYTES, open_regular
+from aorta.records.files import SMALL_BYTES, open_regular
 
 PLAN_JOURNAL: Final = "journal.jsonl"
 SWEEP_FILE: Final = "sweep.jsonl"

@@ -13,10 +13,9 @@ from aorta.distributed import provenance
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
 from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, Opened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, with_candidates
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, StudyCell, with_candidates
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
-from aorta.experiments.study_cells import StudyCell
 from aorta.records.environment_variables import hide
 from tests.docs.pages import fenced
 from tests.runs import ROOT

@@ -26,7 +26,6 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from aorta.analysis.load.detect import AORTA, detect
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.open import (
     INFLATED_LIMIT,
@@ -40,6 +39,7 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.trace_files import AORTA, detect
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, cast
 from isal import igzip, igzip_lib
 
 from aorta.errors import InputError
-from aorta.records.untrusted_files import open_regular
+from aorta.records.files import open_regular
 
 _DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_lib.IsalError))
 GZIP_MAGIC: Final = b"\x1f\x8b"

@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.dtypes import known_dtype
-from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
+from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS, known_dtype
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NULL,
@@ -31,8 +30,7 @@ from aorta.analysis.load.interval_table import (
     covered_ns,
     intervals,
 )
-from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.kineto.collective_arguments import LARGEST_BYTES, CollectiveColumns
+from aorta.analysis.load.kernel_classifier import MARK, kind_of
 from aorta.analysis.load.kineto.event_structs import (
     HOST,
     OPERATORS,
@@ -47,8 +45,7 @@ from aorta.analysis.load.kineto.event_structs import (
     usable,
     where,
 )
-from aorta.analysis.load.kineto.kernel_links import externals_of, links_of
-from aorta.analysis.load.step_markers import MARK
+from aorta.analysis.load.kineto.kernel_links import LARGEST_BYTES, CollectiveColumns, externals_of, links_of
 from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge, self_times
 
 HELD_BYTES: Final = 128 << 20

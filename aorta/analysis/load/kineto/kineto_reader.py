@@ -27,16 +27,20 @@ from aorta.analysis.load.interval_table import (
     step_of,
     windows,
 )
-from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
-from aorta.analysis.load.kineto.collective_arguments import CollectiveColumns, from_arguments, group_ranks
-from aorta.analysis.load.kineto.engine_copies import launched_by_collectives, unknown
+from aorta.analysis.load.kernel_classifier import MARKS, NameClassifier, kind_of
 from aorta.analysis.load.kineto.event_structs import Metadata, Rows, metadata_of
 from aorta.analysis.load.kineto.host_operators import host_intervals
+from aorta.analysis.load.kineto.kernel_links import (
+    CollectiveColumns,
+    from_arguments,
+    group_ranks,
+    launched_by_collectives,
+    unknown,
+)
 from aorta.analysis.load.kineto.trace_events import EventColumns, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.sqlite_files import look_up
-from aorta.analysis.load.step_markers import MARKS
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 

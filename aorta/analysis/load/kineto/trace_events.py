@@ -18,8 +18,7 @@ import numpy as np
 
 from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
-from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kineto.engine_copies import SYMMETRIC, between_devices
+from aorta.analysis.load.kernel_classifier import MARK, NameClassifier
 from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,
@@ -40,8 +39,15 @@ from aorta.analysis.load.kineto.event_structs import (
     usable,
 )
 from aorta.analysis.load.kineto.host_operators import HostWork
-from aorta.analysis.load.kineto.kernel_links import KernelLinks, Links, externals_of, idents, links_of
-from aorta.analysis.load.step_markers import MARK
+from aorta.analysis.load.kineto.kernel_links import (
+    SYMMETRIC,
+    KernelLinks,
+    Links,
+    between_devices,
+    externals_of,
+    idents,
+    links_of,
+)
 from aorta.timeline.arrays import Int64
 
 _COPY, _COMPUTE, _COMM = int(IntervalClass.COPY), int(IntervalClass.COMPUTE), int(IntervalClass.COMM)
@@ -53,7 +59,7 @@ class EventColumns:
     Attributes:
         host: the work of the host; None once there is work on a device.
         linked: row -> arguments of communication.
-        copies: copies between devices, in the form `engine_copies.launched_by_collectives` expects.
+        copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
         symmetric: whether symmetric memory was used.
     """
 
