@@ -34,8 +34,8 @@ from aorta.analysis.load.interval_table import (
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of, step_windows
 from aorta.analysis.load.microseconds import check_devices, check_instants
+from aorta.analysis.load.open import look_up
 from aorta.analysis.load.rank_inference import InferredRank
-from aorta.analysis.load.sqlite_files import look_up
 from aorta.timeline.arrays import Int64
 
 _GROUP_START: Final = "ncclGroupStart"

@@ -28,9 +28,10 @@ from aorta.analysis.load.kineto.event_structs import (
     OPERATORS,
     PARAMETERS,
     Arguments,
+    DeviceRows,
     EventDecoder,
+    MarkRows,
     Piece,
-    Rows,
     Untimed,
     arguments_of,
     chosen,
@@ -67,7 +68,7 @@ class EventColumns:
         self.classifier = classifier
         self.names = Interner()
         self.classes = array("b")
-        self.device, self.marks = Rows(), Rows()
+        self.device, self.marks = DeviceRows(), MarkRows()
         self.mark_kinds = Interner()
         self.links = KernelLinks()
         self.linked: dict[int, Arguments] = {}
@@ -90,8 +91,7 @@ class EventColumns:
         """Keep what matters of the piece that was decoded last."""
         categories = [event.cat for event in events]
         work, host, calls = (_complete(events, categories, wanted) for wanted in (DEVICE, HOST, CALLS))
-        by_role = self._by_role(work, host)
-        marks = by_role["mark"]
+        parameters, marks, products = self._by_role(work, host)
         if any(isinstance(mark, Untimed) for mark in marks):  # old traces have them among the operators
             self.take(self._decoder.decode(self._text))
             return
@@ -102,7 +102,7 @@ class EventColumns:
             self.take(self.decode(self._text))
             return
         self.events += len(events)
-        self._parameter_texts += [bytes(event.args) for event in by_role["parameters"]]
+        self._parameter_texts += [bytes(event.args) for event in parameters]
         if work:
             self.host = None
             self._device_rows(*usable(work, of_work, self.counters))
@@ -110,24 +110,25 @@ class EventColumns:
             self._mark_rows(*usable(marks, of_marks, self.counters))
         if calls:
             self.links.add_calls(calls, *begun)
-        self.links.add_products(by_role["product"])
+        self.links.add_products(products)
         if self.host is not None:
             self.host.add(self._text, events)
 
-    def _by_role(self, work: list[Any], host: list[Any]) -> dict[str, list[Any]]:
-        """Group the host's events by what they are used for beside a device's rows; unused events are left out."""
+    def _by_role(self, work: list[Any], host: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The host's events that are used beside a device's rows: parameters of collectives, marks of steps, and matrix
+        products.
+        """
         roles = self._roles
         names_of = [event.name for event in host]
         names = set(names_of)
         for name in (names | {event.name for event in work}) - roles.keys():
             roles[name] = _role(name)
             self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
-        found: dict[str, list[Any]] = {
-            role: chosen(host, names_of, {name for name in names if roles[name] == role})
+        parameters, marks, products = (
+            chosen(host, names_of, {name for name in names if roles[name] == role})
             for role in ("parameters", "mark", "product")
-        }
-        found["product"] = [event for event in found["product"] if event.cat in OPERATORS]
-        return found
+        )
+        return parameters, marks, [event for event in products if event.cat in OPERATORS]
 
     def _device_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = self.device.count
