@@ -20,13 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import ConfigError, InputError
 from aorta.installation import training_program
 from aorta.records.environment_variables import check_variable, hide, shown_values, shown_variables
 
-REFERENCE: Final = "reference"
-CANDIDATE: Final = "candidate"
-SIDES: Final = (REFERENCE, CANDIDATE)
+REFERENCE, CANDIDATE = SIDES
 TORCHRUN: Final = "{torchrun}"
 """Word of a launcher that stands for the side's interpreter and `-m torch.distributed.run`."""
 PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}", "{side}", "{launch}")
