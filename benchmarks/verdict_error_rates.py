@@ -34,8 +34,7 @@ from scipy.stats import binom
 
 from aorta.analysis.compare.effects import Effect, estimated, step_medians
 from aorta.analysis.compare.launch_comparison import judged, medians_side
-from aorta.analysis.compare.launch_order import AUTOCORRELATION, MOST, drift_inflation
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
+from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, Sample, drift_inflation
 from aorta.analysis.compare.rank_tests import mann_whitney
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Evidence, Rules, decide

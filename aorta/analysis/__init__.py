@@ -98,23 +98,23 @@ def device_samples(run: str | Path | Run) -> pd.DataFrame:
 
 
 def user_ranges(run: str | Path | Run) -> pd.DataFrame:
-    """One row per range that the loop named (`recording.range`); columns as in `user_marks.ranges_frame`.
+    """One row per range that the loop named (`recording.range`); columns as in `frames.ranges_frame`.
 
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.user_marks import ranges_frame
+    from aorta.analysis.frames import ranges_frame
 
     return ranges_frame(_loaded(run))
 
 
 def counters(run: str | Path | Run) -> pd.DataFrame:
-    """One row per value that the loop counted (`recording.counter`); columns as in `user_marks.counters_frame`.
+    """One row per value that the loop counted (`recording.counter`); columns as in `frames.counters_frame`.
 
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.user_marks import counters_frame
+    from aorta.analysis.frames import counters_frame
 
     return counters_frame(_loaded(run))
 
@@ -153,7 +153,7 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
 
 def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
     """Traces of other tools as interval tables, one trace at a time; columns as in
-    `load.interval_export.interval_frame`.
+    `load.export_command.interval_frame`.
 
     Args:
         location: a file, folder, glob or URL, as `aorta report` takes it.
@@ -162,7 +162,7 @@ def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -
     Raises:
         InputError: nothing there can be read as a trace, or one of the files is damaged.
     """
-    from aorta.analysis.load.interval_export import interval_frame
+    from aorta.analysis.load.export_command import interval_frame
     from aorta.analysis.load.rank_inference import headers_near
     from aorta.analysis.load.trace_files import find_units, read_unit
 

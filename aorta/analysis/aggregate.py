@@ -16,8 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
-from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
+from aorta.analysis.cautions import cutoff_entry
+from aorta.analysis.collective_metrics import (
+    CollectiveMetrics,
+    collective_metrics,
+    compute_slowdown,
+    overlap_efficiency,
+    with_open_starts,
+)
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
@@ -25,7 +31,6 @@ from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
-from aorta.analysis.stall_cutoffs import cutoff_entry
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import Floats, Ints, Run
 

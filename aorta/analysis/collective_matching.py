@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.tables import NO_TIME, UNKNOWN, UNNUMBERED, Bools, Ints, Members, Run, global_steps
-from aorta.records.clock_offsets import RankClock
+from aorta.records.clocks import RankClock
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 
 KIND_UNKNOWN: Final = "its kind is not known"

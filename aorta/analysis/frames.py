@@ -2,6 +2,10 @@
 
 Must not: fill the memory without being asked to (`iter_collectives`), compute an overlap again (metrics come from the
 tables), or leave out warm-up rows (they are flagged; aggregates drop them).
+
+Frames of what the caller of `aorta.record` named: ranges and counters, over all ranks of a run.
+
+Must not: compute a metric from them, or hold a run's lines.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.bandwidth import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT
 from aorta.analysis.collective_matching import (
     OK,
     REASONS,
@@ -25,7 +28,7 @@ from aorta.analysis.collective_matching import (
     rows_of,
 )
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.metrics import in_order
+from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
 from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints, Run
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
@@ -242,3 +245,62 @@ def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
     frame["algbw_gb_per_s"] = frame["bytes"] / 1e9 / transfer_s
     frame["busbw_gb_per_s"] = frame["algbw_gb_per_s"] * frame["kind"].map(BUSBW_FACTOR) * (size - 1) / size
     return frame
+
+
+_RANGES = {
+    "rank": "int64",
+    "global_step": "int64",
+    "name": "object",
+    "thread": "int64",
+    "depth": "int64",
+    "start_mono_ns": "int64",
+    "end_mono_ns": "int64",
+    "error": "object",
+}
+_COUNTERS = {"rank": "int64", "global_step": "int64", "name": "object", "mono_ns": "int64", "value": "float64"}
+
+
+def ranges_frame(run: Run) -> pd.DataFrame:
+    """One row per range, by rank, step and start: `rank`, `global_step` (the step that ended first after it), `name`,
+    `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock), `error` (type
+    of the exception that ended it, or None), `duration_ms`.
+    """
+    rows = [
+        (
+            rank,
+            marks.global_step,
+            row.name,
+            row.thread,
+            row.depth,
+            origin + row.start_ns,
+            origin + row.end_ns,
+            row.error,
+        )
+        for rank, tables in run.ranks.items()
+        for marks in tables.details.user_marks()
+        for origin in (marks.start_mono_ns,)
+        for row in marks.ranges
+    ]
+    frame = _typed_frame(rows, _RANGES)
+    frame["duration_ms"] = (frame["end_mono_ns"] - frame["start_mono_ns"]) / NS_PER_MS
+    return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+
+
+def counters_frame(run: Run) -> pd.DataFrame:
+    """One row per value, by rank and time: `rank`, `global_step` (the step that ended first after it), `name`,
+    `mono_ns` (the rank's own clock), `value` (NaN where it was not finite).
+    """
+    rows = [
+        (rank, marks.global_step, row.name, marks.start_mono_ns + row.t_ns, np.nan if row.value is None else row.value)
+        for rank, tables in run.ranks.items()
+        for marks in tables.details.user_marks()
+        for row in marks.counters
+    ]
+    return _typed_frame(rows, _COUNTERS).sort_values(["rank", "mono_ns"], kind="stable", ignore_index=True)
+
+
+def _typed_frame(rows: list[tuple[Any, ...]], columns: dict[str, str]) -> pd.DataFrame:
+    parts = list(zip(*rows, strict=True)) or [()] * len(columns)
+    return pd.DataFrame(
+        {name: pd.Series(part, dtype=dtype) for (name, dtype), part in zip(columns.items(), parts, strict=True)}
+    )

@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.documents import Open, comparison, dataset, manifest, summary, traces
+from aorta.analysis.documents import Open, comparison, dataset, summary, traces
 from aorta.analysis.summary import SUMMARY_VERSION
 from aorta.records import schema
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final = {
     "record": (schema.Line, schema.SCHEMA_VERSION, "A line of rank_<rank>_metrics.jsonl"),
-    "run": (manifest.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
+    "run": (summary.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
     "summary": (summary.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
 }
 """Name -> type, version of the format, title. Its file is `<name>-<version>.schema.json`."""
-_MODULES: Final = (schema, manifest, dataset, traces, comparison, summary)
+_MODULES: Final = (schema, dataset, traces, comparison, summary)
 
 
 def file_name(name: str) -> str:

@@ -14,8 +14,7 @@ from typing import Final
 
 import msgspec
 
-from aorta.analysis.documents.comparison import Attribution, AttributionRow
-from aorta.analysis.documents.comparison import Marginal as CauseMarginal
+from aorta.analysis.documents.comparison import Attribution, AttributionRow, Marginal
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.tables import Run
@@ -88,6 +87,6 @@ def _with_marginal(cause: AttributionRow, candidate: WhatIf) -> AttributionRow:
     for each in (*candidate.marginals, *candidate.bounds):
         if (each.what, each.name) == wanted:
             name = "any straggler" if each.what == "bound" else f"the cost of all {each.name}"
-            found = CauseMarginal(name, each.gain_ms, each.low_ms, each.high_ms)
+            found = Marginal(name, each.gain_ms, each.low_ms, each.high_ms)
             return msgspec.structs.replace(cause, marginal=found)  # its breakdown keeps the row without
     return cause

@@ -13,8 +13,7 @@ from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_
 from aorta.analysis.compare.launch_comparison import compare_launches, left_out
 from aorta.analysis.compare.launch_set import Subject, shown_by
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
-from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.compare.verdict_sentences import headline, is_comparable, title
+from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
 from aorta.analysis.documents.comparison import Attribution, Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import MetricDefinition, Summary

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from aorta.analysis.health import Health
 from aorta.analysis.step_intervals import Details, StepColumns, StepIntervals
-from aorta.records.clock_offsets import RankClock
+from aorta.records.clocks import RankClock
 from aorta.records.schema import (
     Calibration,
     CalibrationPlan,

@@ -22,7 +22,7 @@ import msgspec
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
 from aorta.errors import InputError
-from aorta.records.untrusted_files import decode_json, read_small
+from aorta.records.files import decode_json, read_small
 
 _RANK: Final = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle))?$")
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])

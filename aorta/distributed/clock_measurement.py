@@ -24,16 +24,16 @@ from aorta.config.schema import Clock
 from aorta.distributed.output_folder import RunFolder, write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
-from aorta.records.clock_offsets import (
+from aorta.records.clocks import (
     CLOCK_SYNC_FILE,
     CLOCK_SYNC_VERSION,
     ClockSync,
     Injected,
     OffsetSample,
     RankClock,
+    boot_id,
     encode,
 )
-from aorta.records.clocks import boot_id
 
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0

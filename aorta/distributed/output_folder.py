@@ -18,8 +18,8 @@ from typing import Any
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import RunIncomplete
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE
-from aorta.records.rpc_files import RPC_FILE
+from aorta.records.clocks import CLOCK_SYNC_FILE
+from aorta.records.files import whole_file
 from aorta.records.run_files import (
     COPY_OVERLAP_FILE,
     HISTORY_DIR,
@@ -27,13 +27,13 @@ from aorta.records.run_files import (
     PROMETHEUS_FILE,
     RANK_FILE,
     RANK_FILE_GLOB,
+    RPC_FILE,
+    STREAMS_FILE,
     TENSORBOARD_DIR,
     WANDB_DIR,
     history_name,
     read_manifest,
 )
-from aorta.records.streams_file import STREAMS_FILE
-from aorta.records.whole_files import whole_file
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"

@@ -23,12 +23,11 @@ from typing import IO, Any, Final
 
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, InputError, RunIncomplete
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.clocks import CLOCK_SYNC_FILE
+from aorta.records.files import open_regular
 from aorta.records.reader import header_of
-from aorta.records.rpc_files import RPC_FILE
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, read_manifest
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, RPC_FILE, read_manifest
 from aorta.records.schema import WORLD_LIMIT, Header
-from aorta.records.untrusted_files import open_regular
 
 FILES: Final = (RANK_FILE_GLOB, MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE)
 FOLDERS: Final = ("logs", "torch_profiler")

@@ -1,6 +1,6 @@
 """The journal of launches: JSON lines that one process appends to, so that whatever was killed can be taken up again.
 
-A plan keeps `journal.jsonl` (`Opened`, `Started`, `Ended`, `Closed`), a sweep `sweep.jsonl` (`SweepRequest`,
+A plan keeps `journal.jsonl` (`PlanOpened`, `Started`, `Ended`, `Closed`), a sweep `sweep.jsonl` (`SweepRequest`,
 `JobPlanned`, `JobEnded`). A line is on the disk when `write` returns; one that a kill cut short stays alone, and is
 left out when the journal is read.
 
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from aorta.errors import ConfigError, InputError, RecordWriteError
-from aorta.records.untrusted_files import SMALL_BYTES, open_regular
+from aorta.records.files import SMALL_BYTES, open_regular
 
 PLAN_JOURNAL: Final = "journal.jsonl"
 SWEEP_FILE: Final = "sweep.jsonl"
@@ -40,7 +40,7 @@ LOST: Final = "lost"
 Status: TypeAlias = Literal["done", "failed", "stopped", "refused", "not run"]
 
 
-class Opened(msgspec.Struct, tag="open", tag_field="event", frozen=True):
+class PlanOpened(msgspec.Struct, tag="open", tag_field="event", frozen=True):
     """A runner of a plan began. `time` here and below: UTC, ISO 8601."""
 
     time: str
@@ -119,7 +119,7 @@ class JobEnded(msgspec.Struct, tag="ended", tag_field="record", frozen=True):
     reason: str | None
 
 
-PlanLine: TypeAlias = Opened | Started | Ended | Closed
+PlanLine: TypeAlias = PlanOpened | Started | Ended | Closed
 SweepLine: TypeAlias = SweepRequest | JobPlanned | JobEnded
 
 

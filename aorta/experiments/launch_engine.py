@@ -30,8 +30,8 @@ from aorta.experiments.journal import (
     Closed,
     Ended,
     Journal,
-    Opened,
     PlanHistory,
+    PlanOpened,
     Started,
     now,
     read_plan_history,
@@ -151,7 +151,7 @@ def run_plan(plan: Plan, journal: Journal) -> Finished:
         ConfigError: the journal cannot be read. RecordWriteError: it cannot be written.
     """
     history = read_plan_history(plan.output)
-    journal.write(Opened(now(), host(), os.getpid()))
+    journal.write(PlanOpened(now(), host(), os.getpid()))
     _end_lost_launches(plan, journal, history)
     done = history.done()
     launches = {one.name: one for one in plan.order()}

@@ -29,8 +29,8 @@ from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import end_marked, launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
+from aorta.records.files import decode_json, read_small
 from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
-from aorta.records.untrusted_files import decode_json, read_small
 from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"

@@ -17,7 +17,7 @@ import msgspec
 from aorta.analysis.metrics import STEP_METRIC_NAMES, Unit
 from aorta.errors import InputError, RunIncomplete
 from aorta.experiments.launch_plan import Plan
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 
 if TYPE_CHECKING:
     from aorta.analysis.load.engines import Engine

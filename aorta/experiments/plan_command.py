@@ -17,9 +17,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, InputError, RunIncomplete
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, SIDES, Plan, PlannedLaunch
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
 REPORT_DIR: Final = "report"

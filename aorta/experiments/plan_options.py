@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import ConfigError
-from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, SIDES, TORCHRUN, Plan, Side
+from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, TORCHRUN, Plan, Side
 from aorta.installation import checkout
 
 LAUNCHES: Final = 5

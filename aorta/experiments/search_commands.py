@@ -109,9 +109,9 @@ def study(arguments: Sequence[str]) -> int:
 
 def _study(options: argparse.Namespace) -> int:
     from aorta.analysis.compare.verdict import least_launches
+    from aorta.experiments.launch_plan import preset, read_words
     from aorta.experiments.recommendation import check_launches, compared, recommended, rules
     from aorta.experiments.search_report import Study
-    from aorta.experiments.study_cells import preset, read_words
 
     asked = read_words([*preset(options.preset), *options.words])
     cells = asked.cells()
@@ -320,7 +320,7 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
 
 
 def _write(path: Path, content: object) -> None:
-    from aorta.records.whole_files import whole_file
+    from aorta.records.files import whole_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # nothing was launched, with --from

@@ -17,12 +17,11 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
 from aorta.errors import InputError
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyWords
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
-from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import shown_values
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 from aorta.terminal_style import columns, csv_text, filled, paragraph
 from aorta.version import __version__
 
@@ -162,7 +161,7 @@ class Study(Search):
             return "its axes would show values that look like secrets"
         if len(self.asked.varied) != 2:
             return f"it takes two keys, {len(self.asked.varied)} varied"
-        from aorta.experiments.heat_map import HeatPoint, arrange, draw
+        from aorta.experiments.sweep_report import HeatPoint, arrange, draw
 
         y_key, x_key = self.asked.varied
         points = [

@@ -20,8 +20,8 @@ from typing import Any, Final
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.whatif import Prediction, Value, parse_changes, program_of
+from aorta.analysis.whatif.changes import SHARDED
 from aorta.analysis.whatif.prediction import Base, base_of, predict_from
-from aorta.analysis.whatif.strategy_changes import SHARDED
 from aorta.errors import InputError
 from aorta.records.environment_variables import check_variable, shown_variables
 

@@ -37,8 +37,8 @@ from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, ren
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
+from aorta.records.files import whole_file
 from aorta.records.schema import Platform
-from aorta.records.whole_files import whole_file
 
 SLEEP_CYCLES = 50_000_000
 """Tens of milliseconds on any card: far longer than the host needs to issue everything below."""

@@ -1,11 +1,22 @@
-"""Host clocks: read together, and converted from monotonic time to the wall clock (docs/dev/measuring.md, R7).
+"""`clock_sync.json`: by how much each rank's wall clock was ahead of rank 0's, and what that is worth (R9).
+
+Each trace of the run repeats its own rank's entry under `TRACE_KEY`, as it was known when the trace was saved.
+
+    clock = read_clock_sync(folder / CLOCK_SYNC_FILE).of(rank)
+    clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
+
+Offsets are measured at the start and at the end of a run; from them follows the correction of any instant between,
+before and after, in exact integer nanoseconds. Must not measure (that is `aorta.distributed.clock_measurement`), or
+state a bound that was not measured.
+
+Host clocks: read together, and converted from monotonic time to the wall clock (docs/dev/measuring.md, R7).
 
     anchor = read_clocks()
     to_realtime_ns(time.perf_counter_ns(), anchor)                           # with one reading, while a run lasts
     WallTime([header.clock, footer.clock]).realtime_ns(step.start_mono_ns)   # with all readings, afterwards
 
 `time.perf_counter_ns` is CLOCK_MONOTONIC on Linux; every `_mono_ns` in the record is on that clock. Must not know about
-devices (their events are placed on this clock by `aorta.instrument`), or compare hosts (`clock_offsets` does).
+devices: their events are placed on this clock by `aorta.instrument`.
 """
 
 from __future__ import annotations
@@ -14,9 +25,228 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Final
 
-from aorta.records.schema import ClockReading
+import msgspec
+
+from aorta.errors import InputError
+from aorta.records.files import decode_json, read_small
+from aorta.records.schema import ClockReading, Integer, Reading
+
+CLOCK_SYNC_FILE: Final = "clock_sync.json"
+CLOCK_SYNC_VERSION: Final = 1
+TRACE_KEY: Final = "clock_sync"
+"""Top-level key of a trace: a `ClockSync` with one rank."""
+PPM: Final = 1_000_000
+
+
+class OffsetSample(msgspec.Struct, frozen=True):
+    """One measurement against the reference rank: the ping-pong of least round trip among `samples`.
+
+    `offset_ns` = ((t2 - t1) + (t3 - t4)) / 2 and `rtt_ns` = (t4 - t1) - (t3 - t2), where the reference sends at t1
+    and receives at t4, and the rank receives at t2 and answers at t3 (RFC 5905, section 8). Positive = this rank is
+    ahead. The error is at most `bound_ns`, half the round trip. `at_ns` is the middle of it on the rank's own clock.
+    """
+
+    at_ns: Integer
+    offset_ns: Integer
+    rtt_ns: Integer
+    bound_ns: Integer
+    samples: Integer
+
+
+class Injected(msgspec.Struct, frozen=True):
+    """A skew asked for by `clock.fake_*`: the rank's clock shows t + offset_ns + drift_ppm * (t - since_ns) / 1e6."""
+
+    offset_ns: Integer
+    drift_ppm: Reading
+    since_ns: Integer
+
+    def shown(self, true_ns: int) -> int:
+        """What the faked clock shows at the instant that the host's own clock calls `true_ns`."""
+        return true_ns + self.offset_ns + round(Fraction(self.drift_ppm) * (true_ns - self.since_ns) / PPM)
+
+
+class RankClock(msgspec.Struct, frozen=True, dict=True):
+    """What is known of one rank's clock. `start` or `end` is None where it could not be measured; `reason` says why."""
+
+    rank: Integer
+    host: str
+    boot_id: str
+    start: OffsetSample | None = None
+    end: OffsetSample | None = None
+    injected: Injected | None = None
+    reason: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Return whether anything was measured."""
+        return self.start is not None or self.end is not None
+
+    @property
+    def offset_ns(self) -> int | None:
+        """Nanoseconds by which this clock was ahead at the first measurement there is."""
+        sample = self.start or self.end
+        return None if sample is None else sample.offset_ns
+
+    @cached_property
+    def _slope(self) -> Fraction:
+        """Nanoseconds gained per nanosecond of this clock; 0 unless measured twice, some time apart."""
+        if self.start is None or self.end is None or self.end.at_ns <= self.start.at_ns:
+            return Fraction(0)
+        return Fraction(self.end.offset_ns - self.start.offset_ns, self.end.at_ns - self.start.at_ns)
+
+    @property
+    def drift_ppm(self) -> float | None:
+        """Microseconds gained in a second; None unless measured twice."""
+        return None if self.start is None or self.end is None else float(self._slope * PPM)
+
+    @property
+    def drift_bound_ppm(self) -> float | None:
+        """Largest error of `drift_ppm`: (bound at the start + bound at the end) / the time between."""
+        if self.start is None or self.end is None or self.end.at_ns <= self.start.at_ns:
+            return None
+        return float(Fraction(self.start.bound_ns + self.end.bound_ns, self.end.at_ns - self.start.at_ns) * PPM)
+
+    def to_reference(self, own_ns: int) -> int:
+        """The reference rank's clock at the instant this rank's clock shows `own_ns`. Never changes an order.
+
+        Raises:
+            ValueError: nothing was measured.
+        """
+        sample = self.start or self.end
+        if sample is None:
+            raise ValueError(f"rank {self.rank}: its clock was not measured")
+        return own_ns - sample.offset_ns - round(self._slope * (own_ns - sample.at_ns))
+
+    def correction_ns(self, host_ns: int) -> int:
+        """What to add to a time of this rank's host to have the reference rank's. A skew injected for tests is applied
+        first.
+
+        Raises:
+            ValueError: nothing was measured.
+        """
+        shown = host_ns if self.injected is None else self.injected.shown(host_ns)
+        return self.to_reference(shown) - host_ns
+
+    def bound_ns(self, own_ns: int) -> int | None:
+        """Largest error of `to_reference(own_ns)` for a clock of constant drift; None (unknown) unless measured twice.
+
+        Between the measurements their bounds are weighted by distance; outside, the line through them is prolonged and
+        the bound grows with the uncertainty of its slope.
+        """
+        if self.start is None or self.end is None or self.end.at_ns <= self.start.at_ns:
+            return None
+        weight = Fraction(own_ns - self.start.at_ns, self.end.at_ns - self.start.at_ns)
+        return round(abs(1 - weight) * self.start.bound_ns + abs(weight) * self.end.bound_ns)
+
+    def worst_bound_ns(self) -> int | None:
+        """Largest bound between the two measurements."""
+        if self.start is None or self.end is None:
+            return None
+        return max(self.start.bound_ns, self.end.bound_ns)
+
+    def summary(self) -> dict[str, object]:
+        """What metadata of a trace repeats (JSON types); null is unknown."""
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "offset_ns": self.offset_ns,
+            "drift_ppm": self.drift_ppm,
+            "drift_bound_ppm": self.drift_bound_ppm,
+            "bound_start_ns": None if self.start is None else self.start.bound_ns,
+            "bound_end_ns": None if self.end is None else self.end.bound_ns,
+            "bound_worst_ns": self.worst_bound_ns(),
+            "start": None if self.start is None else msgspec.to_builtins(self.start),
+            "end": None if self.end is None else msgspec.to_builtins(self.end),
+            "injected": None if self.injected is None else msgspec.to_builtins(self.injected),
+            "reason": self.reason,
+        }
+
+
+class ClockSync(msgspec.Struct, frozen=True):
+    """The whole file. `complete` once the measurement at the end was made; `ranks` is in rank order."""
+
+    version: int
+    run_id: str
+    attempt: int
+    reference_rank: int
+    clock: str
+    transport: str
+    complete: bool
+    ranks: list[RankClock]
+
+    def of(self, rank: int) -> RankClock | None:
+        """What is known of `rank`; None if it is not listed."""
+        return next((entry for entry in self.ranks if entry.rank == rank), None)
+
+    def with_ranks(self, ranks: Iterable[RankClock]) -> ClockSync:
+        """The same run's file with these ranks in place of its own."""
+        return msgspec.structs.replace(self, ranks=sorted(ranks, key=lambda entry: entry.rank))
+
+    def summary(self) -> dict[str, object]:
+        """What the manifest and a merged trace repeat (JSON types)."""
+        return {
+            "reference_rank": self.reference_rank,
+            "clock": self.clock,
+            "transport": self.transport,
+            "complete": self.complete,
+            "ranks": [entry.summary() for entry in self.ranks],
+        }
+
+
+def plain(sync: ClockSync) -> dict[str, Any]:
+    """The file's content (JSON types), with the derived figures beside the measured ones."""
+    ranks = [{**entry.summary(), "boot_id": entry.boot_id} for entry in sync.ranks]
+    return {**msgspec.to_builtins(sync), "ranks": ranks}
+
+
+def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
+    """What a trace of `rank` says of its clock; empty where nothing was measured."""
+    mine = None if sync is None else sync.of(rank)
+    return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
+
+
+_DECODER: Final = msgspec.json.Decoder(ClockSync)
+
+
+def encode(sync: ClockSync) -> bytes:
+    """The file's text, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plain(sync)), indent=2) + b"\n"
+
+
+def read_clock_sync(path: Path) -> ClockSync:
+    """Read it back; the derived figures are derived again.
+
+    Raises:
+        InputError: the file cannot be read, or is not of this version.
+    """
+    try:
+        text = read_small(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return decode(text, str(path), f"a {CLOCK_SYNC_FILE}")
+
+
+def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
+    """Decode the content of a file or of a trace's `TRACE_KEY`.
+
+    Args:
+        place, kind: where `text` stands and what it should be, for errors.
+
+    Raises:
+        InputError: it is something else, or not of this version.
+    """
+    try:
+        sync = decode_json(text, _DECODER)
+    except ValueError as error:
+        raise InputError(f"{place}: not {kind} of an AORTA run ({error})") from error
+    if sync.version != CLOCK_SYNC_VERSION:
+        raise InputError(f"{place}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")
+    return sync
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TRIES = 5

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from aorta.errors import InputError
+from aorta.records.files import open_regular
 from aorta.records.schema import READABLE_VERSIONS, Anchor, Calibration, Footer, Header, Line, Step
 from aorta.records.step_line import decode_line, decode_whole_line
-from aorta.records.untrusted_files import open_regular
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
 """Longest line that is read, bytes. A step of 50 collectives takes at most 10 KiB (`benchmarks/record_size.py`);

@@ -6,6 +6,15 @@
 
 Every other package finds and reads the manifest of a run through this module; what it makes of one that is missing,
 damaged or of another run is its own affair. Must not write, or judge whose files these are.
+
+What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made in a window, one JSON line
+each.
+
+Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.rpc.rpc_report`).
+
+What a run of `workload=streams` writes: `streams.json`.
+
+Must not know how streams are driven (`aorta.streams`).
 """
 
 from __future__ import annotations
@@ -17,7 +26,8 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.records.untrusted_files import decode_json, read_small
+from aorta.records.files import decode_json, read_small
+from aorta.records.schema import Integer
 
 RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
 RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
@@ -78,3 +88,146 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+RPC_FILE: Final = "rpc.json"
+RPC_VERSION: Final = 1
+CALLS_FILE: Final = "rpc_calls_{window:04d}.jsonl"
+"""In each rank's trace folder, once the window is over; empty where the rank made no call."""
+CALLS_GLOB: Final = "rpc_calls*.jsonl"
+"""Earlier runs have one file for all windows, `rpc_calls.jsonl`."""
+TRACE_FILE: Final = "rpc_trace.json.gz"
+"""What the report makes of all traces, in the run's folder unless told."""
+WINDOW_FILE: Final = "rpc_window_{window:04d}.json"
+WINDOW_GLOB: Final = "rpc_window_*.json"
+CALL_MARK: Final = " call="
+"""In a worker's own trace, between the name of a call's slice and its id: rows of one name are to add up."""
+
+
+class Call(msgspec.Struct):
+    """One call as its caller saw it, in Unix nanoseconds of its own clock.
+
+    `call_id` is caller and number; `parent` the call in which it was made. `traced` is False where the callee runs it
+    without a mark. `reply_ns` is null while no answer came; `error` is the type of what came instead of a value.
+    """
+
+    call_id: str
+    name: str
+    kind: str
+    function: str
+    caller: Integer
+    callee: Integer
+    window: Integer | None
+    parent: str | None
+    issue_ns: Integer
+    traced: bool
+    reply_ns: Integer | None = None
+    error: str | None = None
+
+
+class OperatorMemory(msgspec.Struct):
+    """What an operator allocated in one call: with all that it called, and by itself."""
+
+    allocated_bytes: int = 0
+    self_allocated_bytes: int = 0
+
+
+class CallMemory(msgspec.Struct, frozen=True):
+    """What one call did to the host's memory on its callee.
+
+    `peak_bytes` is the most it held at once of what it allocated itself; `operators` is by name.
+    """
+
+    allocated_bytes: int
+    freed_bytes: int
+    peak_bytes: int
+    operators: dict[str, OperatorMemory]
+
+
+MEMORY_KEY: Final = "rpcMemory"
+"""Top-level key of a callee's trace where memory was profiled: call id -> `CallMemory`."""
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """`id` is torch's WorkerInfo.id, which is the rank."""
+
+    id: Integer
+    name: str
+
+
+class RpcFacts(msgspec.Struct, frozen=True):
+    """`rpc.json`, written when the run begins and after every window.
+
+    `incomplete`: it has not `ended`, a worker was lost (`lost`: id to why), or a failed call or a signal has
+    `cut_short` a window. `finished_windows` is null in files of earlier runs, which were written at the end alone.
+    """
+
+    version: int
+    workers: list[Worker]
+    driver: int
+    windows: Integer
+    profiled: bool
+    incomplete: bool
+    lost: dict[str, str]
+    cut_short: str | None
+    ended: bool = True
+    finished_windows: int | None = None
+
+
+STREAMS_FILE: Final = "streams.json"
+STREAMS_VERSION: Final = 1
+QUEUE_VARIABLES: Final = ("GPU_MAX_HW_QUEUES", "CUDA_DEVICE_MAX_CONNECTIONS")
+"""They bound the hardware queues, of HIP and of CUDA."""
+
+
+class StreamsPoint(msgspec.Struct, frozen=True):
+    """One pattern on one number of streams.
+
+    `concurrency` is the mean number of kernels that ran at once while any ran (the sum of the kernels' lengths over the
+    length of their union), `most_at_once` the maximum. `serial_ns` and `elapsed_ns` are the times of the same kernels
+    on one stream and on `streams`, from the first begin to the last end; `gain` is their quotient, the throughput
+    against one stream. `issued_in_time`: everything was issued before the first kernel could begin; else the host was
+    too slow, and less than the device can do was seen. `shared_queues`: places of this point's streams,
+    grouped by the hardware queue, where a queue has more than one.
+    """
+
+    streams: int
+    kernels: int
+    concurrency: float
+    most_at_once: int
+    serial_ns: int
+    elapsed_ns: int
+    gain: float
+    issued_in_time: bool
+    shared_queues: list[list[int]]
+
+
+class StreamsPattern(msgspec.Struct, frozen=True):
+    """One pattern: its points by number of streams, and its knee, null where it was `skipped` (with the reason)."""
+
+    name: str
+    says: str
+    points: list[StreamsPoint]
+    knee_streams: int | None = None
+    skipped: str | None = None
+
+
+class StreamsRank(msgspec.Struct, frozen=True):
+    """All results of a rank. `queues` groups its streams of normal priority by the hardware queue they were seen to
+    use. `environment` holds the variables that bound hardware queues, as the process started with them.
+    """
+
+    rank: int
+    device: str
+    environment: dict[str, str]
+    queues: list[list[int]]
+    patterns: list[StreamsPattern]
+
+
+class StreamsFile(msgspec.Struct, frozen=True):
+    """`streams.json`: what was asked for, and the results of all ranks in their order."""
+
+    version: int
+    kernel_ns: int
+    knee_tolerance: float
+    ranks: list[StreamsRank]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from aorta.errors import InstrumentError
-from aorta.records.rpc_files import CallMemory, OperatorMemory
+from aorta.records.run_files import CallMemory, OperatorMemory
 
 try:
     from torch._C._profiler import _ExperimentalConfig

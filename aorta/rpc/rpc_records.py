@@ -20,7 +20,8 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, describe, scanning
 from aorta.errors import InputError
-from aorta.records.rpc_files import (
+from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.run_files import (
     CALL_MARK,
     CALLS_GLOB,
     MEMORY_KEY,
@@ -32,7 +33,6 @@ from aorta.records.rpc_files import (
     RpcFacts,
     Worker,
 )
-from aorta.records.untrusted_files import decode_json, open_regular, read_small
 
 _FACTS: Final = msgspec.json.Decoder(RpcFacts)
 _CALL: Final = msgspec.json.Decoder(Call)

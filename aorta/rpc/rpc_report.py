@@ -20,12 +20,12 @@ import msgspec
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
-from aorta.analysis.merge.causality import Causality
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, trace_file
+from aorta.analysis.merge.tracks import Causality
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
-from aorta.records.rpc_files import CALL_MARK, TRACE_FILE, Call, CallMemory
+from aorta.records.run_files import CALL_MARK, TRACE_FILE, Call, CallMemory
 from aorta.rpc.rpc_records import (
     REMOTE_CALL,
     REMOTE_OP,

@@ -34,8 +34,8 @@ from aorta.errors import ConfigError
 from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_files import export
 from aorta.profiling.window_recording import all_threads
-from aorta.records.clock_offsets import trace_metadata
-from aorta.records.rpc_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
+from aorta.records.clocks import trace_metadata
+from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
 from aorta.rpc import call_memory
 from aorta.rpc.driver import DRIVER, Coordination, Driver
 from aorta.rpc.tracer import TracedRpc

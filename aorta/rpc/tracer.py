@@ -28,7 +28,7 @@ import torch.distributed.rpc as rpc
 from torch.autograd.profiler import record_function
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
-from aorta.records.rpc_files import CALL_MARK, Call
+from aorta.records.run_files import CALL_MARK, Call
 from aorta.rpc.call_memory import measured, paused
 
 _log = logging.getLogger(__name__)

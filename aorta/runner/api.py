@@ -28,7 +28,7 @@ from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers
-from aorta.records.clock_offsets import trace_metadata
+from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import RecordArguments, chosen_blocks, device_of, find_blocks, refuse_compiled_in_place
 from aorta.runner.calibration import Calibrator, calibration_plan

@@ -21,7 +21,7 @@ from torch import nn
 
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.records.untrusted_files import open_regular
+from aorta.records.files import open_regular
 from aorta.workload.task import Stages
 
 _NAME = re.compile(r"^step_(\d+)$")

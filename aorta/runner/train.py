@@ -34,7 +34,7 @@ from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers
 from aorta.profiling.trace_names import Counters
-from aorta.records.clock_offsets import trace_metadata
+from aorta.records.clocks import trace_metadata
 from aorta.records.schema import Step
 from aorta.runner.calibration import calibration_plan
 from aorta.runner.checkpoint import Checkpoints, first_step

@@ -26,7 +26,7 @@ from aorta.distributed.output_folder import write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError
-from aorta.records.streams_file import (
+from aorta.records.run_files import (
     QUEUE_VARIABLES,
     STREAMS_FILE,
     STREAMS_VERSION,

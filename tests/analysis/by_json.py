@@ -22,12 +22,12 @@ from aorta.analysis import straggler as _straggler
 from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
 from aorta.analysis.attribution import breakdown
-from aorta.analysis.compare import metric_verdicts, run_comparison, verdict_sentences
+from aorta.analysis.compare import metric_verdicts, run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.comparison import Attribution, ComparedMetric
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.gate import gate_checks, gate_command, gate_outputs
+from aorta.analysis.gate import gate_checks, gate_command
 
 
 def built(kind: Any, found: Any) -> Any:
@@ -79,10 +79,8 @@ aggregate = by_json(_aggregate.aggregate)
 attribute = by_json(_attribute.attribute)
 describe = by_json(_stats.describe)
 evaluate = by_json(gate_checks.evaluate)
-headline, short_headline, title = map(
-    by_json, (verdict_sentences.headline, verdict_sentences.short_headline, verdict_sentences.title)
-)
-junit_xml, markdown_summary = by_json(gate_outputs.junit_xml), by_json(gate_outputs.markdown_summary)
+headline, short_headline, title = map(by_json, (_verdict.headline, _verdict.short_headline, _verdict.title))
+junit_xml, markdown_summary = by_json(gate_command.junit_xml), by_json(gate_command.markdown_summary)
 slower = by_json(_verdict.slower)
 summarize = by_json(_summary.summarize)
 changes_the_work = by_json(run_comparison.changes_the_work)
@@ -148,7 +146,7 @@ def of_one_dimension(attribution: Mapping[str, Any]) -> list[Any]:
 
 def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
     """The same rows as a table of Markdown."""
-    return gate_outputs._causes(breakdown.sentence_rows(built(Attribution, attribution)))
+    return gate_command._causes(breakdown.sentence_rows(built(Attribution, attribution)))
 
 
 cautions = by_json(_cautions.cautions)

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 import aorta.analysis
 from aorta.analysis import frames, straggler
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.bandwidth import busbw_factor
 from aorta.analysis.collective_metrics import collective_metrics
 from aorta.analysis.documents import as_json
 from aorta.analysis.load.records import load_run
-from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES
+from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
 from aorta.errors import InputError
 from aorta.records.schema import Coverage
 from aorta.timeline.classes import LOCKSTEP

@@ -12,7 +12,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
+from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
 from tests.analysis.by_json import straggler as judge

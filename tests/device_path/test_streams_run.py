@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aorta.config.groups.common import StreamPattern
-from aorta.records.streams_file import StreamsFile, StreamsPoint
+from aorta.records.run_files import StreamsFile, StreamsPoint
 from aorta.streams.patterns import PATTERNS
 from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded

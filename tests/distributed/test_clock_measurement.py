@@ -13,7 +13,7 @@ from aorta.config.schema import Clock
 from aorta.distributed import clock_measurement as module
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.output_folder import RunFolder
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE, read_clock_sync
+from aorta.records.clocks import CLOCK_SYNC_FILE, read_clock_sync
 from tests.distributed.conftest import World, place
 
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0

@@ -23,8 +23,8 @@ from aorta.experiments import gather_nodes as gather
 from aorta.experiments import optuna_sweeper, search_commands
 from aorta.experiments import plan_command as plans
 from aorta.experiments import sweep_report as sweep
+from aorta.experiments.launch_plan import preset, read_words
 from aorta.experiments.plan_options import read_plan
-from aorta.experiments.study_cells import preset, read_words
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from aorta.rpc import rpc_report as rpc

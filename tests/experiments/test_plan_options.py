@@ -12,11 +12,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.distributed import provenance
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
-from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, Opened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, with_candidates
+from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, StudyCell, with_candidates
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
-from aorta.experiments.study_cells import StudyCell
 from aorta.records.environment_variables import hide
 from tests.docs.pages import fenced
 from tests.runs import ROOT
@@ -183,7 +182,7 @@ def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
 def test_the_page_names_every_key_placeholder_and_event() -> None:
     page = (ROOT / "docs" / "compare.md").read_text()
     names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
-    events = [each.__struct_config__.tag for each in (Opened, Started, Ended, Closed)]
+    events = [each.__struct_config__.tag for each in (PlanOpened, Started, Ended, Closed)]
     marks = [*PLACEHOLDERS, *events, FAILED, STOPPED, LOST]
     assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from aorta.errors import InputError
 from aorta.experiments import search_commands
-from aorta.experiments.study_cells import PRESETS, preset, read_words
+from aorta.experiments.launch_plan import PRESETS, preset, read_words
 from aorta.records.environment_variables import KNOWN_VARIABLES, check_variable, table
 from tests.experiments.conftest import Bench
 from tests.runs import ROOT

@@ -11,11 +11,10 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from aorta.errors import InputError
-from aorta.experiments import heat_map
-from aorta.experiments.heat_map import NO_JOB, HeatGrid, draw
+from aorta.experiments import sweep_report
 from aorta.experiments.journal import JobEnded, JobHistory, JobPlanned, Sweep
 from aorta.experiments.launch_medians import LaunchMedians
-from aorta.experiments.sweep_report import JobRow, SweepReport, main
+from aorta.experiments.sweep_report import NO_JOB, HeatGrid, JobRow, SweepReport, draw, main
 from tests.analysis.builders import footer, header, metrics, step, write_rank
 from tests.experiments.test_journal import ASKED, write
 
@@ -76,7 +75,7 @@ def test_an_axis_with_too_many_values():
 def drawn(monkeypatch, tmp_path, rows, metric="overlap_ratio"):
     """The figure that would be saved."""
     figures = []
-    monkeypatch.setattr(heat_map, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(sweep_report, "save", lambda figure, path: figures.append(figure))
     assert draw(arrange(rows, metric, "x", "y"), "title", tmp_path / "heat.png") is None
     return figures[0].axes[0]
 

@@ -26,7 +26,7 @@ _MODULES: Final = (
         "aorta.analysis.report.html.assembly",
     ),
     *("aorta.analysis.merge.merge_traces", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
-    *("aorta.experiments.sweep_report", "aorta.experiments.heat_map"),
+    *("aorta.experiments.sweep_report", "aorta.experiments.sweep_report"),
     *("aorta.experiments.plan_command", "aorta.experiments.launch_folder", "aorta.train_command"),
     *("matplotlib.pyplot", "bokeh.plotting", "jinja2", "scipy.stats", "fsspec.implementations.local", "omegaconf"),
     *("fsspec.implementations.zip", "fsspec.implementations.tar"),

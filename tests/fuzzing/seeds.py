@@ -179,7 +179,7 @@ def launches(folder: Path) -> None:
 
 def merge(folder: Path) -> None:
     """Run folders with traces, records and clocks; and the corpus of merging."""
-    from aorta.records.clock_offsets import Injected
+    from aorta.records.clocks import Injected
     from tests.analysis.merge.test_tracks import run_folder
 
     run_folder(folder / "run")
@@ -193,7 +193,7 @@ def rpc(folder: Path) -> None:
     """Runs of remote calls: two workers, with and without the driver's facts."""
     import msgspec
 
-    from aorta.records.rpc_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
+    from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
     from tests.analysis.merge.traces import BASE_NS, text, x
 
     facts = RpcFacts(1, [Worker(0, "driver"), Worker(1, "helper")], 0, 1, True, True, {"1": "killed"}, None)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aorta.analysis.baselines import compute_slowdown, overlap_efficiency
+from aorta.analysis.collective_metrics import compute_slowdown, overlap_efficiency
 from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import Run
 from aorta.records.reader import read_rank

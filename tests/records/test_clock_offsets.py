@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import InputError
-from aorta.records.clock_offsets import ClockSync, OffsetSample, RankClock, encode, read_clock_sync
+from aorta.records.clocks import ClockSync, OffsetSample, RankClock, encode, read_clock_sync
 
 T0 = 1_790_000_000_000_000_000
 instants = st.integers(T0 - 10**13, T0 + 10**13)

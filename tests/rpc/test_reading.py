@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aorta.analysis.merge.trace_choice import describe
-from aorta.records.rpc_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
+from aorta.records.run_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
 from aorta.rpc.rpc_records import nested_waits, read_operators
 from aorta.rpc.rpc_report import rpc_report
 from tests.analysis.merge.traces import BASE_NS, text, write, x

@@ -11,7 +11,7 @@ import torch.distributed.rpc as rpc
 from torch.autograd.profiler import record_function
 from torch.distributed.rpc import rpc_sync as imported_before
 
-from aorta.records.rpc_files import CALL_MARK
+from aorta.records.run_files import CALL_MARK
 from aorta.rpc import call_memory
 from aorta.rpc.tracer import TracedRpc
 from tests.runs import HANGS_S

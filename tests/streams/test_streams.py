@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.records.streams_file import StreamsPattern, StreamsPoint, StreamsRank
+from aorta.records.run_files import StreamsPattern, StreamsPoint, StreamsRank
 from aorta.streams.issue import concurrency, elapsed_ns, knee, most_at_once, ran_together
 from aorta.streams.streams_run import table
 from aorta.terminal_style import Style

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.launch_order import LaunchOrder, launch_order
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
+from aorta.analysis.compare.launch_set import Launch, LaunchOrder, LaunchSet, Sample, launch_order
 from aorta.analysis.compare.metric_verdicts import add_statistics, judge
 from aorta.analysis.compare.run_comparison import (
     UNNOTICED,
@@ -28,8 +27,7 @@ from aorta.analysis.compare.run_comparison import (
     differing,
     not_alike,
 )
-from aorta.analysis.compare.verdict import GUARD, Rules, Word, too_few
-from aorta.analysis.compare.verdict_sentences import headline
+from aorta.analysis.compare.verdict import GUARD, Rules, Word, headline, too_few
 from aorta.analysis.documents.comparison import (
     SIDES,
     AllowedDifference,

@@ -1,7 +1,8 @@
 """What `run.json` and `summary.json` hold, as types that are computed, rendered and written.
 
-`dataset` describes one run, `comparison` two of them, `manifest` the file `run.json`. JSON is the serialisation of
-these structs (`as_json`) and nothing else; their JSON Schemas are generated from them (`json_schemas`).
+`dataset` describes one run, `comparison` two of them, `summary` the files `summary.json` and `run.json`. JSON is the
+serialisation of these structs (`as_json`) and nothing else; their JSON Schemas are generated from them
+(`json_schemas`).
 
 A field with the default `ABSENT` is a key that not every file holds: it is left out where nothing set it, and `known`
 reads it as None. Must not compute anything.

@@ -1,15 +1,23 @@
-"""`summary.json` as a whole: its datasets, the comparison of two of them, and what a gate decided."""
+"""`summary.json` as a whole: its datasets, the comparison of two of them, and what a gate decided.
+
+What `run.json` holds, as types: the source of its JSON Schema.
+
+The manifest is written as plain values where it is collected (`aorta.distributed`); tests hold real files to these
+types. What differs from configuration to configuration stays open.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from aorta.analysis.documents import ABSENT, Unpublished
 from aorta.analysis.documents.comparison import Comparison, GateEntry
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.metrics import Better, Unit
+from aorta.records.schema import Platform
 
 
 class MetricDefinition(msgspec.Struct):
@@ -30,3 +38,64 @@ class Summary(msgspec.Struct, kw_only=True):
     comparison: Comparison = ABSENT
     metrics: dict[str, MetricDefinition]
     gate: Unpublished[GateEntry] = ABSENT
+
+
+class Versions(msgspec.Struct):
+    """Of AORTA, Python, torch and what else decides a measurement; null: not there."""
+
+    aorta: str
+    aorta_commit: str | None
+    python: str
+    torch: str
+
+
+class HostFacts(msgspec.Struct):
+    """The machine of rank 0."""
+
+    machine: str
+    kernel: str
+    cpus: int | None
+    cpus_usable: int | None
+    memory_bytes: int
+
+
+class RankFacts(msgspec.Struct):
+    """One rank and where it ran."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    device: str
+    threads: int
+    device_telemetry: dict[str, Any] | None
+
+
+class Manifest(msgspec.Struct):
+    """`run.json`."""
+
+    schema_version: int
+    run_id: str
+    attempt: int
+    elastic_run_id: str | None
+    label: str
+    created_unix_ns: int
+    manifest_hash: str
+    world_size: int
+    platform: Platform
+    backend: str | None
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    versions: Versions
+    environment: dict[str, str]
+    environment_differences: dict[str, dict[str, str]]
+    host_facts: HostFacts
+    devices: list[str]
+    topology: list[RankFacts]
+    command: list[str]
+    clock_sync: dict[str, Any] | None
+    warnings: list[str]
+    steps_planned: int | UnsetType = UNSET
+    traces: dict[str, Any] | UnsetType = UNSET
+    reasons: dict[str, str] | UnsetType = UNSET

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.bandwidth import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, places
+from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND

@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Self
 
 import msgspec
 
-from aorta.analysis.load.detect import AORTA, detect
+from aorta.analysis.documents.comparison import SIDES
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.open import (
     INFLATED_LIMIT,
@@ -40,12 +40,11 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.records import load_run
+from aorta.analysis.load.trace_files import AORTA, detect
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
 
-_SIDES: Final = ("reference", "candidate")
-"""Folders of launches that an experiment plan creates."""
 NOT_A_LAUNCH: Final = "history"
 """Holds earlier runs of the same folder."""
 
@@ -106,11 +105,11 @@ def launch_folders(location: str | Path) -> list[Path]:
     runs = {child for child in below if child.name != NOT_A_LAUNCH and holds_records(child)}
     if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
         return [child for child in below if child in runs or child.name.isdecimal()]
-    sides = [side for side in _SIDES if (path / side).is_dir() and launch_folders(path / side)]
+    sides = [side for side in SIDES if (path / side).is_dir() and launch_folders(path / side)]
     if len(sides) == 2:
         raise InputError(
             f"{path}: the folder of a plan, which holds two launch sets; compare them with --reference "
-            f"{path / _SIDES[0]} --candidate {path / _SIDES[1]}"
+            f"{path / SIDES[0]} --candidate {path / SIDES[1]}"
         )
     if sides:
         raise InputError(

@@ -28,11 +28,10 @@ from aorta.analysis.load.interval_table import (
     intervals,
     step_of,
 )
-from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
 from aorta.analysis.load.microseconds import LATEST_NS, check_devices, check_instants
+from aorta.analysis.load.open import Database, database, look_up
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.sqlite_files import Database, database, look_up
-from aorta.analysis.load.step_markers import step_windows
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.record_details import WORDS, RecordDetails, mono_ns, words_are_samples
-from aorta.analysis.load.run_facts import coverage_facts, source_of
+from aorta.analysis.load.run_facts import WORDS, RecordDetails, coverage_facts, mono_ns, source_of, words_are_samples
 from aorta.analysis.step_intervals import StepColumns, contents_of
 from aorta.analysis.tables import (
     KIND_METRICS,

@@ -18,7 +18,7 @@ from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of, timed_from_python
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE, RankClock, read_clock_sync
+from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.run_files import RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.records.schema import WORLD_LIMIT
 

@@ -17,20 +17,20 @@ import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.open import Database, database, look_up
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rccl_order import Calls
 from aorta.analysis.load.rocprof import (
     HIP_API,
     MARKERS,
     NO_KERNELS,
     RCCL_API,
+    Calls,
     Copies,
     Kernels,
     Launches,
     Marks,
     trace_of,
 )
-from aorta.analysis.load.sqlite_files import Database, database, look_up
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64

@@ -19,16 +19,16 @@ from typing import IO, Final
 
 import numpy as np
 
-from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.kernel_totals import Agent, with_derived
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rccl_order import Calls
 from aorta.analysis.load.rocprof import (
     HIP_API,
     MARKERS,
     NO_KERNELS,
     RCCL_API,
+    Calls,
     Copies,
     Kernels,
     Launches,

@@ -16,7 +16,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, RankClock, decode, read_clock_sync
+from aorta.records.clocks import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, RankClock, decode, read_clock_sync
 from aorta.records.reader import header_of
 from aorta.records.run_files import RANK_FILE, in_history
 

@@ -27,10 +27,9 @@ from aorta.analysis.merge.alignment import (
     in_words,
     record_of,
 )
-from aorta.analysis.merge.causality import Causality, check_collectives
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
 from aorta.analysis.merge.trace_writer import TraceWriter, TrackIdentity, trace_file
-from aorta.analysis.merge.tracks import MergedCollective, RecordTracks
+from aorta.analysis.merge.tracks import Causality, MergedCollective, RecordTracks, check_collectives
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 

@@ -19,9 +19,8 @@ from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
 from aorta.analysis.load.rank_inference import ranks_in_path
 from aorta.errors import InputError
-from aorta.records.clock_offsets import CLOCK_SYNC_FILE
-from aorta.records.rpc_files import RPC_FILE, TRACE_FILE
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE
+from aorta.records.clocks import CLOCK_SYNC_FILE
+from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RPC_FILE, TRACE_FILE
 from aorta.records.schema import WORLD_LIMIT
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")

@@ -19,7 +19,7 @@ import msgspec
 
 from aorta.analysis.load.chrome_json import Event
 from aorta.errors import InputError
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 
 PIDS_PER_RANK: Final = 1_000
 TIDS_PER_RANK: Final = 100_000

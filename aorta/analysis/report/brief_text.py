@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.compare.verdict_sentences import short_headline
+from aorta.analysis.compare.verdict import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry, GainEntry, MarginalEntry, WhatIf

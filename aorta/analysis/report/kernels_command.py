@@ -17,7 +17,7 @@ from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_block, kerne
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 from aorta.terminal_style import style_of
 
 TOP: Final = 15

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import ABSENT, known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Interval, Quotient
 from aorta.analysis.formatting import TEXT, is_zero, p_value

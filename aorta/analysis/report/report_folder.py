@@ -43,8 +43,8 @@ from aorta.analysis.report.terminal_text import (
 )
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.errors import InputError
+from aorta.records.files import whole_file
 from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
-from aorta.records.whole_files import whole_file
 from aorta.terminal_style import PLAIN, Style
 
 TABLES_DIR: Final = "tables"

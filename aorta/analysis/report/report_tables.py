@@ -31,7 +31,7 @@ from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_frames
 from aorta.analysis.table_files import FORMATS, write_table
 from aorta.analysis.tables import Run
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 
 TABLES: Final = ("steps", "collectives", "metrics", "comparison", *KERNEL_TABLES)
 STEPS: Final = ("label", "launch", *STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.cautions import cautions
-from aorta.analysis.compare.verdict_sentences import UNLIKE, headline, is_comparable
-from aorta.analysis.compare.verdict_sentences import title as verdict_title
+from aorta.analysis.cautions import cautions, cutoff_line
+from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable
+from aorta.analysis.compare.verdict import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedCollective, ComparedMetric, Comparison
@@ -23,7 +23,6 @@ from aorta.analysis.formatting import TEXT, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.html import PAGE_FILE
 from aorta.analysis.report.metric_table import DENOMINATOR, denominators, metric_table, shown_first, wrapped
-from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
 from aorta.analysis.summary import SUMMARY_FILE
 from aorta.analysis.table_files import FORMATS

@@ -1,4 +1,10 @@
-"""All changes of a what-if: reads them, and makes them in a program.
+"""Changes of how a strategy communicates: DDP's buckets, FSDP's prefetching, overlap on or off.
+
+How DDP's buckets are filled anew is `ddp_buckets`. FSDP issues the all-gather of a block when the block `depth` before
+it in the same pass has arrived; without prefetching right before its own wait. A pass that was recorded with this
+prefetching stays as it was. Must not change what a rank computes.
+
+All changes of a what-if: reads them, and makes them in a program.
 
     parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])
 
@@ -24,15 +30,199 @@ Must not replay, or predict anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from itertools import groupby
+from typing import ClassVar, Final, NamedTuple, Self
 
-from aorta.analysis.whatif.change import Change, Changed, refused
+from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.network_changes import CommSpeed, NetworkChange, WorldSize, check_length
-from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.own_time import ROOM, CollectiveCost, Placed, RankView, restructured
+from aorta.analysis.whatif.program import Change, Changed, RunProgram, What, factor_of, is_count, number_of, refused
 from aorta.analysis.whatif.rank_changes import ComputeSpeed, NoStragglers, RankLateness
-from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
+from aorta.errors import InputError
+
+PREFETCH_LIMIT: Final = 64
+SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
+"""Values of `parallel.strategy` in which every all-gather brings the parameters of a block, so that it can be moved."""
+
+
+@dataclass(frozen=True)
+class OverlapSwitch(Change):
+    """Communication overlaps with compute, or not at all."""
+
+    HEAD: ClassVar = "overlap"
+    FORMS: ClassVar[Mapping[str, str]] = {"overlap": "overlap=on, overlap=off"}
+    TURN: ClassVar = 1
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    on: bool
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        """Read on or off."""
+        if rest or value not in {"on", "off"}:
+            raise cls.refused(text, "overlap is on or off", "overlap")
+        return cls(text, value == "on")
+
+    def make(self, program: RunProgram) -> Changed:
+        """Issue DDP's buckets as they become ready or behind the backward pass; gather FSDP's blocks ahead or not."""
+        if program.facts.gradient_order:
+            return Changed(ddp(program, self.text, None, self.on))
+        _check_sharded_on_host(program, self.text)
+        flag = "overlap of FSDP is taken to mean that one block is gathered ahead"
+        return Changed(fsdp(program, self.text, int(self.on)), (flag,) if self.on else ())
+
+
+@dataclass(frozen=True)
+class BucketCap(Change):
+    """DDP's buckets have another cap: bytes, or a factor of the recorded one."""
+
+    HEAD: ClassVar = "buckets"
+    FORMS: ClassVar[Mapping[str, str]] = {"buckets.mb": "buckets.mb=25 (MiB), buckets.mb=x2"}
+    TURN: ClassVar = 2
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    cap_bytes: float | None = None
+    factor: float | None = None
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        """Read MiB or a factor."""
+        if list(rest) != ["mb"]:
+            raise cls.refused(text, "not a property of buckets", "buckets.mb")
+        if value.startswith("x"):
+            return cls(text, factor=factor_of(cls, text, value, "buckets.mb"))
+        size = number_of(cls, text, value, "MiB such as 25, or a factor such as x2", "buckets.mb")
+        if size <= 0:
+            raise cls.refused(text, f"a bucket holds more than {size:g} MiB", "buckets.mb")
+        return cls(text, cap_bytes=size * (1 << 20))
+
+    def make(self, program: RunProgram) -> Changed:
+        """Fill the buckets anew."""
+
+        def cap(recorded_bytes: int) -> float:
+            return self.cap_bytes or 0.0 if self.factor is None else recorded_bytes * self.factor
+
+        flag = "the network was real: what a bucket of another size costs follows a line through the recorded ones"
+        return Changed(ddp(program, self.text, cap, None), (flag,) if program.facts.network is None else ())
+
+
+@dataclass(frozen=True)
+class PrefetchDepth(Change):
+    """FSDP gathers so many blocks ahead."""
+
+    HEAD: ClassVar = "prefetch"
+    FORMS: ClassVar[Mapping[str, str]] = {"prefetch": "prefetch=2"}
+    TURN: ClassVar = 3
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    depth: int
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        """Read a number of blocks."""
+        if rest or not is_count(value) or int(value) > PREFETCH_LIMIT:
+            raise cls.refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
+        return cls(text, int(value))
+
+    def make(self, program: RunProgram) -> Changed:
+        """Issue all-gathers earlier or later."""
+        _check_sharded_on_host(program, self.text)
+        return Changed(fsdp(program, self.text, self.depth))
+
+
+def _check_sharded_on_host(program: RunProgram, text: str) -> None:
+    """Refuse a run whose all-gathers cannot be moved.
+
+    Raises:
+        InputError: what they bring, or when they are issued, is not known.
+    """
+    strategy = program.facts.parallel
+    if strategy is not None and strategy not in SHARDED:
+        raise InputError(
+            f"--set {text}: which all-gathers bring the parameters of a block is known for parallel="
+            f"{', '.join(SHARDED)} only; this run has parallel={strategy}"
+        )
+    if program.facts.device != "cpu":
+        raise InputError(
+            f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
+            "record; only a CPU's can be moved"
+        )
+
+
+def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
+    """FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
+
+    Raises:
+        InputError: there are no all-gathers that blocks wait for.
+    """
+
+    def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
+        needed = _consumers(program, view)
+        if not needed:
+            raise InputError(f"--set {text}: no block of this run waits for an all-gather")
+        gathers = {one.collective for one in needed}
+        new = [
+            each._replace(turn=each.turn * ROOM)
+            for each in view.placed
+            if each.what is not What.ISSUE or each.collective not in gathers
+        ]
+        issues = {each.collective: each for each in view.placed if each.what is What.ISSUE}
+        for _, those in groupby(needed, key=lambda one: one.phase):
+            of_pass = list(those)
+            recorded = [issues[one.collective] for one in of_pass]
+            if all(_ahead(of_pass[:at], own) == min(depth, at) for at, own in enumerate(recorded)):
+                new += [own._replace(turn=own.turn * ROOM) for own in recorded]
+                continue
+            for at, one in enumerate(of_pass):
+                if at == 0:  # nothing before it in its pass could gather it
+                    new.append(recorded[at]._replace(turn=recorded[at].turn * ROOM))
+                elif depth == 0:
+                    new.append(Placed(one.wait.at_ns, one.wait.turn * ROOM - 1, What.ISSUE, one.collective))
+                else:
+                    behind = of_pass[max(at - depth, 0)]
+                    turn = behind.wait.turn * ROOM + at + 1
+                    new.append(Placed(behind.arrived_ns, turn, What.ISSUE, one.collective))
+        return new, list(view.costs)
+
+    return restructured(program, rearrange)
+
+
+def _ahead(before: Sequence[_Needed], own: Placed) -> int:
+    """How many blocks ahead an all-gather was issued: so many of those before it began to compute later."""
+    return sum(one.begin_ns >= own.at_ns for one in before)
+
+
+class _Needed(NamedTuple):
+    """An all-gather that a block waits for: in which pass, its wait, from when on others can be prefetched, and when
+    the block begins to compute.
+    """
+
+    collective: int
+    phase: str
+    wait: Placed
+    arrived_ns: int
+    begin_ns: int
+
+
+def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
+    """The all-gathers of a step, each with the block that computes behind its wait, in the order of the waits."""
+    begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.spans(program, phase))
+    issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]
+    found = []
+    for each in view.placed:
+        if each.what is not What.WAIT or each.back or view.layout.issued[each.collective].kind != "allgather":
+            continue
+        behind = next(((begin, phase) for begin, phase in begins if begin >= each.at_ns), None)
+        if behind is None:
+            continue
+        begin, phase = behind
+        prefetched = [at for at in issues if each.at_ns < at <= begin]
+        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin), begin))
+    return found
+
 
 CHANGES: Final[tuple[type[Change], ...]] = (
     CommSpeed,

@@ -16,8 +16,7 @@ import numpy as np
 
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.whatif.program import Issued, RunProgram, What
-from aorta.analysis.whatif.replay import StepTimes, Times, replay
-from aorta.analysis.whatif.windows import span_edges
+from aorta.analysis.whatif.replay import StepTimes, Times, replay, span_edges
 from aorta.errors import InputError
 
 Part: TypeAlias = Literal["compute", "aux", "hand_over", "own", "wake", "transfer", "backend", "before"]

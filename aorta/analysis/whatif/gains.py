@@ -139,7 +139,7 @@ def _tried(base: Base, text: str, words: str) -> tuple[Floats, Gain] | None:
 
 
 @dataclass(frozen=True)
-class Marginal:
+class MarginalCost:
     """Job step time that is gained by one thing: median over steps, and its interval (`gain_of`).
 
     Attributes:
@@ -161,8 +161,8 @@ class Marginals:
     """Marginal costs, the largest first, and bounds. `steps`: how many steps they rest on."""
 
     step_ms: float
-    of: tuple[Marginal, ...]
-    bounds: tuple[Marginal, ...]
+    of: tuple[MarginalCost, ...]
+    bounds: tuple[MarginalCost, ...]
     steps: int
     notes: tuple[str, ...] = (DO_NOT_ADD_UP,)
 
@@ -204,10 +204,10 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
     base, free = times.job_step_ns(0), times.job_step_ns(1)
     missed_ms = abs(float(np.median(base)) / NS_PER_MS - float(np.median(program.recorded_step_ms())))
 
-    def gained(part: _Part, gains_ns: Ints, stated_error: float = CommSpeed.STATED_ERROR) -> Marginal:
+    def gained(part: _Part, gains_ns: Ints, stated_error: float = CommSpeed.STATED_ERROR) -> MarginalCost:
         gains = gains_ns / NS_PER_MS
         value = gain_of(gains, stated_error * abs(float(np.median(gains))) + missed_ms)
-        return Marginal(part.what, part.name, value.value, value.low, value.high, part.change)
+        return MarginalCost(part.what, part.name, value.value, value.low, value.high, part.change)
 
     found = [gained(part, base - times.job_step_ns(number)) for number, part in enumerate(parts, start=1)]
     bounds = [found[0], gained(_Part("bound", "perfect overlap"), _perfect_ns(program, base, free))]

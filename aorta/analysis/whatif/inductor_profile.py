@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.collective_matching import LEAVES_EARLY, OK, REASONS, matched_pieces, name_collectives
-from aorta.analysis.load.dtypes import known_dtype
+from aorta.analysis.load.gemm_shapes import known_dtype
 from aorta.analysis.merge.trace_writer import trace_file
 from aorta.analysis.tables import UNKNOWN, CollectiveName, Ints, Members, Run, global_steps
 from aorta.errors import InputError

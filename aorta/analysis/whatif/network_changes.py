@@ -14,8 +14,19 @@ from typing import ClassVar, Final, Literal, Self
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.change import FACTOR_LIMIT, Change, Changed, factor_of, is_count, number_of
-from aorta.analysis.whatif.program import Column, Issued, RunProgram, StepProgram, compact
+from aorta.analysis.whatif.program import (
+    FACTOR_LIMIT,
+    Change,
+    Changed,
+    Column,
+    Issued,
+    RunProgram,
+    StepProgram,
+    compact,
+    factor_of,
+    is_count,
+    number_of,
+)
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS

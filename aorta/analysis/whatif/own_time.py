@@ -3,7 +3,7 @@
 Every operation and every end of a span has a place on it. Changes that stretch, shrink or move a rank's own work are
 made here, and written back as time before operations; `restructured` takes operations out and puts them elsewhere,
 while the work stays as it was recorded. Which operations go where is said for one rank and step at a time
-(`ddp_buckets`, `strategy_changes`). Must not replay anything.
+(`ddp_buckets`, `changes`). Must not replay anything.
 """
 
 from __future__ import annotations

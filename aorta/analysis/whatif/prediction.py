@@ -23,12 +23,10 @@ from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.formatting import rough_ms
 from aorta.analysis.stats import median_or_none
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.change import Change
 from aorta.analysis.whatif.changes import apply, in_order
 from aorta.analysis.whatif.network_changes import CommSpeed, Selection, WorldSize
-from aorta.analysis.whatif.program import RunProgram
-from aorta.analysis.whatif.replay import Times, replay
-from aorta.analysis.whatif.windows import Measured, RankStepSample, measure, sample
+from aorta.analysis.whatif.program import Change, RunProgram
+from aorta.analysis.whatif.replay import Measured, RankStepSample, Times, measure, replay, sample
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 

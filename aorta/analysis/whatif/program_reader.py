@@ -26,7 +26,7 @@ from aorta.analysis.whatif.program import (
     StepProgram,
     compact,
 )
-from aorta.analysis.whatif.recorded import Anchor, Costs, Ended, Key, RankStep, Recorded, rank_step
+from aorta.analysis.whatif.recorded import Anchor, Costs, IssuedCollective, Key, RankStep, Recorded, rank_step
 from aorta.analysis.whatif.schedule import ReplayOrder, schedule
 from aorta.config.groups.fabric import spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
@@ -78,7 +78,7 @@ class _Rank:
     given: RankSteps
     groups: Mapping[str, tuple[int, ...]]
     links: dict[str, int] = field(default_factory=dict)
-    known: dict[Key, Ended] = field(default_factory=dict)
+    known: dict[Key, IssuedCollective] = field(default_factory=dict)
     left_ns: int | None = None
     begun_ns: int = 0
 
@@ -200,7 +200,7 @@ class ProgramReader:
         if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():
             raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
         for place, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
-            rank.known[name.group, seq] = Ended(index, place, start_ns + end)
+            rank.known[name.group, seq] = IssuedCollective(index, place, start_ns + end)
         arrivals = rows.issue_ns.tolist() if self._arrivals else self._on_stream(names, rows)
         step = rank_step(contents, index, start_ns, length_ns, rank.left_ns, arrivals, rank.known)
         rank.left_ns = step.left_ns

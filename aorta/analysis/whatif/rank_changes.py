@@ -13,9 +13,19 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.change import Change, Changed, factor_of, is_count, number_of
 from aorta.analysis.whatif.own_time import stretched
-from aorta.analysis.whatif.program import Column, Operation, RunProgram, What, compact
+from aorta.analysis.whatif.program import (
+    Change,
+    Changed,
+    Column,
+    Operation,
+    RunProgram,
+    What,
+    compact,
+    factor_of,
+    is_count,
+    number_of,
+)
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 

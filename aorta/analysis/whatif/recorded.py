@@ -31,7 +31,7 @@ LONG_AGO: Final = -(2**60)
 """Until then a link was busy that nothing was queued on."""
 
 
-class Ended(NamedTuple):
+class IssuedCollective(NamedTuple):
     """A collective that was issued: index of its step, its place in it, its end on the clock of the operations."""
 
     step: int
@@ -69,7 +69,7 @@ def rank_step(
     length_ns: int,
     before_ns: int,
     issue_ns: Sequence[int],
-    known: Mapping[Key, Ended],
+    known: Mapping[Key, IssuedCollective],
 ) -> RankStep:
     """The operations of one step.
 
@@ -103,7 +103,7 @@ def _in_order(
     start_ns: int,
     length_ns: int,
     issue_ns: Sequence[int],
-    known: Mapping[Key, Ended],
+    known: Mapping[Key, IssuedCollective],
 ) -> list[_Moment]:
     """The operations of a step in the order in which the rank came to them. A wait for a collective that was issued
     before the first step of the program is own time.

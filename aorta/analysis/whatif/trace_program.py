@@ -18,11 +18,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.load.detect import KINETO
 from aorta.analysis.load.interval_table import NULL
 from aorta.analysis.load.kineto.stream_waits import read_order
 from aorta.analysis.load.rank_inference import headers_near
-from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.analysis.load.trace_files import KINETO, find_units, read_unit
 from aorta.analysis.load.trace_health import usable
 from aorta.analysis.tables import Ints, Members, Run
 from aorta.analysis.whatif.program import RunProgram

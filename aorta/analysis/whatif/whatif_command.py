@@ -18,13 +18,12 @@ from aorta.analysis.load.locations import Archives, load_source
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
-from aorta.analysis.whatif.change import Change, is_count
 from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
-from aorta.analysis.whatif.gains import WORTH, Gains, Marginal, Marginals, gains, marginals
+from aorta.analysis.whatif.gains import WORTH, Gains, MarginalCost, Marginals, gains, marginals
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
-from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program import Change, RunProgram, is_count
 from aorta.analysis.whatif.read_program import program_of_source
 from aorta.analysis.whatif.replay import replay
 from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
@@ -185,7 +184,7 @@ def gain_lines(found: Gains) -> list[str]:
 def marginal_lines(parts: Marginals) -> list[str]:
     """Marginal costs in words."""
 
-    def row(each: Marginal) -> str:
+    def row(each: MarginalCost) -> str:
         asked = "" if each.change is None else f"   --set {each.change}"
         return f"  {rough_interval(each.gain_ms, each.low_ms, each.high_ms):<24}  {each.what} {each.name}{asked}"
 

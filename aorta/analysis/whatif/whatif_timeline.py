@@ -24,8 +24,7 @@ from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import RankTables, Run
 from aorta.analysis.whatif.program import RunProgram, What
 from aorta.analysis.whatif.read_program import clock_offsets, contents_at
-from aorta.analysis.whatif.replay import Times, replay
-from aorta.analysis.whatif.windows import span_edges
+from aorta.analysis.whatif.replay import Times, replay, span_edges
 
 _TRACKS: Final = ("steps", "compute", "aux", HAND_OVER, "waits")
 _STEPS_AROUND: Final = 1

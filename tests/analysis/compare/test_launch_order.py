@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.compare.launch_order import MOST, concurrent, drift_inflation, inflation, launch_order
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.launch_set import (
+    MOST,
+    Launch,
+    LaunchSet,
+    concurrent,
+    drift_inflation,
+    inflation,
+    launch_order,
+)
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import Floats
 from tests.analysis.builders import strict_json

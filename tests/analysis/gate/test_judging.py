@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.gate.gate_checks import SINGLE, parse_condition
-from aorta.analysis.gate.gate_outputs import gate_text
+from aorta.analysis.gate.gate_command import gate_text
 from aorta.terminal_style import Style
 from tests.analysis.by_json import evaluate
 from tests.analysis.gate.comparisons import comparison, effect, metric

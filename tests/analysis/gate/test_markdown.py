@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.gate.gate_checks import parse_condition
-from aorta.analysis.gate.gate_outputs import LIMIT_BYTES, escaped
+from aorta.analysis.gate.gate_command import LIMIT_BYTES, escaped
 from tests.analysis.by_json import evaluate, markdown_summary
 from tests.analysis.gate.comparisons import comparison, metric
 

@@ -8,10 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import CounterValues
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kernel_totals import counter_means
+from aorta.analysis.load.kernel_totals import Agent, counter_means, with_derived
 from aorta.analysis.load.rocprof_csv import read_csv
 from tests.analysis.load import rocprof_files as rocprof
 

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.frames import counters_frame, ranges_frame
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import NO_TIME
-from aorta.analysis.user_marks import counters_frame, ranges_frame
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
 from aorta.records.schema import BucketReady, Gradient, Step, Wait

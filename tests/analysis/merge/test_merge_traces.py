@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.merge_traces import merge_traces
-from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
+from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
 from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"

@@ -7,11 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.merge.causality import Causality, check_collectives
 from aorta.analysis.merge.merge_traces import merge_traces
-from aorta.analysis.merge.tracks import MergedCollective
-from aorta.records.clock_offsets import ClockSync, Injected, OffsetSample, RankClock, encode
-from aorta.records.clocks import WallTime
+from aorta.analysis.merge.tracks import Causality, MergedCollective, check_collectives
+from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, WallTime, encode
 from aorta.records.schema import ActiveSegment, Anchor, ClockReading
 from tests.analysis.builders import CLOCK, MS, collective, header, metrics, step, write_rank
 from tests.analysis.merge.traces import load, problems, text, write, x

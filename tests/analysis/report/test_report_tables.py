@@ -12,7 +12,7 @@ from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.report_tables import COLLECTIVES, COMPARISON, METRICS, STEPS
 from aorta.analysis.table_files import FORMATS
-from aorta.records.whole_files import whole_file
+from aorta.records.files import whole_file
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.docs.pages import ROOT, code, first_column, section

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._inductor.fx_passes.profile_guided_estimation import ProfileData, _dtype_to_nccl_str
 
-from aorta.analysis.load.dtypes import _TYPES
+from aorta.analysis.load.gemm_shapes import _TORCH_TYPES
 from aorta.analysis.load.records import load_run
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.whatif_command import main
@@ -104,7 +104,7 @@ def test_elements_are_those_of_the_buffers_that_torch_asks_about(
     assert (only.in_nelems, only.out_nelems, only.group_size, only.pg_ranks) == (taken, given, 2, BOTH)
 
 
-@pytest.mark.parametrize("name", sorted(_TYPES))
+@pytest.mark.parametrize("name", sorted(_TORCH_TYPES))
 def test_data_types_have_the_names_that_torch_asks_for(tmp_path: Path, name: str) -> None:
     run = load_run(run_folder(tmp_path / "run", [[seen((2, 1), 0, bytes=1600, dtype=name)]]))
     dtype = getattr(torch, name)

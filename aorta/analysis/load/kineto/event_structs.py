@@ -195,6 +195,16 @@ def usable(events: list[Any], times: Times, counters: Counter[str]) -> tuple[lis
     return events, start, length
 
 
+class _Column:
+    """A column of `Rows`, by the name that it has there."""
+
+    def __set_name__(self, owner: type[Rows], name: str) -> None:
+        self._name = name
+
+    def __get__(self, rows: Rows, owner: type[Rows]) -> Int64:
+        return _joined(rows.columns.get(self._name, []))
+
+
 class Rows:
     """Rows of one kind, by column; times, ends included, in ns since the trace's base."""
 
@@ -212,9 +222,6 @@ class Rows:
             self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
         self.count += len(start)
 
-    def __getitem__(self, name: str) -> Int64:
-        return _joined(self.columns.get(name, []))
-
     @property
     def start(self) -> Int64:
         """Return the start of every row."""
@@ -229,6 +236,33 @@ class Rows:
     def fractions(self) -> bool:
         """Return whether some time is no whole microsecond."""
         return any(bool((_joined(parts) % 1000).any()) for parts in (self.starts, self.lengths))
+
+
+class DeviceRows(Rows):
+    """Rows of devices: codes of names and classes, and what ties them to the host."""
+
+    name = _Column()
+    device = _Column()
+    stream = _Column()
+    bytes = _Column()
+    cls = _Column()
+    origin = _Column()
+    correlation = _Column()
+
+
+class HostRows(Rows):
+    """Operators or labels of the host."""
+
+    name = _Column()
+    thread = _Column()
+    origin = _Column()
+
+
+class MarkRows(Rows):
+    """Marks of steps."""
+
+    kind = _Column()
+    step = _Column()
 
 
 def _joined(parts: list[Int64]) -> Int64:

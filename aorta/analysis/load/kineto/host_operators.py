@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.dtypes import known_dtype
-from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
+from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS, known_dtype
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NULL,
@@ -31,24 +30,22 @@ from aorta.analysis.load.interval_table import (
     covered_ns,
     intervals,
 )
-from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.kineto.collective_arguments import LARGEST_BYTES, CollectiveColumns
+from aorta.analysis.load.kernel_classifier import MARK, kind_of
 from aorta.analysis.load.kineto.event_structs import (
     HOST,
     OPERATORS,
     PARAMETERS,
     Arguments,
     EventDecoder,
+    HostRows,
     Piece,
-    Rows,
     arguments_of,
     chosen,
     integers,
     usable,
     where,
 )
-from aorta.analysis.load.kineto.kernel_links import externals_of, links_of
-from aorta.analysis.load.step_markers import MARK
+from aorta.analysis.load.kineto.kernel_links import LARGEST_BYTES, CollectiveColumns, externals_of, links_of
 from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge, self_times
 
 HELD_BYTES: Final = 128 << 20
@@ -94,7 +91,7 @@ class HostWork:
 
     def __init__(self, decoder: EventDecoder) -> None:
         self.at_once = False
-        self.operators, self.labels = Rows(), Rows()
+        self.operators, self.labels = HostRows(), HostRows()
         self.operator_arguments: dict[int, Arguments] = {}
         self.label_arguments: dict[int, Arguments] = {}
         self.names = Interner()
@@ -153,7 +150,7 @@ class HostWork:
         origin[products] = externals_of(links_of([events[at].args for at in products]))
         self._add(self.operators, events, start, length, origin=origin)
 
-    def _add(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
+    def _add(self, rows: HostRows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
         names = [event.name for event in events]
         code_of = {name: self.names(name) for name in dict.fromkeys(names)}
         rows.add(
@@ -187,9 +184,9 @@ def host_intervals(
         host.names.strings,
     )
     is_label = np.array([name.startswith(_LABEL) for name in names], bool)
-    communication = np.flatnonzero(is_label[labels["name"]]) if len(labels["name"]) else np.zeros(0, np.int64)
+    communication = np.flatnonzero(is_label[labels.name]) if len(labels.name) else np.zeros(0, np.int64)
     calls = np.array(sorted(operator_arguments), np.int64)
-    gloo_threads = np.setdiff1d(labels["thread"][communication], operators["thread"][calls])
+    gloo_threads = np.setdiff1d(labels.thread[communication], operators.thread[calls])
     kinds, joined = _kinds(operators, operator_arguments, labels, communication, names, world_size)
     counters["comm_unlinked"] += int((joined == NULL).sum())
     comm = Spans(labels.start[communication], labels.end[communication])
@@ -204,8 +201,8 @@ def host_intervals(
     table = intervals(
         start_ns=np.concatenate((comm.start, work.start)),
         end_ns=np.concatenate((comm.end, work.end)),
-        stream=np.concatenate((labels["thread"][communication], operators["thread"][row])),
-        name=np.concatenate((labels["name"][communication], operators["name"][row])),
+        stream=np.concatenate((labels.thread[communication], operators.thread[row])),
+        name=np.concatenate((labels.name[communication], operators.name[row])),
         operator=np.concatenate((np.full(len(communication), NULL, np.int64), row)),
         cls=np.repeat([int(IntervalClass.COMM), int(IntervalClass.COMPUTE)], [len(communication), len(row)]),
         names=names,
@@ -214,7 +211,7 @@ def host_intervals(
 
 
 def _work(
-    operators: Rows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
+    operators: HostRows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
 ) -> tuple[Int64, Spans]:
     """The self time of operators that compute, without what they waited for.
 
@@ -229,7 +226,7 @@ def _work(
     Returns:
         The row of the operator that each piece belongs to, and the pieces.
     """
-    codes, start, end, thread = operators["name"], operators.start, operators.end, operators["thread"]
+    codes, start, end, thread = operators.name, operators.start, operators.end, operators.thread
     computes = np.array([not name.startswith(_NO_COMPUTE) for name in names], bool)
     is_call = np.array([name.startswith(_CALL) for name in names], bool)
     functional = np.array([name.startswith(_FUNCTIONAL) for name in names], bool)
@@ -270,12 +267,12 @@ def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
     return (at >= 0) & (instants < merged.end[at])
 
 
-def _doubt(comm: Spans, row: Int64, work: Spans, operators: Rows, names: tuple[str, ...]) -> str | None:
+def _doubt(comm: Spans, row: Int64, work: Spans, operators: HostRows, names: tuple[str, ...]) -> str | None:
     """What to say where much communication is hidden only by the own time of functions, which run Python and may have
     waited there for what others issued.
     """
     function = np.array([_is_function(name) for name in names], bool)
-    code = operators["name"][row]
+    code = operators.name[row]
     unsure = function[code] if len(code) else np.zeros(0, bool)
     lane, sure = merge(comm), merge(Spans(work.start[~unsure], work.end[~unsure]))
     length, hidden, surely = measure(lane), measure(intersect(lane, merge(work))), measure(intersect(lane, sure))
@@ -291,9 +288,9 @@ def _doubt(comm: Spans, row: Int64, work: Spans, operators: Rows, names: tuple[s
 
 
 def _kinds(
-    operators: Rows,
+    operators: HostRows,
     operator_arguments: Mapping[int, Arguments],
-    labels: Rows,
+    labels: HostRows,
     communication: Int64,
     names: tuple[str, ...],
     world_size: int | None,
@@ -302,10 +299,10 @@ def _kinds(
     its kind).
     """
     label_kind = np.array([kind_of(name) for name in names], np.int8)
-    own = label_kind[labels["name"][communication]] if len(communication) else np.zeros(0, np.int8)
+    own = label_kind[labels.name[communication]] if len(communication) else np.zeros(0, np.int8)
     kinds, joined = own.copy(), np.full(len(own), NULL, np.int64)
     calls = _outermost(operators, np.array(sorted(operator_arguments), np.int64))
-    called = label_kind[operators["name"][calls]] if len(calls) else np.zeros(0, np.int8)
+    called = label_kind[operators.name[calls]] if len(calls) else np.zeros(0, np.int8)
     runs_as = np.array([_RUNS_AS.get(int(kind), int(kind)) for kind in called], np.int8)
     for label in np.unique(own):
         rows = np.flatnonzero(own == label)
@@ -313,20 +310,20 @@ def _kinds(
         issued = calls[runs_as == label]
         issued = issued[np.argsort(operators.start[issued], kind="stable")]
         # The list form of reduce-scatter runs as one all-reduce for each rank's part.
-        parts = [world_size or 1 if names[code] == "c10d::reduce_scatter_" else 1 for code in operators["name"][issued]]
+        parts = [world_size or 1 if names[code] == "c10d::reduce_scatter_" else 1 for code in operators.name[issued]]
         expected = np.repeat(issued, parts) if len(issued) else issued
         # Surplus rows were issued before the trace began; surplus calls had not run when it ended.
         rows_joined = rows[max(len(rows) - len(expected), 0) :]
         expected = expected[: len(rows_joined)]
         in_order = labels.start[communication[rows_joined]] >= operators.start[expected]
-        kinds[rows_joined[in_order]] = label_kind[operators["name"][expected[in_order]]]
+        kinds[rows_joined[in_order]] = label_kind[operators.name[expected[in_order]]]
         joined[rows_joined[in_order]] = expected[in_order]
     return kinds, joined
 
 
-def _outermost(operators: Rows, calls: Int64) -> Int64:
+def _outermost(operators: HostRows, calls: Int64) -> Int64:
     """Calls that no other call of the same thread contains."""
-    start, end, thread = operators.start[calls], operators.end[calls], operators["thread"][calls]
+    start, end, thread = operators.start[calls], operators.end[calls], operators.thread[calls]
     keep = np.ones(len(calls), bool)
     for each in np.unique(thread):
         mine = np.flatnonzero(thread == each)

@@ -27,16 +27,20 @@ from aorta.analysis.load.interval_table import (
     step_of,
     windows,
 )
-from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
-from aorta.analysis.load.kineto.collective_arguments import CollectiveColumns, from_arguments, group_ranks
-from aorta.analysis.load.kineto.engine_copies import launched_by_collectives, unknown
-from aorta.analysis.load.kineto.event_structs import Metadata, Rows, metadata_of
+from aorta.analysis.load.kernel_classifier import MARKS, NameClassifier, kind_of
+from aorta.analysis.load.kineto.event_structs import HostRows, MarkRows, Metadata, metadata_of
 from aorta.analysis.load.kineto.host_operators import host_intervals
+from aorta.analysis.load.kineto.kernel_links import (
+    CollectiveColumns,
+    from_arguments,
+    group_ranks,
+    launched_by_collectives,
+    unknown,
+)
 from aorta.analysis.load.kineto.trace_events import EventColumns, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
+from aorta.analysis.load.open import look_up
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.sqlite_files import look_up
-from aorta.analysis.load.step_markers import MARKS
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
@@ -153,18 +157,18 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     copies = launched_by_collectives(columns.copies, of_host)
     columns.counters["comm_copies"] += len(copies)
     moved = np.fromiter(copies, np.int64, len(copies))
-    cls = device["cls"].copy()
+    cls = device.cls.copy()
     cls[moved] = int(IntervalClass.COMM)
     table = intervals(
         start_ns=device.start,
         end_ns=device.end,
-        device=np.clip(device["device"], NULL, np.iinfo(np.int32).max),
-        stream=device["stream"],
+        device=np.clip(device.device, NULL, np.iinfo(np.int32).max),
+        stream=device.stream,
         cls=cls,
-        bytes=device["bytes"],
-        name=device["name"],
-        launch_ns=columns.links.launches(device["correlation"]),
-        origin=device["origin"],
+        bytes=device.bytes,
+        name=device.name,
+        launch_ns=columns.links.launches(device.correlation),
+        origin=device.origin,
         names=names,
     )
     collectives = CollectiveColumns.empty(len(table))
@@ -187,15 +191,15 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     return table, collectives
 
 
-def _host_gemms(gemms: Gemms, operators: Rows) -> Gemms:
+def _host_gemms(gemms: Gemms, operators: HostRows) -> Gemms:
     # A product that contains another (a DTensor's: that of its local part) is only the inner one.
-    products = np.flatnonzero(operators["origin"] != NULL)
-    start, end, thread = operators.start[products], operators.end[products], operators["thread"][products]
+    products = np.flatnonzero(operators.origin != NULL)
+    start, end, thread = operators.start[products], operators.end[products], operators.thread[products]
     order = np.lexsort((-end, start, thread))
     following = order[1:]
     contains = (thread[following] == thread[order[:-1]]) & (start[following] < end[order[:-1]])
     innermost = products[np.delete(order, np.flatnonzero(contains))]
-    lasted = look_up(gemms.origin, operators["origin"][innermost], (operators.end - operators.start)[innermost])
+    lasted = look_up(gemms.origin, operators.origin[innermost], (operators.end - operators.start)[innermost])
     known = lasted != NULL
     return replace(gemms, origin=gemms.origin[known], shape=gemms.shape[known], lasted_ns=lasted[known])
 
@@ -209,15 +213,15 @@ def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
     return base, "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
 
 
-def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
+def _windows(marks: MarkRows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
     """Windows of the steps, from the best kind of mark in the trace; of marks with the same number the first counts."""
     chosen = next((kinds.index(kind) for kind in MARKS if kind in kinds), None)
     if chosen is None:
         notes.append("no step marks (ProfilerStep#N): only the whole trace is measured")
         return NO_WINDOWS
-    mine = np.flatnonzero(marks["kind"] == chosen)
+    mine = np.flatnonzero(marks.kind == chosen)
     mine = mine[np.argsort(marks.start[mine], kind="stable")]
-    steps, first = np.unique(marks["step"][mine], return_index=True)
+    steps, first = np.unique(marks.step[mine], return_index=True)
     if len(steps) < len(mine):
         notes.append(f"{len(mine) - len(steps)} step mark(s) repeat a number; the first of each is used")
     kept = mine[first]

@@ -18,8 +18,7 @@ import numpy as np
 
 from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
-from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kineto.engine_copies import SYMMETRIC, between_devices
+from aorta.analysis.load.kernel_classifier import MARK, NameClassifier
 from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,
@@ -29,9 +28,10 @@ from aorta.analysis.load.kineto.event_structs import (
     OPERATORS,
     PARAMETERS,
     Arguments,
+    DeviceRows,
     EventDecoder,
+    MarkRows,
     Piece,
-    Rows,
     Untimed,
     arguments_of,
     chosen,
@@ -40,8 +40,15 @@ from aorta.analysis.load.kineto.event_structs import (
     usable,
 )
 from aorta.analysis.load.kineto.host_operators import HostWork
-from aorta.analysis.load.kineto.kernel_links import KernelLinks, Links, externals_of, idents, links_of
-from aorta.analysis.load.step_markers import MARK
+from aorta.analysis.load.kineto.kernel_links import (
+    SYMMETRIC,
+    KernelLinks,
+    Links,
+    between_devices,
+    externals_of,
+    idents,
+    links_of,
+)
 from aorta.timeline.arrays import Int64
 
 _COPY, _COMPUTE, _COMM = int(IntervalClass.COPY), int(IntervalClass.COMPUTE), int(IntervalClass.COMM)
@@ -53,7 +60,7 @@ class EventColumns:
     Attributes:
         host: the work of the host; None once there is work on a device.
         linked: row -> arguments of communication.
-        copies: copies between devices, in the form `engine_copies.launched_by_collectives` expects.
+        copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
         symmetric: whether symmetric memory was used.
     """
 
@@ -61,7 +68,7 @@ class EventColumns:
         self.classifier = classifier
         self.names = Interner()
         self.classes = array("b")
-        self.device, self.marks = Rows(), Rows()
+        self.device, self.marks = DeviceRows(), MarkRows()
         self.mark_kinds = Interner()
         self.links = KernelLinks()
         self.linked: dict[int, Arguments] = {}
@@ -84,8 +91,7 @@ class EventColumns:
         """Keep what matters of the piece that was decoded last."""
         categories = [event.cat for event in events]
         work, host, calls = (_complete(events, categories, wanted) for wanted in (DEVICE, HOST, CALLS))
-        by_role = self._by_role(work, host)
-        marks = by_role["mark"]
+        parameters, marks, products = self._by_role(work, host)
         if any(isinstance(mark, Untimed) for mark in marks):  # old traces have them among the operators
             self.take(self._decoder.decode(self._text))
             return
@@ -96,7 +102,7 @@ class EventColumns:
             self.take(self.decode(self._text))
             return
         self.events += len(events)
-        self._parameter_texts += [bytes(event.args) for event in by_role["parameters"]]
+        self._parameter_texts += [bytes(event.args) for event in parameters]
         if work:
             self.host = None
             self._device_rows(*usable(work, of_work, self.counters))
@@ -104,24 +110,25 @@ class EventColumns:
             self._mark_rows(*usable(marks, of_marks, self.counters))
         if calls:
             self.links.add_calls(calls, *begun)
-        self.links.add_products(by_role["product"])
+        self.links.add_products(products)
         if self.host is not None:
             self.host.add(self._text, events)
 
-    def _by_role(self, work: list[Any], host: list[Any]) -> dict[str, list[Any]]:
-        """Group the host's events by what they are used for beside a device's rows; unused events are left out."""
+    def _by_role(self, work: list[Any], host: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The host's events that are used beside a device's rows: parameters of collectives, marks of steps, and matrix
+        products.
+        """
         roles = self._roles
         names_of = [event.name for event in host]
         names = set(names_of)
         for name in (names | {event.name for event in work}) - roles.keys():
             roles[name] = _role(name)
             self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
-        found: dict[str, list[Any]] = {
-            role: chosen(host, names_of, {name for name in names if roles[name] == role})
+        parameters, marks, products = (
+            chosen(host, names_of, {name for name in names if roles[name] == role})
             for role in ("parameters", "mark", "product")
-        }
-        found["product"] = [event for event in found["product"] if event.cat in OPERATORS]
-        return found
+        )
+        return parameters, marks, [event for event in products if event.cat in OPERATORS]
 
     def _device_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = self.device.count

@@ -18,8 +18,7 @@ from bokeh.models import (
 )
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.verdict import NOT_TESTED
-from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.compare.verdict import NOT_TESTED, is_comparable, verdict_words
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison
 from aorta.analysis.formatting import PAGE, is_zero
 from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts

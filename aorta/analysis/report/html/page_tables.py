@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict_sentences import is_comparable, verdict_words
+from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Side
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described

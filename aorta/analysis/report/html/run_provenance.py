@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import cautions
+from aorta.analysis.cautions import cautions, cutoff_line
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
@@ -17,7 +17,6 @@ from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.report.html.page_tables import facts_table
-from aorta.analysis.stall_cutoffs import cutoff_line
 from aorta.analysis.straggler import sentences
 from aorta.records.run_files import flatten
 

@@ -15,9 +15,9 @@ import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+from aorta.analysis.frames import counters_frame
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report.charts.step_lines import constant
-from aorta.analysis.user_marks import counters_frame
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""

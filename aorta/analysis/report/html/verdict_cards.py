@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED
-from aorta.analysis.compare.verdict_sentences import is_comparable, title, why_unlike
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, title, why_unlike
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import DatasetEntry

@@ -6,6 +6,13 @@
 
 A pipe of that name would be waited for without end, and a device such as `/dev/zero` has no end. Must not: know what a
 file is for, or raise anything but OSError and ValueError.
+
+Files that appear under their names only when they are complete.
+
+    with whole_file(folder / "run.json") as part:
+        part.write_bytes(text)
+
+Must not keep a part of a file, or touch the file that was there before, where writing fails.
 """
 
 from __future__ import annotations
@@ -13,6 +20,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -68,3 +77,17 @@ def decode_json(content: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) 
         raise ValueError(str(error)) from error
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, with the same suffixes, whose file takes that name when the block ends without an
+    error.
+    """
+    part = path.with_name(f".part.{os.getpid()}.{path.name}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
