@@ -110,9 +110,9 @@ def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None
         row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', table)
         assert row is not None, name
         cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
-        assert float(cells[1][0]) == pair["reference"]
-        assert float(cells[2][0]) == pair["candidate"]
-        assert cells[1][1] == PAGE.number(pair["reference"], pair["unit"])
+        assert float(cells[4][0]) == pair["reference"]
+        assert float(cells[5][0]) == pair["candidate"]
+        assert cells[4][1] == PAGE.number(pair["reference"], pair["unit"])
     for row in summary["datasets"]["rocm"]["collectives"]:
         assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
     for name, told in summary["metrics"].items():
@@ -135,7 +135,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
         assert said in text
     assert "overlap_ratio<-0.05" in text
     assert summary["gate"]["conditions"][0]["reason"] in text
-    assert "outcome fail exit code 3" in text
+    assert "Gate: fail (exit code 3). overlap_ratio<-0.05: " in text
     assert "killed (no footer)" in text
 
 
@@ -185,16 +185,27 @@ def test_what_is_not_tested_inconclusive_and_not_judged_look_different(tmp_path:
     entries = summary["comparison"]["metrics"]
     entries["exposed_comm_ms"] |= {"verdict": "not tested", "needs_launches": 5}
     entries["comm_ms"]["verdict"] = None
-    (times,) = [chart for chart in effect_charts(summary["comparison"]) if chart.name == "effects-quotient"]
-    source = next(each for each in times.model.renderers if "marker" in each.data_source.data).data_source.data
+    charts = effect_charts(summary["comparison"])
+    sources = [
+        next(each.data_source.data for each in chart.model.renderers if "marker" in each.data_source.data)
+        for chart in charts
+    ]
     looks = {
         name: (source["marker"][at], source["dash"][at], source["fill"][at], source["verdict"][at])
+        for source in sources
         for at, name in enumerate(source["y"])
     }
     assert looks["job_step_ms"] == ("circle", "solid", 1.0, "inconclusive")
     assert looks["exposed_comm_ms"] == ("circle", "dashed", 0.0, "not tested (needs 5 launches)")
     assert looks["comm_ms"] == ("x", "dotted", 0.0, "not judged")
-    assert "hollow circle, dashed: not tested" in times.caption
+
+
+def test_five_effects_are_open_the_primary_and_the_guard_among_them(tmp_path: Path) -> None:
+    charts = effect_charts(launched(compared(two_runs(tmp_path, steps=6)))["comparison"])
+    shown = [name for chart in charts if not chart.folded for name in chart.model.y_range.factors]
+    assert len(shown) == 5
+    assert {"overlap_ratio", "job_step_ms"} <= set(shown)
+    assert any(chart.folded for chart in charts)
 
 
 def test_rows_of_zeros_are_dropped_and_named(tmp_path: Path) -> None:
@@ -242,6 +253,31 @@ def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
     assert [axis.formatter.format for axis in plot.axis] == [NUMBERS, NUMBERS]
 
 
+@pytest.mark.parametrize(
+    ("comm", "hidden", "world", "word", "cards"),
+    [
+        (
+            8.0,
+            4.0,
+            2,
+            "50\u00a0% hidden; 4.0 of 20.0\u00a0ms exposed",
+            ["overlap_ratio", "exposed_comm_ms", "job_step_ms"],
+        ),
+        (0.0, 0.0, 2, "No communication: nothing to hide; steps of 20.0\u00a0ms", ["job_step_ms"]),
+        (8.0, 4.0, 1, "One rank: nothing to hide; steps of 20.0\u00a0ms", ["job_step_ms"]),
+    ],
+)
+def test_a_single_run_is_headed_by_its_result(
+    comm: float, hidden: float, world: int, word: str, cards: list[str], tmp_path: Path
+) -> None:
+    for rank in range(world):
+        lines = [step(rank, world, at, overlap=metrics(20, 10, comm, hidden)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, world), lines)
+    found = verdict_of(summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))})))
+    assert found.word == word
+    assert [card.name for card in found.cards] == cards
+
+
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
     html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
@@ -272,7 +308,7 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) -> None:
+def test_of_launch_sets_the_launch_that_is_shown_is_named_once(tmp_path: Path) -> None:
     for side, transfer in (("reference", 5.0), ("candidate", 10.0)):
         for at in range(4):
             folder, name = tmp_path / side / f"{at:02d}", f"{side}{at}"
@@ -283,19 +319,19 @@ def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) 
     summary |= gated(summary)
     html = page({label: each.dataset for label, each in found.items()}, summary, tmp_path / "r.html")
     middle = {label: each.dataset.run.location for label, each in found.items()}
-    rule = "the launch nearest the medians of overlap_ratio and job_step_ms"
-    sections = {part.split('"')[0]: text_of(part) for part in html.split('<section id="')[1:]}
+    text = text_of(html)
     for label, path in middle.items():
-        for name in ("metrics", "timelines", "steps", "collectives"):
-            assert f"{label}: of 4 launches this is {path}, {rule}." in sections[name], name
-    assert "medians of the medians of launches" in sections["metrics"]
-    assert summary["gate"]["outcome"] in sections["gate"]
-    assert summary["gate"]["conditions"][0]["reason"] in sections["gate"]
+        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(path).name}") == 1
+    assert text.count("the launch nearest the medians of overlap_ratio and job_step_ms") == 1
+    assert "medians of the medians of launches" in text
+    assert f"Gate: {summary['gate']['outcome']}" in text
+    assert summary["gate"]["conditions"][0]["reason"] in text
 
 
 def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     for rank in range(2):
-        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)]
+        rows = [collective(end_ms=4.0)]
+        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
         write_rank(tmp_path / "run", header(rank, 3), lines)
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     summary = summarize(subjects(datasets))

@@ -103,7 +103,7 @@ def _waiting(entries: Mapping[str, DatasetEntry]) -> Chart | None:
     caption = "A point is one rank's median wait in one kind, group and size; the rank that waits least came last."
     if not single:
         caption = "A point is the median wait over all ranks in one kind, group and size."
-    return Chart(plot.name, "Wait against transfer", caption, plot)
+    return Chart(plot.name, "Wait against transfer", caption, plot, folded=True)
 
 
 def _wait_points(entry: DatasetEntry) -> Iterator[tuple[CollectiveEntry, str | None, float]]:

@@ -34,36 +34,39 @@ _STATES: Final = {
     NOT_TESTED: ("circle", "dashed", 0.0),
     "not judged": ("x", "dotted", 0.0),
 }
-"""Of a verdict: marker, line of its interval, and how full the marker is. Said in words in the caption."""
-_READ: Final = (
-    " Filled circle: inconclusive; hollow circle, dashed: not tested, with an interval that is not corrected; cross, "
-    "dotted: not judged."
-)
+"""Of a verdict: marker, line of its interval, and how full the marker is. Said in words above the charts."""
 _TONES: Final = {"regression": light("worse"), "improvement": light("better"), "equivalent": light("equal")}
-_LAUNCH_METRICS: Final = (("overlap_ratio", "Overlap ratio", ""), ("job_step_ms", "Job step", "ms"))
+_LAUNCH_METRICS: Final = (("job_step_ms", "Job step", "ms"), ("overlap_ratio", "Overlap ratio", ""))
+"""The first is open, the other folded."""
+SHOWN_EFFECTS: Final = 5
 
 
 def effect_charts(comparison: Comparison) -> list[Chart]:
-    """Every metric whose effect has an interval, the primary first, then the guard: ratios in one chart, times and
-    rates in another, as their units differ.
+    """Every metric whose effect has an interval: `SHOWN_EFFECTS` of them, the others folded. Ratios in one chart, times
+    and rates in another, as their units differ.
     """
     if not is_comparable(comparison):
         return []
-    order = sorted(
-        (name for name, pair in comparison.metrics.items() if _has_interval(pair)),
-        key=lambda name: {"primary": 0, "guard": 1}.get(str(comparison.metrics[name].role), 2),
-    )
+    pairs = {name: pair for name, pair in comparison.metrics.items() if _has_interval(pair)}
+    order = sorted(pairs, key=lambda name: _importance(name, pairs[name]))
     kinds = {
-        "difference": ("Ratios", "Candidate less reference.", "percentage points"),
-        "quotient": ("Times and rates", "Candidate against reference, change in per cent.", "%"),
+        "difference": ("ratios", "Candidate less reference.", "percentage points"),
+        "quotient": ("times and rates", "Candidate against reference, change in per cent.", "%"),
     }
     charts = []
-    for kind, (title, caption, axis) in kinds.items():
-        pairs = {name: comparison.metrics[name] for name in order}
-        mine = {name: pair for name, pair in pairs.items() if pair.effect.kind == kind}
-        if mine:
-            charts.append(_effects(f"effects-{kind}", f"Effects: {title.lower()}", caption + _READ, axis, mine))
+    for names, more in ((order[:SHOWN_EFFECTS], ""), (order[SHOWN_EFFECTS:], "more ")):
+        for kind, (title, caption, axis) in kinds.items():
+            mine = {name: pairs[name] for name in names if pairs[name].effect.kind == kind}
+            if mine:
+                key = f"{more.strip()}-effects-{kind}".lstrip("-")
+                charts.append(_effects(key, f"Effects: {more}{title}", caption, axis, mine, folded=bool(more)))
     return charts
+
+
+def _importance(name: str, pair: ComparedMetric) -> tuple[int, bool, float]:
+    """The primary first, then the guard, then what was decided, then by p; last what only checks the cut-off."""
+    role = {"primary": 0, "guard": 1}.get(str(pair.role), 3 if name.endswith("_cutoff") else 2)
+    return role, pair.verdict not in _TONES, 1.0 if pair.p is None else pair.p
 
 
 def _has_interval(pair: ComparedMetric) -> bool:
@@ -71,7 +74,9 @@ def _has_interval(pair: ComparedMetric) -> bool:
     return pair.tested and found.low is not None and found.high is not None and not is_zero(pair)
 
 
-def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str, ComparedMetric]) -> Chart:
+def _effects(
+    name: str, title: str, caption: str, axis: str, found: Mapping[str, ComparedMetric], *, folded: bool
+) -> Chart:
     titles = [plain(each) for each in found]
     plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
@@ -98,7 +103,7 @@ def _effects(name: str, title: str, caption: str, axis: str, found: Mapping[str,
     look = {"line_color": "color", "fill_color": "color", "fill_alpha": "fill", "line_width": 2}
     dots = plot.scatter(x="value", y="y", marker="marker", size=11, source=source, **look)
     hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
-    return Chart(plot.name, title, caption, plot)
+    return Chart(plot.name, title, caption, plot, folded=folded)
 
 
 def _state(pair: ComparedMetric) -> tuple[str, str, float]:
@@ -137,9 +142,8 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
             belongs(dots, place, comparison.label(side))
             hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
         if any(renderer.data_source.data["x"] for renderer in plot.renderers):
-            charts.append(
-                Chart(plot.name, f"{title}, launch by launch", "One point is the median of one launch.", plot)
-            )
+            caption = "One point is the median of one launch."
+            charts.append(Chart(plot.name, f"{title}, launch by launch", caption, plot, folded=not unit))
     return charts
 
 
@@ -154,7 +158,7 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> Chart | None:
     if not means:
         return None
     labels = [plain(label) for label in means]
-    plot = new_chart("breakdown", 70 + 46 * len(labels), "mean ms per step", "", y_range=FactorRange(*labels[::-1]))
+    plot = new_chart("breakdown", 50 + 30 * len(labels), "", "", y_range=FactorRange(*labels[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
     left = dict.fromkeys(means, 0.0)
@@ -171,5 +175,5 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> Chart | None:
         hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
     plot.x_range.start = 0
     return Chart(
-        plot.name, "Where a step's time goes", "The parts add up to the step; mean over ranks and steps.", plot
+        plot.name, "Where a step's time goes", "Mean ms per step and rank; the parts add up to the step.", plot
     )

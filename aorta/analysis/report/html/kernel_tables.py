@@ -12,15 +12,14 @@ from typing import Any, Final
 from aorta.analysis.documents.traces import SlowdownEntry, TraceEntries
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.html.page_tables import Cell, Column, Table, value, word
-from aorta.analysis.report.kernel_text import place_of, shape_of, shortened
+from aorta.analysis.report.kernel_text import place_of, shape_of
 
 SHOWN: Final = 40
 """Rows of a table; all are in `summary.json`, and `aorta kernels` writes them as tables."""
-_NAME: Final = 60
 _NO_BREAK: Final = "\u00a0"
 _KIND: Final = {
     "totals": "Kernels",
-    "gemms": "Matrix products",
+    "gemms": "GEMMs",
     "gaps": "Gaps",
     "counters": "Hardware counters",
 }
@@ -44,11 +43,11 @@ def page_kernels(label: str, traces: TraceEntries) -> PageKernels | None:
         _table(f"kernels-{label}", "Kernels of all devices, the largest total first", _TOTALS, found.by_name),
         _table(
             f"slowdowns-{label}",
-            "Kernels beside communication against alone, the largest excess first",
+            "Kernels overlapped with communication vs. alone, the largest excess first",
             _SLOWDOWNS,
             traces.slowdowns,
         ),
-        _table(f"gemms-{label}", "Matrix products of all devices by shape", _GEMMS, found.by_shape),
+        _table(f"gemms-{label}", "GEMMs of all devices by shape", _GEMMS, found.by_shape),
         _table(f"gaps-{label}", "Gaps between the kernels of a stream", _GAPS, found.gaps),
         _table(f"counters-{label}", "Hardware counters by kernel", _COUNTERS, found.counters),
     )
@@ -67,7 +66,7 @@ def _table(key: str, caption: str, columns: _Cells, rows: Sequence[Any]) -> Tabl
 
 
 def _name(row: Any) -> Cell:
-    return word(shortened(row.name, _NAME), shortened(row.name, 1000))
+    return word(row.name)
 
 
 def _shown(found: float | None, text: str, tip: str | None = None) -> Cell:
@@ -119,12 +118,15 @@ _SLOWDOWNS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
     (Column("n alone", True, "kernels during which nothing communicated"), _count("alone_count")),
-    (Column("n beside", True, "kernels of which at least half ran beside communication"), _count("overlapped_count")),
+    (
+        Column("n overlapped", True, "kernels of which at least half ran during communication"),
+        _count("overlapped_count"),
+    ),
     (Column("alone, ms", True, "mean"), _ms("alone_mean_ms")),
-    (Column("beside, ms", True, "mean"), _ms("overlapped_mean_ms")),
-    (Column("ratio", True, "mean beside / mean alone"), _ratio("mean_ratio")),
+    (Column("overlapped, ms", True, "mean"), _ms("overlapped_mean_ms")),
+    (Column("ratio", True, "mean overlapped / mean alone"), _ratio("mean_ratio")),
     (Column("95 % interval", True, "of the ratio"), _interval),
-    (Column("excess, ms", True, "what the kernels beside took beyond the median of those alone"), _ms("excess_ms")),
+    (Column("excess, ms", True, "what the overlapped kernels took beyond the median of those alone"), _ms("excess_ms")),
 )
 _GEMMS: Final[_Cells] = (
     (Column("product"), lambda row: word(shape_of(row))),
@@ -152,11 +154,11 @@ _GAPS: Final[_Cells] = (
 _COUNTERS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
-    (Column("counter"), lambda row: word(shortened(row.counter, _NAME))),
+    (Column("counter"), lambda row: word(row.counter)),
     (Column("derived from"), lambda row: word(row.derived_from or "")),
     (Column("kernels", True), _count("count")),
     (Column("mean", True), _plain("mean")),
     (Column("min", True), _plain("min")),
     (Column("max", True), _plain("max")),
-    (Column("beside communication", True, "share of these kernels' time"), _share("comm_share")),
+    (Column("overlapped", True, "share of these kernels' time"), _share("comm_share")),
 )

@@ -70,13 +70,15 @@ def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
 def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = comparison.tested
-    columns = [Column("metric"), Column("unit"), *(Column(comparison.label(side), True) for side in SIDES)]
+    sides = [Column(comparison.label(side), True) for side in SIDES]
     plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
-    if tested:
-        columns += [Column("effect", True), Column("interval", True), Column("p", True, "of the metric alone")]
-        columns += [Column("verdict"), *plain, Column("role")]
+    if tested:  # the verdict beside its metric, where a narrow page shows it
+        judged = [Column("verdict"), Column("effect", True), Column("interval", True)]
+        columns = [Column("metric"), *judged, Column("p", True, "of the metric alone"), *sides, Column("unit"), *plain]
+        columns.append(Column("role"))
     else:
-        columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
+        direction = Column("direction", tip="of the difference; not tested for significance")
+        columns = [Column("metric"), direction, *sides, Column("unit"), *plain]
     rows, nulls, zeros, apart = [], [], [], is_comparable(comparison)
     for name, pair in comparison.metrics.items():
         if pair.unknown and not pair.bounded:
@@ -86,8 +88,8 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
             zeros.append(name)
             continue
         unit = pair.unit
-        row = [word(name, _definition(definitions, name)), word(unit)]
-        row += [_side(pair, side) for side in SIDES]
+        row = [word(name, _definition(definitions, name))]
+        values = [*(_side(pair, side) for side in SIDES), word(unit)]
         change = [
             Cell(PAGE.number(pair.difference, unit, signed=True), pair.difference),
             Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason),
@@ -95,9 +97,10 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
         if not apart:  # a difference would be one of other work, or of a drift
             change = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
         if tested:
-            row += [*_tested(pair, apart=apart), *change, word(pair.role or "")]
+            row += [*_tested(pair, apart=apart), *values, *change, word(pair.role or "")]
         else:
-            row += [*change, word(signed(str(pair.judgement)), pair.judgement_reason, _TONE.get(str(pair.judgement)))]
+            judgement = str(pair.judgement)
+            row += [word(signed(judgement), pair.judgement_reason, _TONE.get(judgement)), *values, *change]
         rows.append(tuple(row))
     notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
     notes += [f"Not available on either side: {'; '.join(nulls)}."] if nulls else []
@@ -120,16 +123,13 @@ _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regres
 def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
     found, p, corrected = pair.effect, pair.p, pair.p_corrected
     together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
-    cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
-    if apart:
-        cells = [
-            Cell(PAGE.effect(found.value, found.kind), found.value),
-            Cell(PAGE.interval(found), found.low),
-        ]
     verdict = pair.verdict or "not judged"
-    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
     said = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
-    cells.append(word(said, pair.verdict_reason, _TONE.get(verdict)))
+    effect = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
+    if apart:
+        effect = [Cell(PAGE.effect(found.value, found.kind), found.value), Cell(PAGE.interval(found), found.low)]
+    cells = [word(said, pair.verdict_reason, _TONE.get(verdict)), *effect]
+    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
     return cells
 
 

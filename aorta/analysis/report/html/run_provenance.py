@@ -6,6 +6,7 @@ Must not repair or guess anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
@@ -70,14 +71,15 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     return {"label": dataset.label, "notes": notes, "fine": fine, "facts": facts}
 
 
-def of_launches(entries: Mapping[str, DatasetEntry]) -> list[str]:
-    """Which launch stands for each launch set where the page shows one."""
-    return [
-        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is {entry.representative}, "
-        f"{entry.representative_rule}."
+def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
+    """Which launch stands for each launch set where the page shows one; empty without a set."""
+    told = [
+        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
         for label, entry in entries.items()
         if entry.launches
     ]
+    rules = dict.fromkeys(entry.representative_rule for entry in entries.values() if entry.launches)
+    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(told)}." if told else ""
 
 
 def _of_traces(entry: DatasetEntry) -> bool:
