@@ -7,10 +7,12 @@ host and clock only. A field is None where the source does not say it.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+UNKNOWN_KIND: Final = "unknown"
+"""`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
 CollectiveState: TypeAlias = Literal["issued", "started", "completed"]
 """`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`."""
 Source: TypeAlias = Literal["progress", "flight_recorder", "ras"]
@@ -33,7 +35,8 @@ class CollectiveEvidence(msgspec.Struct, kw_only=True):
         group: `GroupEvidence.name`.
         number: counts the collectives of the group from 0, the same on each rank that issued the same sequence; of send
             and receive, those between this pair of ranks in this direction.
-        kind: as in the record: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send, recv, ...
+        kind: as in the record: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send, recv, ...;
+            `UNKNOWN_KIND` where only its number is known.
         peer: global rank of the other side of a send or receive.
         input_sizes, dtype: where the source has them; `bytes` otherwise.
         issued_by: the innermost frame of the user's program, "file:line function".
@@ -65,11 +68,14 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ...")."""
+    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ..."); and
+    when, on the wall clock.
+    """
 
     signal: str | None = None
     exit_code: int | None = None
     exception: str | None = None
+    ended_ns: int | None = None
 
 
 class RankEvidence(msgspec.Struct, kw_only=True):
