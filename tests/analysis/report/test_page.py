@@ -26,7 +26,7 @@ from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html import why_no_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
-from aorta.analysis.report.html.comm_charts import round_sizes
+from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank

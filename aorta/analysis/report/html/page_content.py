@@ -22,17 +22,20 @@ from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble, for_scripts
 from aorta.analysis.report.html.bokeh_chart import Chart
-from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
-from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
-from aorta.analysis.report.html.gain_tables import page_gains
-from aorta.analysis.report.html.kernel_tables import page_kernels
-from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
+from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
-from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.summary_charts import (
+    breakdown_chart,
+    comm_charts,
+    effect_charts,
+    kinds_drawn,
+    launch_charts,
+)
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import SERIES
+from aorta.analysis.report.step_curves import Series
 
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
@@ -89,7 +92,7 @@ def page_html(
         "comparison": comparison,
         "gate": _gate(known(summary.gate)),
         "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
-        "gains": [page_gains(label, entry.what_if) for label, entry in entries.items()],
+        "gains": [page_tables.page_gains(label, entry.what_if) for label, entry in entries.items()],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
         "charts": charts,
