@@ -1,18 +1,10 @@
-"""The page in a real browser, from disk, with the network off: what happens when it is used.
-
-Needs Debian's `chromium` and `chromium-driver`, and selenium; skips with a reason where one is missing.
-"""
+"""The page in a real browser: what happens when it is used."""
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +13,7 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 
 from bokeh.palettes import Cividis256
 from selenium.common.exceptions import TimeoutException
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -33,41 +24,22 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.report.palette import MEANINGS, SURFACES, lane_color, light
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.by_json import summarize
-from tests.analysis.report.page_states import STATES, write_state
-from tests.analysis.report.pages import HOSTILE, compared, launched, page, subjects, two_runs
-from tests.analysis.report.test_page import hostile_run
+from tests.analysis.report.browsing import (
+    EVERYWHERE,
+    NEEDED,
+    PATIENCE_S,
+    asked,
+    clicked,
+    complaints,
+    opened,
+    requests,
+    settled,
+    told,
+    unfolded,
+)
+from tests.analysis.report.pages import HOSTILE, compared, hostile_run, launched, page, subjects, two_runs
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-PATIENCE_S = 60
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium"),
-    pytest.mark.skipif(DRIVER is None, reason="no chromedriver: apt-get install chromium-driver"),
-    pytest.mark.xdist_group("browser"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chrome]:
-    yield from started()
-
-
-def started() -> Iterator[Chrome]:
-    """A browser without a network, closed at the end."""
-    options = ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
-        options.add_argument(word)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = Chrome(options=options, service=Service(str(DRIVER)))
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd(
-        "Network.emulateNetworkConditions",
-        {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1},
-    )
-    yield driver
-    driver.quit()
+pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")
@@ -77,79 +49,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "report.html"
     page(datasets, launched(compared(datasets)), path)
     return path
-
-
-def opened(browser: Chrome, path: Path) -> Chrome:
-    """The page, once its charts are there. What the browser said before is forgotten."""
-    browser.get_log("browser")
-    browser.get_log("performance")
-    browser.get(path.as_uri())
-    WebDriverWait(browser, PATIENCE_S).until(
-        lambda it: it.find_element(By.TAG_NAME, "html").get_attribute("data-ready")
-    )
-    return browser
-
-
-def asked(browser: Chrome, code: str) -> Any:
-    """The value of an expression in the page; `model(name)` is a model of Bokeh."""
-    return browser.execute_script(
-        f"const model = (name) => Bokeh.documents[0].get_model_by_name(name); return ({code});"
-    )
-
-
-def settled(browser: Chrome, code: str) -> None:
-    """Wait until an expression is true."""
-    WebDriverWait(browser, PATIENCE_S).until(lambda it: asked(it, code))
-
-
-def requests(browser: Chrome) -> list[str]:
-    """Every address that was asked for, in frames and workers as well."""
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [
-        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
-    ]
-
-
-def complaints(browser: Chrome) -> list[str]:
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-def clicked(browser: Chrome, selector: str) -> None:
-    element = browser.find_element(By.CSS_SELECTOR, selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
-    element.click()
-
-
-def unfolded(browser: Chrome) -> None:
-    """Open every fold, and wait until the charts in them are drawn."""
-    browser.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
-    settled(browser, "Object.keys(data.roots).every((name) => model(name).inner_width > 0)")
-
-
-_EVERYWHERE = (
-    "(function all(node) { return [...node.querySelectorAll('*')]"
-    ".flatMap((each) => [each, ...(each.shadowRoot ? all(each.shadowRoot) : [])]); })(document)"
-)
-"""Every element, those in shadow roots as well."""
-
-
-def told(browser: Chrome, chart: str) -> str:
-    """What the tooltips of a chart say, somewhere over it."""
-    element = browser.find_element(By.ID, chart)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
-    width, height = element.size["width"], element.size["height"]
-    for across in range(4, 20, 3):
-        for down in range(1, 9):
-            at = round(width * (across / 20 - 0.5)), round(height * (down / 10 - 0.5))
-            ActionChains(browser, duration=0).move_to_element_with_offset(element, *at).perform()
-            shown = asked(
-                browser,
-                f"{_EVERYWHERE}.filter((each) => each.classList?.contains('bk-Tooltip') && each.checkVisibility())"
-                ".map((each) => each.shadowRoot.textContent).join(' ')",
-            )
-            if shown:
-                return str(shown)
-    return ""
 
 
 def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report: Path) -> None:
@@ -418,118 +317,10 @@ def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
     unfolded(browser)
     for name in ("chart-timeline-0", "chart-steps-job_step", "chart-breakdown"):
         assert "</script><img src=x onerror=alert(1)>" in told(browser, name), name
-    assert asked(browser, f"{_EVERYWHERE}.filter((each) => ['IMG', 'B'].includes(each.tagName)).length") == 0
+    assert asked(browser, f"{EVERYWHERE}.filter((each) => ['IMG', 'B'].includes(each.tagName)).length") == 0
     assert HOSTILE in browser.find_element(By.CSS_SELECTOR, "#health h3").text
     assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
     assert complaints(browser) == []
-
-
-@pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page in every state."""
-    folder = tmp_path_factory.mktemp("states")
-    return {name: write_state(name, folder / name) for name in STATES}
-
-
-def screen(browser: Chrome, width: int, theme: str) -> None:
-    """A screen of that width, 900 pixels high, for a reader who prefers that theme."""
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-
-
-@pytest.fixture
-def any_screen(browser: Chrome) -> Iterator[Chrome]:
-    """The browser, whose window is as before at the end."""
-    yield browser
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", STATES)
-def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
-    any_screen: Chrome, states: dict[str, Path], name: str
-) -> None:
-    """The first screen answers, nothing is wider than the page, text can be read in both themes, and it prints."""
-    browser = any_screen
-    for width, theme in ((1400, "light"), (1400, "dark"), (800, "light"), (390, "light"), (390, "dark")):
-        screen(browser, width, theme)
-        opened(browser, states[name])
-        drawn = "Object.keys(data.roots).filter((name) => document.getElementById(`chart-${name}`).checkVisibility())"
-        settled(browser, f"{drawn}.every((name) => model(name).outer_width <= {width})")
-        assert asked(browser, "document.documentElement.scrollWidth") <= width
-        assert asked(browser, _WIDER) == []
-        assert asked(browser, "document.querySelector('.bar').offsetHeight") < 60  # one line
-        assert asked(browser, "isDark()") is (theme == "dark")
-        assert asked(browser, _FAINT) == []
-        assert asked(browser, "document.querySelector('.cards').innerText.includes('\u2013')") is False  # no dashes
-        if width == 1400:
-            ends = asked(browser, _LOWER_EDGES)
-            assert all(edge <= 900 for edge in ends.values()), ends
-            assert asked(browser, "!!model('timeline-0')") is ("timeline-0" in ends)
-            assert asked(browser, _SIDEWAYS) == []
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    opened(browser, states[name])
-    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
-    pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
-    assert 1 <= len(pages) <= 4
-    assert complaints(browser) == []
-
-
-_WIDER = (
-    "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll') && each.checkVisibility() && "
-    "each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 80))"
-)
-_SIDEWAYS = (
-    "(() => { for (const each of document.querySelectorAll('details')) each.open = true;"
-    "return [...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth + 1)"
-    ".map((each) => each.ariaLabel); })()"
-)
-"""Tables that do not fit, folded ones as well."""
-_LOWER_EDGES = (
-    "Object.fromEntries(['breakdown', 'timeline-0'].map((name) => [name, document.getElementById(`chart-${name}`)])"
-    ".filter(([, each]) => each).map(([name, each]) => [name, each.getBoundingClientRect().bottom]))"
-)
-_FAINT = """(() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const linear = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
-  const bright = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
-  const ground = (each) => {
-    for (let at = each; at; at = at.parentElement) {
-      const color = parse(getComputedStyle(at).backgroundColor);
-      if (color.length === 3 || color[3] > 0) return color;
-    }
-    return [255, 255, 255];
-  };
-  const own = (each) => [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-  const seen = [...document.querySelectorAll('body *')].filter((each) => each.checkVisibility() && own(each));
-  return seen.filter((each) => {
-    const [high, low] = [bright(parse(getComputedStyle(each).color)), bright(ground(each))].sort((a, b) => b - a);
-    return (high + 0.05) / (low + 0.05) < 4.5 && !each.closest(':disabled');
-  }).map((each) => each.outerHTML.slice(0, 90));
-})()"""
-"""Text whose contrast to what lies behind it is below 4.5 (WCAG 2.1, 1.4.3)."""
-
-
-@pytest.mark.thorough
-def test_every_chart_says_what_it_is_and_tooltips_follow_the_theme(any_screen: Chrome, report: Path) -> None:
-    browser = any_screen
-    for theme in ("light", "dark"):
-        screen(browser, 1400, theme)
-        opened(browser, report)
-        labels = asked(browser, "[...document.querySelectorAll('.plot')].map((each) => each.ariaLabel)")
-        assert len(set(labels)) == len(labels) >= 10
-        assert told(browser, "chart-breakdown")
-        colors = asked(
-            browser,
-            "(() => { const one = getComputedStyle([...document.querySelectorAll('.bk-Tooltip')]"
-            ".find((each) => each.checkVisibility())); return [one.color, one.backgroundColor]; })()",
-        )
-        at = theme == "dark"
-        wanted = [SURFACES[name][at] for name in ("ink", "panel")]
-        assert colors == [f"rgb({', '.join(str(int(each[x : x + 2], 16)) for x in (1, 3, 5))})" for each in wanted]
 
 
 def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chrome, report: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import tempfile
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -29,39 +28,23 @@ from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
 from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ToolMissing
-from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
 from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of, write_page
-from tests.analysis.report.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
-
-
-class Parts(HTMLParser):
-    """Elements with what could load something, ids, and the content of scripts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self._in: str | None = None
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._in = tag if tag in ("script", "style") else None
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = None
-
-    def handle_data(self, text: str) -> None:
-        if self._in == "script":
-            self.scripts[-1] += text
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
+from tests.analysis.report.pages import (
+    HOSTILE,
+    Parts,
+    compared,
+    gated,
+    hostile_run,
+    launched,
+    page,
+    subjects,
+    text_of,
+    two_runs,
+)
 
 
 @pytest.fixture(scope="module")
@@ -365,26 +348,6 @@ def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
     ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-
-
-def hostile_run(folder: Path, label: str) -> LabelledRun:
-    """Every word that a record holds is hostile."""
-    folder.mkdir()
-    for rank in range(2):
-        rows = [collective(HOSTILE, seq, seq * 2.0, seq * 2.0 + 1.5, group=HOSTILE) for seq in range(3)]
-        rows += [collective("allreduce", 3, 7.0, 8.0, group=HOSTILE)]
-        lines = [step(rank, 2, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
-        head = header(rank, 2, label=HOSTILE, run_id=f"run {HOSTILE}", host=HOSTILE, parallel=HOSTILE)
-        write_rank(folder, head, lines, footer(4, 2, groups={HOSTILE: [0, 1]}, error=HOSTILE))
-    write_manifest(
-        folder,
-        {"workload": {HOSTILE: HOSTILE}},
-        run_id=f"run {HOSTILE}",
-        warnings=[HOSTILE],
-        environment={"NCCL_X": HOSTILE},
-        command=HOSTILE,
-    )
-    return LabelledRun(label, load_run(folder))
 
 
 def test_words_of_files_stay_words(tmp_path: Path) -> None:
