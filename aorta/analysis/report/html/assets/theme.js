@@ -67,7 +67,8 @@ function startTheme() {
     root.dataset.theme = "light";
     for (const each of document.querySelectorAll(".plot")) {
       const width = each.clientWidth;
-      const paper = each.parentElement.matches(".pair > *") ? paperPixels / 2 - 12 : paperPixels;
+      const beside = each.closest(".pair")?.childElementCount > 1;
+      const paper = beside ? paperPixels / 2 - 12 : paperPixels;
       if (!each.checkVisibility()) continue;
       each.style.width = `${width}px`;
       each.style.zoom = Math.min(1, paper / width);
