@@ -8,13 +8,13 @@ from typing import Any
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.report import brief_text as _brief
 from aorta.analysis.report import html, kernel_text, terminal_text
-from aorta.analysis.report.html import compare_charts, page_tables, verdict_cards
+from aorta.analysis.report.html import page_tables, summary_charts, verdict_cards
 from tests.analysis.by_json import built, by_json
 
 brief_text = by_json(_brief.brief_text)
 comparison_table = by_json(terminal_text.comparison_table)
 dataset_table = by_json(terminal_text.dataset_table)
-effect_charts = by_json(compare_charts.effect_charts)
+effect_charts = by_json(summary_charts.effect_charts)
 health_block = by_json(terminal_text.health_block)
 kernel_block = by_json(kernel_text.kernel_block)
 metrics_table = by_json(page_tables.metrics_table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.load.records import load_run
 from aorta.records.reader import read_rank
 from aorta.records.schema import DeviceSample, DeviceTelemetry
-from tests.analysis.builders import simulated_run, write_rank
+from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import evaluate, summarize
 from tests.analysis.report.by_json import write_page
 
@@ -200,3 +201,50 @@ def text_of(html: str) -> str:
     """What a page says, without scripts, styles and markup."""
     bare = re.sub(r"<(script|style)\b.*?</\1>", " ", html, flags=re.S)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", bare)))
+
+
+def hostile_run(folder: Path, label: str) -> LabelledRun:
+    """Every word that a record holds is hostile."""
+    folder.mkdir()
+    for rank in range(2):
+        rows = [collective(HOSTILE, seq, seq * 2.0, seq * 2.0 + 1.5, group=HOSTILE) for seq in range(3)]
+        rows += [collective("allreduce", 3, 7.0, 8.0, group=HOSTILE)]
+        lines = [step(rank, 2, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
+        head = header(rank, 2, label=HOSTILE, run_id=f"run {HOSTILE}", host=HOSTILE, parallel=HOSTILE)
+        write_rank(folder, head, lines, footer(4, 2, groups={HOSTILE: [0, 1]}, error=HOSTILE))
+    write_manifest(
+        folder,
+        {"workload": {HOSTILE: HOSTILE}},
+        run_id=f"run {HOSTILE}",
+        warnings=[HOSTILE],
+        environment={"NCCL_X": HOSTILE},
+        command=HOSTILE,
+    )
+    return LabelledRun(label, load_run(folder))
+
+
+class Parts(HTMLParser):
+    """Elements with what could load something, ids, and the content of scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._in: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag if tag in ("script", "style") else None
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = None
+
+    def handle_data(self, text: str) -> None:
+        if self._in == "script":
+            self.scripts[-1] += text
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]

@@ -42,7 +42,7 @@ def test_the_page_of_64_ranks_and_1000_steps_is_small_and_says_what_it_draws(lar
 
 def test_a_browser_opens_it_and_answers(large: Path) -> None:
     pytest.importorskip("selenium")
-    from tests.analysis.report import test_in_browser as browsing
+    from tests.analysis.report import browsing
 
     if browsing.BROWSER is None or browsing.DRIVER is None:
         pytest.skip("no chromium or no chromedriver: apt-get install chromium chromium-driver")

@@ -96,7 +96,7 @@ def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
     assert set(found) == {"reason"}
     assert f"old: what would gain most: no prediction: {found['reason']}" in " ".join(report.text.split())
     page = next(path for path in report.files if path.name == "report.html").read_text(encoding="utf-8")
-    assert f"No prediction: {found['reason']}" in text_of(page)
+    assert f"no prediction: {found['reason']}" in text_of(page)
 
 
 def test_a_rank_that_is_missing_is_said(runs: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import tempfile
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -26,42 +25,26 @@ from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html import why_no_page
 from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
-from aorta.analysis.report.html.comm_charts import round_sizes
+from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ToolMissing
-from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
 from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of, write_page
-from tests.analysis.report.pages import HOSTILE, compared, gated, launched, page, subjects, text_of, two_runs
-
-
-class Parts(HTMLParser):
-    """Elements with what could load something, ids, and the content of scripts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self._in: str | None = None
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._in = tag if tag in ("script", "style") else None
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = None
-
-    def handle_data(self, text: str) -> None:
-        if self._in == "script":
-            self.scripts[-1] += text
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
+from tests.analysis.report.pages import (
+    HOSTILE,
+    Parts,
+    compared,
+    gated,
+    hostile_run,
+    launched,
+    page,
+    subjects,
+    text_of,
+    two_runs,
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +93,9 @@ def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None
         row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', table)
         assert row is not None, name
         cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
-        assert float(cells[1][0]) == pair["reference"]
-        assert float(cells[2][0]) == pair["candidate"]
-        assert cells[1][1] == PAGE.number(pair["reference"], pair["unit"])
+        assert float(cells[4][0]) == pair["reference"]
+        assert float(cells[5][0]) == pair["candidate"]
+        assert cells[4][1] == PAGE.number(pair["reference"], pair["unit"])
     for row in summary["datasets"]["rocm"]["collectives"]:
         assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
     for name, told in summary["metrics"].items():
@@ -135,7 +118,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
         assert said in text
     assert "overlap_ratio<-0.05" in text
     assert summary["gate"]["conditions"][0]["reason"] in text
-    assert "outcome fail exit code 3" in text
+    assert "Gate: fail (exit code 3). overlap_ratio<-0.05: " in text
     assert "killed (no footer)" in text
 
 
@@ -185,16 +168,27 @@ def test_what_is_not_tested_inconclusive_and_not_judged_look_different(tmp_path:
     entries = summary["comparison"]["metrics"]
     entries["exposed_comm_ms"] |= {"verdict": "not tested", "needs_launches": 5}
     entries["comm_ms"]["verdict"] = None
-    (times,) = [chart for chart in effect_charts(summary["comparison"]) if chart.name == "effects-quotient"]
-    source = next(each for each in times.model.renderers if "marker" in each.data_source.data).data_source.data
+    charts = effect_charts(summary["comparison"])
+    sources = [
+        next(each.data_source.data for each in chart.model.renderers if "marker" in each.data_source.data)
+        for chart in charts
+    ]
     looks = {
         name: (source["marker"][at], source["dash"][at], source["fill"][at], source["verdict"][at])
+        for source in sources
         for at, name in enumerate(source["y"])
     }
     assert looks["job_step_ms"] == ("circle", "solid", 1.0, "inconclusive")
     assert looks["exposed_comm_ms"] == ("circle", "dashed", 0.0, "not tested (needs 5 launches)")
     assert looks["comm_ms"] == ("x", "dotted", 0.0, "not judged")
-    assert "hollow circle, dashed: not tested" in times.caption
+
+
+def test_five_effects_are_open_the_primary_and_the_guard_among_them(tmp_path: Path) -> None:
+    charts = effect_charts(launched(compared(two_runs(tmp_path, steps=6)))["comparison"])
+    shown = [name for chart in charts if not chart.folded for name in chart.model.y_range.factors]
+    assert len(shown) == 5
+    assert {"overlap_ratio", "job_step_ms"} <= set(shown)
+    assert any(chart.folded for chart in charts)
 
 
 def test_rows_of_zeros_are_dropped_and_named(tmp_path: Path) -> None:
@@ -242,6 +236,31 @@ def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
     assert [axis.formatter.format for axis in plot.axis] == [NUMBERS, NUMBERS]
 
 
+@pytest.mark.parametrize(
+    ("comm", "hidden", "world", "word", "cards"),
+    [
+        (
+            8.0,
+            4.0,
+            2,
+            "50\u00a0% hidden; 4.0 of 20.0\u00a0ms exposed",
+            ["overlap_ratio", "exposed_comm_ms", "job_step_ms"],
+        ),
+        (0.0, 0.0, 2, "No communication: nothing to hide; steps of 20.0\u00a0ms", ["job_step_ms"]),
+        (8.0, 4.0, 1, "One rank: nothing to hide; steps of 20.0\u00a0ms", ["job_step_ms"]),
+    ],
+)
+def test_a_single_run_is_headed_by_its_result(
+    comm: float, hidden: float, world: int, word: str, cards: list[str], tmp_path: Path
+) -> None:
+    for rank in range(world):
+        lines = [step(rank, world, at, overlap=metrics(20, 10, comm, hidden)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, world), lines)
+    found = verdict_of(summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))})))
+    assert found.word == word
+    assert [card.name for card in found.cards] == cards
+
+
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
     html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
@@ -272,7 +291,7 @@ def test_traces_of_other_tools_have_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) -> None:
+def test_of_launch_sets_the_launch_that_is_shown_is_named_once(tmp_path: Path) -> None:
     for side, transfer in (("reference", 5.0), ("candidate", 10.0)):
         for at in range(4):
             folder, name = tmp_path / side / f"{at:02d}", f"{side}{at}"
@@ -283,19 +302,19 @@ def test_of_launch_sets_each_section_says_which_launch_it_shows(tmp_path: Path) 
     summary |= gated(summary)
     html = page({label: each.dataset for label, each in found.items()}, summary, tmp_path / "r.html")
     middle = {label: each.dataset.run.location for label, each in found.items()}
-    rule = "the launch nearest the medians of overlap_ratio and job_step_ms"
-    sections = {part.split('"')[0]: text_of(part) for part in html.split('<section id="')[1:]}
+    text = text_of(html)
     for label, path in middle.items():
-        for name in ("metrics", "timelines", "steps", "collectives"):
-            assert f"{label}: of 4 launches this is {path}, {rule}." in sections[name], name
-    assert "medians of the medians of launches" in sections["metrics"]
-    assert summary["gate"]["outcome"] in sections["gate"]
-    assert summary["gate"]["conditions"][0]["reason"] in sections["gate"]
+        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(path).name}") == 1
+    assert text.count("the launch nearest the medians of overlap_ratio and job_step_ms") == 1
+    assert "medians of the medians of launches" in text
+    assert f"Gate: {summary['gate']['outcome']}" in text
+    assert summary["gate"]["conditions"][0]["reason"] in text
 
 
 def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     for rank in range(2):
-        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)]
+        rows = [collective(end_ms=4.0)]
+        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
         write_rank(tmp_path / "run", header(rank, 3), lines)
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     summary = summarize(subjects(datasets))
@@ -329,26 +348,6 @@ def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
     ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
-
-
-def hostile_run(folder: Path, label: str) -> LabelledRun:
-    """Every word that a record holds is hostile."""
-    folder.mkdir()
-    for rank in range(2):
-        rows = [collective(HOSTILE, seq, seq * 2.0, seq * 2.0 + 1.5, group=HOSTILE) for seq in range(3)]
-        rows += [collective("allreduce", 3, 7.0, 8.0, group=HOSTILE)]
-        lines = [step(rank, 2, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
-        head = header(rank, 2, label=HOSTILE, run_id=f"run {HOSTILE}", host=HOSTILE, parallel=HOSTILE)
-        write_rank(folder, head, lines, footer(4, 2, groups={HOSTILE: [0, 1]}, error=HOSTILE))
-    write_manifest(
-        folder,
-        {"workload": {HOSTILE: HOSTILE}},
-        run_id=f"run {HOSTILE}",
-        warnings=[HOSTILE],
-        environment={"NCCL_X": HOSTILE},
-        command=HOSTILE,
-    )
-    return LabelledRun(label, load_run(folder))
 
 
 def test_words_of_files_stay_words(tmp_path: Path) -> None:

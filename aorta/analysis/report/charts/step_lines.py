@@ -19,6 +19,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import JOINED_ON, THROTTLED, step_columns
 from aorta.analysis.report.charts.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
 from aorta.analysis.report.palette import BAND, INK, SERIES, light
+from aorta.analysis.report.step_curves import constant, over_steps
 
 _PANELS = (
     (("compute_ms", "compute", light("compute"), "-"), ("comm_ms", "communication", light("communication"), "--")),
@@ -36,10 +37,6 @@ _DEVICE_PANELS = (
 )
 _WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
 """Shares are drawn on their whole range: a per cent of difference must not look like a fall."""
-_STILL = 0.002
-"""Less than the samplers resolve: 1 MHz of 1,700."""
-_STILL_SHARE = 0.02
-"""A line 2 pixels high."""
 MARKED_STEPS = 60  # with more, markers run into a thick line
 
 
@@ -148,26 +145,12 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     return None
 
 
-def constant(values: np.ndarray, whole: float | None = None) -> float | None:
-    """The median of values that do not change, so that a chart of them would show nothing; None where they do, or
-    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or
-    of the `whole` that a share is drawn on at most `_STILL_SHARE`.
-    """
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return None
-    middle = float(np.median(known))
-    room = _STILL * abs(middle) if whole is None else _STILL_SHARE * whole
-    return middle if float(known.max() - known.min()) <= room else None
-
-
 def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
     """Median over ranks, and a band from the lowest rank to the highest."""
-    by_step = frame.groupby("global_step")[column]
-    median = by_step.median()
-    marker = "o" if len(median) <= MARKED_STEPS else ""
-    axes.plot(median.index, median, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
-    axes.fill_between(median.index, by_step.min(), by_step.max(), color=color, alpha=0.2, linewidth=0)
+    curve = over_steps(frame["global_step"].to_numpy(), frame[column])
+    marker = "o" if len(curve.x) <= MARKED_STEPS else ""
+    axes.plot(curve.x, curve.middle, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
+    axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
 
 
 def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:

@@ -39,6 +39,13 @@ class Chart:
     model: Any
     dataset: int | None = None
     """Whose it is alone, by number."""
+    folded: bool = False
+    """Whether it waits behind a heading until somebody asks for it."""
+
+    @property
+    def label(self) -> str:
+        """What the chart is, for those who do not see it."""
+        return f"Chart: {self.title}. {self.caption}".strip()
 
 
 def plain(text: str) -> str:
@@ -94,9 +101,14 @@ def new_chart(
 
 
 def hover(plot: Any, renderers: list[Any], *lines: tuple[str, str], mode: str = "mouse") -> None:
-    """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds."""
-    tool = HoverTool(renderers=renderers, tooltips=list(lines), mode=mode, point_policy="follow_mouse")
-    plot.add_tools(tool)
+    """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds. The page's styles
+    hold for the text, as a tooltip is a child of its body.
+    """
+    text = "".join(
+        f'<div><span style="color: var(--quiet)">{label}</span> {value}</div>' if label else f"<div>{value}</div>"
+        for label, value in lines
+    )
+    plot.add_tools(HoverTool(renderers=renderers, tooltips=text, mode=mode, point_policy="follow_mouse"))
 
 
 def belongs(renderer: Any, number: int, label: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import sentence_rows
+from aorta.analysis.compare.verdict import is_comparable
 from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import Attribution, Comparison, GateEntry
 from aorta.analysis.documents.dataset import DatasetEntry
@@ -21,21 +22,27 @@ from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble, for_scripts
 from aorta.analysis.report.html.bokeh_chart import Chart
-from aorta.analysis.report.html.comm_charts import comm_charts, kinds_drawn
-from aorta.analysis.report.html.compare_charts import breakdown_chart, effect_charts, launch_charts
-from aorta.analysis.report.html.gain_tables import page_gains
-from aorta.analysis.report.html.kernel_tables import page_kernels
-from aorta.analysis.report.html.run_provenance import environment_of, health_of, left_out, of_launches
+from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
-from aorta.analysis.report.html.step_curves import Series
+from aorta.analysis.report.html.summary_charts import (
+    breakdown_chart,
+    comm_charts,
+    effect_charts,
+    kinds_drawn,
+    launch_charts,
+)
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import SERIES
+from aorta.analysis.report.step_curves import Series
 
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
-SHOWN_RANKS: Final = 8
+SHOWN_RANKS: Final = 2
+"""Before anybody chooses, so that the first screen holds a timeline."""
+PRINTED_ROWS: Final = 12
+"""Of a table on paper; the style sheet hides the others."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,14 @@ def page_html(
     definitions = summary.metrics
     context = {
         "version": summary.aorta_version,
+        "printed_rows": PRINTED_ROWS,
         "title": _title(list(datasets), comparison),
         "verdict": verdict_of(summary),
         "comparison": comparison,
         "gate": _gate(known(summary.gate)),
-        "attribution": _attribution(comparison.attribution if comparison else None),
-        "gains": [page_gains(label, entry.what_if) for label, entry in entries.items()],
+        "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
+        "gains": [page_tables.page_gains(label, entry.what_if) for label, entry in entries.items()],
+        "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": spans,
@@ -147,13 +156,12 @@ def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, DatasetEnt
     return [spans_of(dataset, share, SHOWN_RANKS, named[label]) for label, dataset in datasets.items()]
 
 
-def _gate(gate: GateEntry | None) -> dict[str, Any] | None:
-    """What a gate said: its facts, and its conditions as a table."""
+def _gate(gate: GateEntry | None) -> str | None:
+    """What a gate said, in a sentence."""
     if gate is None:
         return None
-    facts = {name.replace("_", " "): found for name, found in as_json(gate).items() if name != "conditions"}
-    conditions = as_json(gate.conditions)
-    return {"facts": facts, "tables": [page_tables.generic_table("gate-conditions", "Conditions", conditions)]}
+    told = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
+    return f"Gate: {gate.outcome} (exit code {gate.exit_code}). {told}"
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")

@@ -1,6 +1,6 @@
 """The tables of the page, cell by cell: text, and what each cell is sorted by.
 
-Metrics, collectives and differences each have a function of their own; `generic_table` takes any list of flat
+Metrics, collectives, differences and gains each have a function of their own; `generic_table` takes any list of flat
 dictionaries. Must not leave a row out without a sentence that says how many.
 """
 
@@ -13,10 +13,11 @@ from typing import Any, Final
 from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Side
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition
-from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value
+from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value, rough_interval
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html.verdict_cards import signed
 
 _SHARES: Final = ("share",)
@@ -70,13 +71,15 @@ def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
 def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
     """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = comparison.tested
-    columns = [Column("metric"), Column("unit"), *(Column(comparison.label(side), True) for side in SIDES)]
+    sides = [Column(comparison.label(side), True) for side in SIDES]
     plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
-    if tested:
-        columns += [Column("effect", True), Column("interval", True), Column("p", True, "of the metric alone")]
-        columns += [Column("verdict"), *plain, Column("role")]
+    if tested:  # the verdict beside its metric, where a narrow page shows it
+        judged = [Column("verdict"), Column("effect", True), Column("interval", True)]
+        columns = [Column("metric"), *judged, Column("p", True, "of the metric alone"), *sides, Column("unit"), *plain]
+        columns.append(Column("role"))
     else:
-        columns += [*plain, Column("direction", tip="of the difference; not tested for significance")]
+        direction = Column("direction", tip="of the difference; not tested for significance")
+        columns = [Column("metric"), direction, *sides, Column("unit"), *plain]
     rows, nulls, zeros, apart = [], [], [], is_comparable(comparison)
     for name, pair in comparison.metrics.items():
         if pair.unknown and not pair.bounded:
@@ -86,8 +89,8 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
             zeros.append(name)
             continue
         unit = pair.unit
-        row = [word(name, _definition(definitions, name)), word(unit)]
-        row += [_side(pair, side) for side in SIDES]
+        row = [word(name, _definition(definitions, name))]
+        values = [*(_side(pair, side) for side in SIDES), word(unit)]
         change = [
             Cell(PAGE.number(pair.difference, unit, signed=True), pair.difference),
             Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason),
@@ -95,9 +98,10 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
         if not apart:  # a difference would be one of other work, or of a drift
             change = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
         if tested:
-            row += [*_tested(pair, apart=apart), *change, word(pair.role or "")]
+            row += [*_tested(pair, apart=apart), *values, *change, word(pair.role or "")]
         else:
-            row += [*change, word(signed(str(pair.judgement)), pair.judgement_reason, _TONE.get(str(pair.judgement)))]
+            judgement = str(pair.judgement)
+            row += [word(signed(judgement), pair.judgement_reason, _TONE.get(judgement)), *values, *change]
         rows.append(tuple(row))
     notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
     notes += [f"Not available on either side: {'; '.join(nulls)}."] if nulls else []
@@ -120,16 +124,13 @@ _TONE: Final = {"better": "good", "worse": "bad", "improvement": "good", "regres
 def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
     found, p, corrected = pair.effect, pair.p, pair.p_corrected
     together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
-    cells = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
-    if apart:
-        cells = [
-            Cell(PAGE.effect(found.value, found.kind), found.value),
-            Cell(PAGE.interval(found), found.low),
-        ]
     verdict = pair.verdict or "not judged"
-    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
     said = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
-    cells.append(word(said, pair.verdict_reason, _TONE.get(verdict)))
+    effect = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
+    if apart:
+        effect = [Cell(PAGE.effect(found.value, found.kind), found.value), Cell(PAGE.interval(found), found.low)]
+    cells = [word(said, pair.verdict_reason, _TONE.get(verdict)), *effect]
+    cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
     return cells
 
 
@@ -312,3 +313,60 @@ def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
         for name, told in definitions.items()
     )
     return Table("definitions", "What each metric is", columns, rows)
+
+
+@dataclass(frozen=True)
+class PageGains:
+    """The section of one dataset. With a `reason` there is nothing else in it."""
+
+    label: str
+    reason: str | None
+    basis: str = ""
+    tables: tuple[Table, ...] = ()
+    check: str | None = None
+    notes: tuple[str, ...] = ()
+    command: str = ""
+
+
+def page_gains(label: str, found: WhatIf) -> PageGains:
+    """What the page says of `what_if` of a dataset."""
+    if found.reason is not None:
+        return PageGains(label, found.reason)
+    basis = (
+        f"A replay of the last {found.steps} steps on {found.ranks} ranks. Intervals: "
+        f"{PAGE.percent(found.level, 0)}; a gain is significant where its whole interval is one. Gains overlap: do "
+        "not add them up."
+    )
+    tables = (_gains(label, found.gains), _marginals(label, found.marginals[:SHOWN_MARGINALS], found.bounds))
+    return PageGains(label, None, basis, tables, found.check, (*found.notes, *found.flags), found.command)
+
+
+def _gains(label: str, rows: Sequence[GainEntry]) -> Table:
+    columns = (Column("change"), _GAIN, Column("of a step", True), Column("significant"), Column("--set"))
+    cells = tuple(
+        (
+            word(each.words + ("" if each.setting else " (hypothetical)"), "; ".join(each.notes) or None),
+            _gain(each),
+            Cell(PAGE.percent(each.share), each.share),
+            word("yes" if each.significant else "no"),
+            word(each.change),
+        )
+        for each in rows
+    )
+    noted = "; ".join(f"{each.words}: {note}" for each in rows for note in each.notes)
+    note = noted or (None if cells else "None of the changes that were tried gains anything worth naming.")
+    return Table(f"gains-{label}", "The changes that would gain most, each alone", columns, cells, note)
+
+
+def _marginals(label: str, parts: Iterable[MarginalEntry], bounds: Iterable[MarginalEntry]) -> Table:
+    columns = (Column("what is free"), Column("is"), _GAIN)
+    cells = tuple((word(each.name), word(each.what), _gain(each)) for each in (*parts, *bounds))
+    caption = "By how much a step would be shorter, were one part free; then bounds"
+    return Table(f"marginals-{label}", caption, columns, cells)
+
+
+_GAIN = Column("gain per step", True)
+
+
+def _gain(found: GainEntry | MarginalEntry) -> Cell:
+    return Cell(rough_interval(found.gain_ms, found.low_ms, found.high_ms), found.gain_ms)

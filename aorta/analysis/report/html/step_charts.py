@@ -15,8 +15,8 @@ from bokeh.palettes import Cividis256
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.report.charts.step_lines import MARKED_STEPS
 from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, NUMBERS, Chart, belongs, hover, new_chart, plain
-from aorta.analysis.report.html.step_curves import Curve, Map, Series
 from aorta.analysis.report.palette import INK, SERIES
+from aorta.analysis.report.step_curves import Curve, Map, Series
 
 _DEVICES: Final = (
     ("device_sclk_mhz", "Clock of the compute units", "MHz"),
@@ -31,6 +31,8 @@ MAPPED: Final = {
     "step_ms": ("step", "ms"),
 }
 """Metrics that a map can show: title and unit."""
+MAPPED_RANKS: Final = 8
+"""With fewer, a map of them is folded."""
 MOST_COUNTERS: Final = 12
 """Charts of counters that change; more are named."""
 BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
@@ -61,7 +63,7 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
             if curve.known:
                 _draw(plot, number, label, curve)
         shared["x_range"] = plot.x_range
-        charts.append(Chart(plot.name, title, caption, plot))
+        charts.append(Chart(plot.name, title, caption, plot, folded=True))
 
     add("overlap_ratio", "Overlap ratio", "hidden / all", ratio, BAND, 1.0)
     job = {label: each.job_step() for label, each in series.items()}
@@ -187,7 +189,8 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
         plot.add_layout(bar, "right")
         shared["x_range"] = plot.x_range
         caption = _cells(shape, *ranks[number])
-        charts.append(Chart(plot.name, plain(label), caption, plot, number))
+        folded = max(read for read, _ in ranks) < MAPPED_RANKS
+        charts.append(Chart(plot.name, plain(label), caption, plot, number, folded))
     return charts, names
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from bokeh.core.properties import value
 from bokeh.models import ColumnDataSource, FixedTicker, Range1d, TapTool
 
 from aorta.analysis.report.html.bokeh_chart import FONT, Chart, hover, new_chart
@@ -53,7 +54,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
     for number, each in enumerate(spans):
         if not each.steps:
             continue
-        plot = new_chart(f"timeline-{number}", 240, "ms", "", **shared)
+        plot = new_chart(f"timeline-{number}", 240, "", "", **shared)
         plot.y_range = Range1d(1, 0)
         plot.yaxis.ticker = FixedTicker(ticks=[])
         plot.ygrid.grid_line_color = None
@@ -79,7 +80,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
             background_fill_color="ground",  # over hatching
             text_align="center",
             text_baseline="middle",
-            text_font=FONT,
+            text_font=value(FONT),
             text_font_size="11px",
             source=names,
         )

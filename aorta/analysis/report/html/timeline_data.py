@@ -113,7 +113,7 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
 
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
-        first: how many ranks are shown at first.
+        first: how many ranks are shown at first, those of `named` before others.
         named: ranks that are drawn before others, the first of them where there are more than fit.
     """
     steps = chosen_steps(dataset)
@@ -131,11 +131,11 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     table.order()
     return TimelineSpans(
         dataset.label,
-        steps,
+        steps if table.rows else [],
         drawn,
         len(everyone),
         max(len(everyone), dataset.run.health.world_size),
-        _spread(drawn, first, named),
+        sorted(list(dict.fromkeys([*(rank for rank in named if rank in drawn), *_spread(drawn, first, ())]))[:first]),
         list(table.lanes),
         list(table.kinds),
         list(table.whats),

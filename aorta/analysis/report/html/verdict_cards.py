@@ -14,8 +14,9 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import PAGE, p_value
+from aorta.analysis.formatting import PAGE, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import pace_notes
+from aorta.analysis.metrics import metric_named
 
 _WORDS: Final = {
     "regression": ("Regression", "bad", "▼"),
@@ -27,7 +28,7 @@ _WORDS: Final = {
 }
 _SIGNS: Final = {name: sign for name, (_, _, sign) in _WORDS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
 _NO_VERDICT: Final = ("Not enough launches for a verdict (1 of 4)", "open", "#")
-_CARDS: Final = ("overlap_ratio", "job_step_ms", "exposed_comm_ms")
+_CARDS: Final = ("overlap_ratio", "exposed_comm_ms", "job_step_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",
     "job_step_ms": "Job step",
@@ -42,7 +43,7 @@ def signed(word: str) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """One metric, large. `facts` are label and value."""
+    """One metric, large. `lines` stand below the value; `facts`, label and value, are folded."""
 
     name: str
     title: str
@@ -50,6 +51,7 @@ class Card:
     value: str
     change: str
     tone: str
+    lines: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
 
 
@@ -87,33 +89,87 @@ def verdict_of(summary: Summary) -> Verdict:
         _sentence(comparison, primary),
         "" if comparison.unlike else str(comparison.verdict_reason),
         _basis(comparison),
-        tuple(_card(name, metrics[name], comparison) for name in names if name in metrics),
+        tuple(
+            _card(name, metrics[name], comparison)
+            for name in names
+            if name in metrics and (metrics[name].bounded or not metrics[name].unknown)
+        ),
         tuple(comparison.warnings),
     )
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
-    """A report without a comparison."""
-    cards = []
-    for label, entry in entries.items():
-        for name in _CARDS[:2]:
-            found = entry.described.get(name)
-            if found is None:
-                continue
-            unit = "ms" if name.endswith("_ms") else "ratio"
-            facts = tuple((key, PAGE.number(getattr(found, key), unit)) for key in ("p5", "p95", "min", "max"))
-            value, of = PAGE.quantity(found.median, unit), "median"
-            if found.source == "kernels":
-                of = "median of the steps measured by kernels"
-            if found.bounds:
-                value, of, facts = PAGE.bounds(found.bounds, unit, fewer=1), "bounds", (("note", str(found.reason)),)
-            elif found.median is None:
-                value = f"not available: {found.reason}"
-            cards.append(Card(name, f"{_TITLES[name]}, {label}", of, value, "", "open", facts))
-    labels = " and ".join(entries)
-    sentence = f"Run summary: {labels}. Nothing was compared: name a reference and a candidate for that."
+    """A report without a comparison: what each run came to."""
+    many = len(entries) > 1
+    results = {label: _result(entry) for label, entry in entries.items()}
+    cards = [
+        card
+        for label, entry in entries.items()
+        for name in _CARDS
+        if (card := _median_card(name, label if many else "", entry)) is not None
+    ]
+    word = "Run summary" if many else next(iter(results.values()))
+    told = [f"{label}: {result}. " for label, result in results.items()] if many else []
+    measured = [
+        f"{label if many else 'Medians'} over {PAGE.count(entry.steps.rank_steps_used, 'step')} of "
+        f"{PAGE.count(len(entry.health.ranks_read), 'rank')}, warm-up left out"
+        for label, entry in entries.items()
+        if entry.count
+    ]
+    said = f"{'; '.join(measured)}. " if measured else ""
+    sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
-    return Verdict("Run summary", "open", "#", sentence, "", "", tuple(cards), tuple(notes))
+    return Verdict(word, "open", "#", sentence, "", "", tuple(cards), tuple(notes))
+
+
+def _result(entry: DatasetEntry) -> str:
+    """What a run came to, as medians: `67 % hidden; 23 of 211 ms exposed`."""
+    if not entry.count:
+        return "Nothing to measure"
+    step = entry.described.get("job_step_ms")
+    length = None if step is None else step.median
+    steps = "" if length is None else f"steps of {rough_ms(length)}".replace(" ms", "\u00a0ms")
+    if not _communicates(entry):
+        why = "One rank" if entry.source.world_size == 1 else "No communication"
+        return f"{why}: nothing to hide" + (f"; {steps}" if steps else "")
+    ratio, exposed = entry.described.get("overlap_ratio"), entry.described.get("exposed_comm_ms")
+    parts = []
+    if ratio is not None and ratio.median is not None:
+        parts.append(f"{rough_percent(ratio.median)} hidden")
+    elif ratio is not None and ratio.bounds:
+        low, high = (PAGE.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
+        parts.append(f"{low} to {high} hidden")
+    if exposed is not None and exposed.median is not None:
+        of = "" if length is None else f"{rough_ms(exposed.median).removesuffix(' ms')} of "
+        parts.append(f"{of}{rough_ms(exposed.median if length is None else length)} exposed")
+    return (
+        "; ".join(parts).replace(" ms", "\u00a0ms").replace(" %", "\u00a0%")
+        or f"Overlap not known{f'; {steps}' if steps else ''}"
+    )
+
+
+def _communicates(entry: DatasetEntry) -> bool:
+    """Whether ranks exchanged anything: not one rank by itself, whatever it calls, nor a run without a collective."""
+    comm = entry.described.get("comm_ms")
+    return entry.source.world_size != 1 and not (comm is not None and comm.max == 0)
+
+
+def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
+    """None where there is nothing to say: no value, and nothing that bounds it."""
+    found = entry.described.get(name)
+    if found is None or (name != "job_step_ms" and not _communicates(entry)):
+        return None
+    title, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
+    if found.bounds:
+        return Card(
+            name, title, "bounds", PAGE.bounds(found.bounds, unit, fewer=1), "", "open", (found.reason or "",), ()
+        )
+    if found.median is None:
+        return None
+    of = "median of the steps measured by kernels" if found.source == "kernels" else "median"
+    low, high, least, most = (PAGE.number(value, unit) for value in (found.p5, found.p95, found.min, found.max))
+    lines = (f"5th to 95th percentile: {low} to {high}", f"least to most: {least} to {most}")
+    return Card(name, title, of, PAGE.quantity(found.median, unit), "", "open", lines, ())
 
 
 def _sentence(comparison: Comparison, primary: str) -> str:
@@ -210,40 +266,40 @@ def _basis(comparison: Comparison) -> str:
 
 
 def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
+    """The candidate, large; the reference, the verdict and the interval below it; the rest of the statistics folded."""
     unit, found = pair.unit, pair.effect
     word = pair.verdict or str(pair.judgement)
-    facts = [(comparison.label(side), PAGE.side(pair, side)) for side in SIDES]
+    lines = [f"{comparison.label('reference')}: {PAGE.side(pair, 'reference')}"]
+    facts: list[tuple[str, str]] = []
     change = ""
-    if pair.bounded and pair.tested:
-        facts.append(("note", str(pair.verdict_reason)))
     if not is_comparable(comparison):
-        facts.append(("note", pair.verdict_reason or pair.judgement_reason or title(comparison)))
+        word = ""
     elif pair.tested:
         change = PAGE.effect(found.value, found.kind)
-        facts += [("interval", PAGE.interval(found)), ("margin", _margin(pair, found))]
+        lines = [f"{signed(word)}, interval {PAGE.interval(found)}", *lines]
+        facts = [("margin", _margin(pair, found))]
         if pair.p is not None:
             facts.append(("p", p_value(pair.p, 3) + _corrected(pair)))
         facts.append(("smallest detectable", _detectable(pair, found)))
         if word == "inconclusive" and pair.launches_needed is not None:
             facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
+        if pair.bounded:
+            facts.append(("note", str(pair.verdict_reason)))
     else:
         change = "" if pair.difference is None else PAGE.quantity(pair.difference, unit, signed=True)
-        if pair.quotient is not None:
-            facts.append(("ratio", PAGE.number(pair.quotient, "ratio")))
-        if pair.judgement_reason:
-            facts.append(("note", pair.judgement_reason))
+        ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient, 'ratio')}"
+        lines = [signed(word) + ratio, *lines]
+        facts = [("note", pair.judgement_reason)] if pair.judgement_reason else []
     middle = "median over launches" if comparison.tested else "median"
-    middle = "bounds" if pair.candidate is None and pair.bounded else middle
-    role = {"primary": "primary metric", "guard": "safeguard: a better ratio with a slower step is no improvement"}
-    return Card(
-        name,
-        _TITLES.get(name, name),
-        ", ".join(filter(None, (role.get(pair.role or "", "secondary" if pair.tested else ""), middle))),
-        PAGE.side(pair, "candidate"),
-        change,
-        _WORDS[word][1] if word in _WORDS else "open",
-        (("verdict" if pair.verdict else "direction", signed(word)), *facts),
-    )
+    role = {"primary": "primary", "guard": "safeguard"}
+    of = role.get(pair.role or "", "secondary") if pair.tested else middle
+    if pair.tested:
+        facts.append(("of", "bounds" if pair.candidate is None and pair.bounded else middle))
+    if pair.role == "guard":
+        facts.append(("safeguard", "a better ratio with a slower step is no improvement"))
+    tone = _WORDS[word][1] if word in _WORDS else "open"
+    title = _TITLES.get(name, name)
+    return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
 
 
 def _margin(pair: ComparedMetric, found: Effect) -> str:

@@ -1,48 +1,43 @@
 // Puts the charts into the page, and gives their controls something to do.
 
-function rangesOf(name) {
-  const plot = charts.get_model_by_name(name);
-  return plot ? [plot.x_range] : [];
-}
-
-function move(range, factor, shift) {
-  const width = range.end - range.start;
-  const middle = (range.start + range.end) / 2 + shift * width;
-  range.setv({ start: middle - (factor * width) / 2, end: middle + (factor * width) / 2 });
-}
-
 const MOVES = { in: [0.5, 0], out: [2, 0], left: [1, -0.25], right: [1, 0.25] };
+const KEYS = { w: "in", s: "out", a: "left", d: "right", r: "reset" };
+
+// One toolbar, whose buttons move the timelines; the keys move the chart that has the focus or is under the pointer.
+function moveChart(name, what) {
+  const plot = charts.get_model_by_name(name);
+  if (what === "reset") {
+    Bokeh.index.find_one_by_id(plot.id).reset();
+    return;
+  }
+  const [factor, shift] = MOVES[what];
+  const [to, from] = plot.x_scale.type === "LogScale" ? [Math.log, Math.exp] : [Number, Number];
+  const [start, end] = [to(plot.x_range.start), to(plot.x_range.end)];
+  const middle = (start + end) / 2 + shift * (end - start);
+  const half = (factor * (end - start)) / 2;
+  plot.x_range.setv({ start: from(middle - half), end: from(middle + half) });
+}
+
+function moveByKey(event) {
+  const what = KEYS[event.key.toLowerCase()];
+  const typing = event.target.closest?.("select, input[type=text]");
+  const place = document.activeElement.closest(".plot") ?? document.querySelector(".plot:hover");
+  if (!what || !place || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  moveChart(place.id.replace(/^chart-/, ""), what);
+}
 
 function startControls() {
-  for (const group of document.querySelectorAll("[data-charts]")) {
-    const names = group.dataset.charts.split(" ");
-    const plots = names.map((name) => charts.get_model_by_name(name)).filter(Boolean);
-    const ranges = [...new Set(plots.map((plot) => plot.x_range))];
-    const before = new Map(plots.flatMap((plot) => [plot.x_range, plot.y_range]).map((each) => [each, [each.start, each.end]]));
-    group.addEventListener("click", ({ target }) => {
-      const what = target.closest("button")?.dataset.move;
-      if (!what) return;
-      for (const range of ranges) {
-        if (what !== "reset") move(range, ...MOVES[what]);
-        else if (range.reset_start != null) range.setv({ start: range.reset_start, end: range.reset_end });
-        else range.setv({ start: before.get(range)[0], end: before.get(range)[1] });
-      }
-      if (what === "reset") {
-        for (const plot of plots) {
-          if (plot.y_range.type === "DataRange1d") {
-            const [start, end] = before.get(plot.y_range);
-            plot.y_range.setv({ start, end });
-          }
-        }
+  const first = timelines.find(({ steps }) => steps.length);
+  for (const button of document.querySelectorAll("button[data-move]")) {
+    button.addEventListener("click", () => moveChart(`timeline-${first.number}`, button.dataset.move));
+  }
+  addEventListener("keydown", moveByKey);
+  for (const radio of document.querySelectorAll("input[name=drag]")) {
+    radio.addEventListener("change", () => {
+      for (const { toolbar } of Object.keys(data.roots).map((name) => charts.get_model_by_name(name))) {
+        toolbar.active_drag = toolbar.tools.find((tool) => tool.type === radio.value);
       }
     });
-    for (const radio of group.querySelectorAll("input[data-drag]")) {
-      radio.addEventListener("change", () => {
-        for (const plot of plots) {
-          plot.toolbar.active_drag = plot.toolbar.tools.find((tool) => tool.type === radio.value);
-        }
-      });
-    }
   }
   for (const box of document.querySelectorAll("input[data-dataset]")) {
     box.addEventListener("change", () => showDataset(Number(box.dataset.dataset), box.checked));

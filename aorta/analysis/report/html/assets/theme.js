@@ -47,7 +47,7 @@ function startTheme() {
   const button = document.getElementById("theme");
   const show = () => {
     const dark = isDark();
-    button.setAttribute("aria-pressed", String(dark));
+    button.textContent = dark ? "Light theme" : "Dark theme"; // what it does
     for (const each of document.querySelectorAll("[data-light]")) {
       each.style.setProperty("--swatch", onBackground(each.dataset.light, dark));
     }
@@ -59,26 +59,25 @@ function startTheme() {
     show();
   });
   prefersDark.addEventListener("change", show);
-  // Paper is white and narrow, whatever the screen is: light, folds open, charts as wide as the page.
-  const paperPixels = 690; // 186 mm of A4 between margins of 12 mm, at 96 to an inch, and a little less
+  // Paper is white and narrow, whatever the screen is: light, charts as wide as the page, folds as they are.
+  const paperPixels = 690; // 190 mm of A4 between margins of 10 mm, at 96 to an inch, and a little less
   let before;
-  let opened = [];
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
-    opened = [...document.querySelectorAll("details:not([open])")];
-    for (const each of opened) each.open = true;
     for (const each of document.querySelectorAll(".plot")) {
       const width = each.clientWidth;
+      const beside = each.closest(".pair")?.childElementCount > 1;
+      const paper = beside ? paperPixels / 2 - 12 : paperPixels;
+      if (!each.checkVisibility()) continue;
       each.style.width = `${width}px`;
-      each.style.zoom = Math.min(1, paperPixels / width);
+      each.style.zoom = Math.min(1, paper / width);
     }
     show();
   });
   addEventListener("afterprint", () => {
     if (before) root.dataset.theme = before;
     else delete root.dataset.theme;
-    for (const each of opened) each.open = false;
     for (const each of document.querySelectorAll(".plot")) each.style.width = each.style.zoom = "";
     show();
   });

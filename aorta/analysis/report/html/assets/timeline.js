@@ -143,9 +143,9 @@ function fill(timeline, filters, dark) {
   const axis = plot.left[0];
   axis.major_label_overrides = labels;
   axis.ticker.ticks = ticks;
-  plot.y_range.setv({ start: height, end: 0 });
+  plot.y_range.setv({ start: height, end: 0, reset_start: height, reset_end: 0 });
   plot.min_border_left = narrow ? 96 : 150;
-  plot.height = Math.round(height * pixels + 56);
+  plot.height = Math.round(height * pixels + 40);
   const seen = new Set(chosen.map((at) => columns.rank[at])).size;
   const step = timeline.steps[filters.step];
   document.getElementById(`timeline-told-${timeline.number}`).textContent =

@@ -86,6 +86,8 @@ function showDetail() {
   for (const each of timelines.filter(({ steps }) => steps.length)) mark(each, null);
   if (chosen === null) return;
   const { timeline, instance } = chosen;
+  // Below its timeline, which stays where it is under the pointer.
+  document.getElementById(`chart-timeline-${timeline.number}`).closest("figure").after(panel);
   const found = collectivesOf(timeline, stepOf(timeline, chosenFilters().step));
   const spans = [...(found.byInstance.get(instance) ?? [])].sort((left, right) => left.rank - right.rank);
   const last = lastToArrive(spans);

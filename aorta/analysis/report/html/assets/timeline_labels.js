@@ -21,6 +21,7 @@ function label(timeline) {
   const { start, end } = plot.x_range;
   const scale = (plot.inner_width || 0) / (end - start);
   pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const taken = new Map(); // row -> where its last name ends: bars of a row may overlap
   for (const bar of timeline.labelled ?? []) {
     const left = Math.max(bar.left, start);
     const right = Math.min(bar.right, end);
@@ -28,7 +29,11 @@ function label(timeline) {
     if (room < 8) continue;
     const name = bar.names.find((each) => pen.measureText(each).width <= room);
     if (name === undefined) continue;
-    made.x.push((left + right) / 2);
+    const half = (pen.measureText(name).width + LABEL_ROOM) / 2 / scale;
+    const middle = (left + right) / 2;
+    if (middle - half < (taken.get(bar.y) ?? -Infinity)) continue;
+    taken.set(bar.y, middle + half);
+    made.x.push(middle);
     made.y.push(bar.y);
     made.text.push(plain(name));
     made.ink.push(data.textOn[bar.color]);

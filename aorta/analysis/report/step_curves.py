@@ -1,4 +1,5 @@
-"""Metrics of a dataset over its steps, in as many points as a screen has: curves over ranks, and rank by step maps.
+"""Metrics of a dataset over its steps, for pictures and page: curves over ranks, and rank by step maps, in as many
+points as a screen has.
 
 Arrays hold NaN for a gap. Must not use a warm-up step, or drop a step: where there are more than fit, neighbours share
 a point, and the lowest and highest of them stay in its band.
@@ -17,13 +18,16 @@ from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
 from aorta.analysis.frames import counters_frame
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.report.charts.step_lines import constant
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
 MAP_STEPS: Final = 250
 MAP_RANKS: Final = 64
 _STEP_MS: Final = "step_ms"
+_STILL: Final = 0.002
+"""Less than the samplers resolve: 1 MHz of 1,700."""
+_STILL_SHARE: Final = 0.02
+"""A line 2 pixels high."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,35 @@ class Map:
     ranks_a_row: int
 
 
+def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
+    """The median of `values` over the ranks and steps of each point, between the lowest and the highest. Of up to
+    `POINTS` steps each is a point; of more, neighbours share one.
+    """
+    steps = np.unique(global_steps)
+    together = steps_a_point(steps)
+    points = values.groupby(np.searchsorted(steps, global_steps) // together)
+    x = pd.Series(steps).groupby(np.arange(len(steps)) // together).mean().to_numpy()
+    return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())
+
+
+def steps_a_point(steps: np.ndarray) -> int:
+    """How many of these global steps share a point of a curve."""
+    return max(1, -(-len(steps) // POINTS))
+
+
+def constant(values: np.ndarray, whole: float | None = None) -> float | None:
+    """The median of values that do not change, so that a chart of them would show nothing; None where they do, or
+    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or
+    of the `whole` that a share is drawn on at most `_STILL_SHARE`.
+    """
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return None
+    middle = float(np.median(known))
+    room = _STILL * abs(middle) if whole is None else _STILL_SHARE * whole
+    return middle if float(known.max() - known.min()) <= room else None
+
+
 class Series:
     """Curves and maps of one dataset."""
 
@@ -79,7 +112,7 @@ class Series:
     @cached_property
     def steps_a_point(self) -> int:
         """How many global steps share a point of a curve."""
-        return max(1, -(-len(self.steps) // POINTS))
+        return steps_a_point(self.steps)
 
     def curve(self, name: str) -> Curve:
         """A metric: the median over the ranks and steps of each point, between the lowest and the highest."""
@@ -146,7 +179,4 @@ class Series:
         return Map(mean.astype(np.float32), first_step, end_step, first_rank, end_rank, each_step, each_rank)
 
     def _curve(self, values: pd.Series[float]) -> Curve:
-        place = np.searchsorted(self.steps, self._frame["global_step"].to_numpy()) // self.steps_a_point
-        points = values.groupby(place)
-        x = pd.Series(self.steps).groupby(np.arange(len(self.steps)) // self.steps_a_point).mean().to_numpy()
-        return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())
+        return over_steps(self._frame["global_step"].to_numpy(), values)

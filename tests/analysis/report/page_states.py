@@ -1,0 +1,100 @@
+"""Every state that a page can be in, written by the report itself from simulated runs and hand-made traces.
+
+python -m tests.analysis.report.page_states /tmp/pages     # STATE/report.html each, to look at
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.report.html import PAGE_FILE, write_page
+from aorta.analysis.summary import summarize
+from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, kernel
+from tests.analysis.load.kineto_files import step as kineto_step
+
+REFERENCE_MS: Final = 4.0
+SLOW_MS: Final = 10.0
+LAUNCHES: Final = 4
+
+
+def _run(folder: Path, transfer_ms: float = REFERENCE_MS, seed: int = 1, ranks: int = 2, steps: int = 20) -> Path:
+    return simulated_run(folder, label=folder.name, ranks=ranks, steps=steps, transfer_ms=transfer_ms, seed=seed)
+
+
+def _set(folder: Path, transfer_ms: float, first_seed: int, spread_ms: float = 0.1) -> Path:
+    for at in range(LAUNCHES):
+        _run(folder / f"{at:02d}", transfer_ms + spread_ms * at, first_seed + at, steps=12)
+    return folder
+
+
+def _sets(folder: Path, reference_ms: float, candidate_ms: float, spread_ms: float = 0.1) -> dict[str, Path]:
+    sides = {"reference": (reference_ms, 0), "candidate": (candidate_ms, 10)}
+    return {side: _set(folder / side, mean, seed, spread_ms) for side, (mean, seed) in sides.items()}
+
+
+def _traces(folder: Path) -> dict[str, Path]:
+    """Two ranks; a kernel's name is longer than any column, as those of template libraries are."""
+    for rank in range(2):
+        events = []
+        for number in range(3):
+            start = 12_000 * number
+            events.append(kineto_step(number, start, 10_000 + 300 * rank))
+            for at in range(6):
+                events.append(kernel(f"{GEMM}_{'SE_K1_' * 30}{at % 3}", start + 100 + 1_300 * at, 1_200))
+                events.append(kernel(ALLREDUCE, start + 800 + 1_500 * at, 1_000 + 100 * rank, stream=20))
+        folder.mkdir(exist_ok=True)
+        told = document(events, distributedInfo={"rank": rank, "world_size": 2, "backend": "nccl"})
+        (folder / f"rank{rank}.json").write_text(json.dumps(told))
+    return {"traces": folder}
+
+
+def _not_comparable(folder: Path) -> dict[str, Path]:
+    sides = {side: _run(folder / side) for side in ("reference", "candidate")}
+    for side, where in sides.items():
+        config = {"workload": {"name": "gpt", "model_dim": 64 if side == "reference" else 128}}
+        write_manifest(where, config, run_id=f"run-{side}", world_size=2, platform="cuda")
+    return sides
+
+
+def _one_rank(folder: Path) -> dict[str, Path]:
+    """Nothing was exchanged."""
+    lines = [step(0, 1, at, overlap=metrics(20 + at % 3, 15, 0, 0)) for at in range(12)]
+    write_rank(folder / "alone", header(0, 1), lines)
+    write_manifest(folder / "alone", run_id="run-alone", world_size=1)
+    return {"alone": folder / "alone"}
+
+
+STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
+    "single": lambda folder: {"cuda": _run(folder / "cuda", 6.0)},
+    "traces": _traces,
+    "launch_set": lambda folder: {"cuda": _set(folder / "cuda", SLOW_MS, 0)},
+    "regression": lambda folder: _sets(folder, REFERENCE_MS, SLOW_MS),
+    "improvement": lambda folder: _sets(folder, SLOW_MS, REFERENCE_MS),
+    "undecided": lambda folder: _sets(folder, 7.0, 7.0, spread_ms=0.8),
+    "not_comparable": _not_comparable,
+    "one_rank": _one_rank,
+}
+"""Name -> what makes the inputs of that state: label -> folder, the reference first where two are compared."""
+
+
+def write_state(name: str, folder: Path) -> Path:
+    """Make the inputs of a state and write its page; returns the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = STATES[name](folder)
+    subjects = read_subjects(sources, Rules())
+    summary = summarize(subjects, *(sources if len(sources) == 2 else (None, None)))
+    path = folder / PAGE_FILE
+    write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path)
+    return path
+
+
+if __name__ == "__main__":
+    for state in STATES:
+        write_state(state, Path(sys.argv[1]) / state)

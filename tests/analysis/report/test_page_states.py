@@ -1,0 +1,129 @@
+"""The page in each state that it can be in, on a phone, on screens, on paper, in both themes."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
+pytest.importorskip("selenium", reason="selenium is not installed")
+
+from selenium.webdriver import Chrome
+
+from aorta.analysis.report.palette import SURFACES
+from tests.analysis.report.browsing import NEEDED, asked, complaints, opened, settled, told
+from tests.analysis.report.page_states import STATES, write_state
+
+pytestmark = NEEDED
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page in every state."""
+    folder = tmp_path_factory.mktemp("states")
+    return {name: write_state(name, folder / name) for name in STATES}
+
+
+def screen(browser: Chrome, width: int, theme: str) -> None:
+    """A screen of that width, 900 pixels high, for a reader who prefers that theme."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    media = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+
+
+@pytest.fixture
+def any_screen(browser: Chrome) -> Iterator[Chrome]:
+    """The browser, whose window is as before at the end."""
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", STATES)
+def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
+    any_screen: Chrome, states: dict[str, Path], name: str
+) -> None:
+    """The first screen answers, nothing is wider than the page, text can be read in both themes, and it prints."""
+    browser = any_screen
+    for width, theme in ((1400, "light"), (1400, "dark"), (800, "light"), (390, "light"), (390, "dark")):
+        screen(browser, width, theme)
+        opened(browser, states[name])
+        drawn = "Object.keys(data.roots).filter((name) => document.getElementById(`chart-${name}`).checkVisibility())"
+        settled(browser, f"{drawn}.every((name) => model(name).outer_width <= {width})")
+        assert asked(browser, "document.documentElement.scrollWidth") <= width
+        assert asked(browser, _WIDER) == []
+        assert asked(browser, "document.querySelector('.bar').offsetHeight") < 60  # one line
+        assert asked(browser, "isDark()") is (theme == "dark")
+        assert asked(browser, _FAINT) == []
+        assert asked(browser, "document.querySelector('.cards').innerText.includes('\u2013')") is False  # no dashes
+        if width == 1400:
+            ends = asked(browser, _LOWER_EDGES)
+            assert all(edge <= 900 for edge in ends.values()), ends
+            assert asked(browser, "!!model('timeline-0')") is ("timeline-0" in ends)
+            assert asked(browser, _SIDEWAYS) == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    opened(browser, states[name])
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True, "preferCSSPageSize": True})
+    pages = re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))
+    assert 1 <= len(pages) <= 4
+    assert complaints(browser) == []
+
+
+_WIDER = (
+    "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll') && each.checkVisibility() && "
+    "each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 80))"
+)
+_SIDEWAYS = (
+    "(() => { for (const each of document.querySelectorAll('details')) each.open = true;"
+    "return [...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth + 1)"
+    ".map((each) => each.ariaLabel); })()"
+)
+"""Tables that do not fit, folded ones as well."""
+_LOWER_EDGES = (
+    "Object.fromEntries(['breakdown', 'timeline-0'].map((name) => [name, document.getElementById(`chart-${name}`)])"
+    ".filter(([, each]) => each).map(([name, each]) => [name, each.getBoundingClientRect().bottom]))"
+)
+_FAINT = """(() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const linear = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const bright = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+  const ground = (each) => {
+    for (let at = each; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  const own = (each) => [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+  const seen = [...document.querySelectorAll('body *')].filter((each) => each.checkVisibility() && own(each));
+  return seen.filter((each) => {
+    const [high, low] = [bright(parse(getComputedStyle(each).color)), bright(ground(each))].sort((a, b) => b - a);
+    return (high + 0.05) / (low + 0.05) < 4.5 && !each.closest(':disabled');
+  }).map((each) => each.outerHTML.slice(0, 90));
+})()"""
+"""Text whose contrast to what lies behind it is below 4.5 (WCAG 2.1, 1.4.3)."""
+
+
+@pytest.mark.thorough
+def test_every_chart_says_what_it_is_and_tooltips_follow_the_theme(any_screen: Chrome, states: dict[str, Path]) -> None:
+    browser = any_screen
+    for theme in ("light", "dark"):
+        screen(browser, 1400, theme)
+        opened(browser, states["regression"])
+        labels = asked(browser, "[...document.querySelectorAll('.plot')].map((each) => each.ariaLabel)")
+        assert len(set(labels)) == len(labels) >= 10
+        assert told(browser, "chart-breakdown")
+        colors = asked(
+            browser,
+            "(() => { const one = getComputedStyle([...document.querySelectorAll('.bk-Tooltip')]"
+            ".find((each) => each.checkVisibility())); return [one.color, one.backgroundColor]; })()",
+        )
+        at = theme == "dark"
+        wanted = [SURFACES[name][at] for name in ("ink", "panel")]
+        assert colors == [f"rgb({', '.join(str(int(each[x : x + 2], 16)) for x in (1, 3, 5))})" for each in wanted]
