@@ -23,7 +23,7 @@ from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import shown_values
 from aorta.records.whole_files import whole_file
-from aorta.terminal_style import columns, csv_text, filled, paragraph
+from aorta.terminal_style import csv_text, filled, paragraph, table
 from aorta.version import __version__
 
 TUNE_VERSION: Final = 1
@@ -121,7 +121,10 @@ class Study(Search):
             step, overlap = found.step, _ratio(found.overlap, "candidate")
             rows.append((cell.name, _ms(step.candidate), str(step.effect), overlap, found.verdict))
         level = f"each cell at {self.judged_by.alpha:.2g}: {ALPHA:g} shared among {len(self.cells)} (Bonferroni)"
-        lines = [*columns(rows), f"values: medians of {self.launches} launches; verdicts on step time, {level}"]
+        lines = [
+            *table(rows, indent="  "),
+            f"values: medians of {self.launches} launches; verdicts on step time, {level}",
+        ]
         lines += [f"note: {note}" for note in dict.fromkeys([*self.asked.notes, *self.warnings])]
         name = next((cell.name for side, cell, _ in self.sides() if side == self.chosen), "")
         return "\n".join([filled(lines), *written, self.details(launches), "", *self.conclusion(name)])
@@ -258,7 +261,7 @@ class Tuning(Search):
             rows.append((_label(one), _predicted(one), _ms(step.candidate), str(step.effect), found.verdict))
             source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
             reasons.append(f"{_label(one)}: {found.verdict}, {found.verdict_reason}{source}")
-        yield from columns(rows)
+        yield from table(rows, indent="  ")
         yield from reasons
 
     def _not_launched(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.records.environment_variables import check_variable, shown_values, shown_variables
 
 VARIABLE: Final = "env."
@@ -91,7 +91,9 @@ def preset(name: str | None) -> tuple[str, ...]:
         return ()
     if name not in PRESETS:
         known = "; ".join(f"{each}: {' '.join(words)}" for each, words in PRESETS.items())
-        raise InputError(f"--preset {name}: there is no such preset; there are {known}")
+        raise InputError(
+            f"--preset {name}: there is no such preset; {meant(name, PRESETS, after=' ')}there are {known}"
+        )
     return PRESETS[name]
 
 

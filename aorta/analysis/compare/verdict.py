@@ -8,7 +8,6 @@ rule is written into the summary), or call a step better that got slower.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -16,7 +15,7 @@ from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES, launches_for
 from aorta.analysis.documents.comparison import ComparedMetric, Effect
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 
 LEVEL: Final = 0.95
 """Coverage of the bootstrap interval of one side's median."""
@@ -53,9 +52,8 @@ class Rules:
             raise InputError(f"--margin {self.margin:g}: above 0 and below 1; 0.02 is the default")
         if self.primary not in STEP_METRIC_NAMES or metric_named(self.primary).better is None:
             judged = [name for name in STEP_METRIC_NAMES if metric_named(name).better is not None]
-            near = difflib.get_close_matches(self.primary, judged, n=1, cutoff=0.6)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"--primary {self.primary}: {meant}the metrics that can be judged are {', '.join(judged)}")
+            hint = meant(self.primary, judged, after=" ")
+            raise InputError(f"--primary {self.primary}: {hint}the metrics that can be judged are {', '.join(judged)}")
 
     @property
     def sequence(self) -> tuple[str, ...]:

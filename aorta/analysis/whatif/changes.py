@@ -25,7 +25,6 @@ Must not replay, or predict anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Final
 
 from aorta.analysis.whatif.change import Change, Changed, refused
@@ -33,6 +32,7 @@ from aorta.analysis.whatif.network_changes import CommSpeed, NetworkChange, Worl
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.rank_changes import ComputeSpeed, NoStragglers, RankLateness
 from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
+from aorta.errors import meant
 
 CHANGES: Final[tuple[type[Change], ...]] = (
     CommSpeed,
@@ -73,8 +73,7 @@ def parse_change(text: str) -> Change:
     target, equals, value = (part.strip() for part in text.partition("="))
     head, *rest = target.split(".")
     if not equals or not value or head not in _BY_HEAD:
-        near = get_close_matches(target, _FORMS, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = meant(target, _FORMS, " (", ")")
         raise refused(text, f"expected TARGET=VALUE{hint}", *_FORMS.values())
     return _BY_HEAD[head].read(text, rest, value)
 

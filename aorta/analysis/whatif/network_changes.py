@@ -17,7 +17,7 @@ from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.change import FACTOR_LIMIT, Change, Changed, factor_of, is_count, number_of
 from aorta.analysis.whatif.program import Column, Issued, RunProgram, StepProgram, compact
 from aorta.config.schema import Algorithm, EmulatedFabric
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.timeline.classes import KINDS
 
 LONGEST_NS: Final = 2.0**62
@@ -73,7 +73,10 @@ class CommSpeed(Change):
                 return cls(text, Selection(), factor)
             case ["kind", kind]:
                 if kind not in KINDS:
-                    raise cls.refused(text, f"{kind!r} is no kind of collective; the kinds are {', '.join(KINDS)}")
+                    hint = meant(kind, KINDS, after=" ")
+                    raise cls.refused(
+                        text, f"{kind!r} is no kind of collective; {hint}the kinds are {', '.join(KINDS)}"
+                    )
                 return cls(text, Selection(kind=kind), factor)
             case ["group", *name] if name:
                 return cls(text, Selection(group=".".join(name)), factor)

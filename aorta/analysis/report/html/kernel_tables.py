@@ -20,7 +20,7 @@ _NAME: Final = 60
 _NO_BREAK: Final = "\u00a0"
 _KIND: Final = {
     "totals": "Kernels",
-    "gemms": "Matrix products",
+    "gemms": "GEMMs",
     "gaps": "Gaps",
     "counters": "Hardware counters",
 }
@@ -44,11 +44,11 @@ def page_kernels(label: str, traces: TraceEntries) -> PageKernels | None:
         _table(f"kernels-{label}", "Kernels of all devices, the largest total first", _TOTALS, found.by_name),
         _table(
             f"slowdowns-{label}",
-            "Kernels beside communication against alone, the largest excess first",
+            "Kernels overlapped with communication vs. alone, the largest excess first",
             _SLOWDOWNS,
             traces.slowdowns,
         ),
-        _table(f"gemms-{label}", "Matrix products of all devices by shape", _GEMMS, found.by_shape),
+        _table(f"gemms-{label}", "GEMMs of all devices by shape", _GEMMS, found.by_shape),
         _table(f"gaps-{label}", "Gaps between the kernels of a stream", _GAPS, found.gaps),
         _table(f"counters-{label}", "Hardware counters by kernel", _COUNTERS, found.counters),
     )
@@ -119,9 +119,12 @@ _SLOWDOWNS: Final[_Cells] = (
     _KERNEL,
     _PLACE,
     (Column("n alone", True, "kernels during which nothing communicated"), _count("alone_count")),
-    (Column("n beside", True, "kernels of which at least half ran beside communication"), _count("overlapped_count")),
+    (
+        Column("n overlapped", True, "kernels of which at least half overlapped with communication"),
+        _count("overlapped_count"),
+    ),
     (Column("alone, ms", True, "mean"), _ms("alone_mean_ms")),
-    (Column("beside, ms", True, "mean"), _ms("overlapped_mean_ms")),
+    (Column("overlapped, ms", True, "mean"), _ms("overlapped_mean_ms")),
     (Column("ratio", True, "mean beside / mean alone"), _ratio("mean_ratio")),
     (Column("95 % interval", True, "of the ratio"), _interval),
     (Column("excess, ms", True, "what the kernels beside took beyond the median of those alone"), _ms("excess_ms")),
@@ -158,5 +161,5 @@ _COUNTERS: Final[_Cells] = (
     (Column("mean", True), _plain("mean")),
     (Column("min", True), _plain("min")),
     (Column("max", True), _plain("max")),
-    (Column("beside communication", True, "share of these kernels' time"), _share("comm_share")),
+    (Column("overlapped with communication", True, "share of these kernels' time"), _share("comm_share")),
 )
