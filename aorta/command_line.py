@@ -85,7 +85,7 @@ def say_once(
         _waited(lambda: len(_ranks(folder, "*", "rank") | _ranks(folder, "*", "said")) >= here, GRACE_S, asked)
         met = {rank, *_ranks(folder, key, "rank")}
         try:
-            say(_named(sorted(met), world), text)
+            say(name_ranks(sorted(met), world), text)
         finally:
             _mark_said(folder, key, met)
 
@@ -176,8 +176,8 @@ def _until_asked_to_end() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not set from Python
 
 
-def _named(ranks: Sequence[int], world: int) -> str:
-    """`all 4 ranks`, `rank 3`, `ranks 0-2, 5`."""
+def name_ranks(ranks: Sequence[int], world: int | None = None) -> str:
+    """Ranks, ascending, in words: `all 4 ranks` (of `world`), `rank 3`, `ranks 0-2, 5`."""
     if len(ranks) == world:
         return f"all {world} ranks"
     runs = []

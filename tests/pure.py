@@ -22,7 +22,7 @@ BEYOND: Final = frozenset(
 """Packages that reach beyond the test's own process, or take their time."""
 PICTURES: Final = frozenset({"matplotlib", "bokeh"})
 WITHOUT_TORCH: Final = frozenset(
-    {"timeline", "records", "config", "analysis", "experiments", "command_line", "errors", "loggers"}
+    {"timeline", "records", "config", "analysis", "autopsy", "experiments", "command_line", "errors", "loggers"}
 )
 """AORTA's rooms that never load torch (import-linter holds them to it)."""
 

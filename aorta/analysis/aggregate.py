@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -22,7 +21,6 @@ from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metr
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
-from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
@@ -121,7 +119,7 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
     """
     entry = step_entry(dataset)
     if "traces" in dataset.run.extras:
-        entry.traces = msgspec.convert(dataset.run.extras["traces"], TraceEntries)
+        entry.traces = dataset.run.extras["traces"]
     if entry.count:
         found, experts = dataset.collectives, expert_entry(dataset.run)
         entry.collectives, entry.stragglers = found.collectives, found.stragglers

@@ -5,9 +5,11 @@ Must not compute anything.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+KernelClass: TypeAlias = Literal["compute", "comm", "copy", "unknown"]
 
 
 class KernelTotalEntry(msgspec.Struct):
@@ -16,7 +18,7 @@ class KernelTotalEntry(msgspec.Struct):
     rank: int | None
     device: int | None
     name: str
-    cls: Literal["compute", "comm", "copy", "unknown"]
+    cls: KernelClass
     count: int
     total_ms: float
     mean_ms: float

@@ -1,6 +1,6 @@
 """What a report shows of the kernels of traces: totals, slowdowns, matrix products, gaps and counters.
 
-`kernel_facts(trace)` gives one trace's, small enough to be sent between processes; `as_json` joins those of all. Must
+`kernel_facts(trace)` gives one trace's, small enough to be sent between processes; `entries` joins those of all. Must
 not: leave a row out without saying how many.
 
 A slowdown compares kernels of one name, alone and while communication runs: one row per (rank, device, kernel name). It
@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, covered_ns, operations, places
-from aorta.analysis.load.kernel_totals import (
-    CounterMean,
-    GemmRate,
-    KernelTotal,
-    StreamGaps,
-    counter_means,
-    gemm_rates,
-    kernel_totals,
-    stream_gaps,
+from aorta.analysis.documents.traces import (
+    CounterEntry,
+    GemmEntry,
+    KernelClass,
+    KernelEntries,
+    KernelTotalEntry,
+    SlowdownEntry,
+    StreamGapsEntry,
 )
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, covered_ns, operations, places
+from aorta.analysis.load.kernel_totals import counter_means, gemm_rates, kernel_totals, stream_gaps
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64, Spans
 
@@ -44,10 +44,10 @@ class KernelFacts:
     `SHOWN_ROWS`.
     """
 
-    totals: tuple[KernelTotal, ...]
-    gemms: tuple[GemmRate, ...]
-    gaps: tuple[StreamGaps, ...]
-    counters: tuple[CounterMean, ...]
+    totals: tuple[KernelTotalEntry, ...]
+    gemms: tuple[GemmEntry, ...]
+    gaps: tuple[StreamGapsEntry, ...]
+    counters: tuple[CounterEntry, ...]
     reasons: dict[str, str]
     left_out: dict[str, int]
 
@@ -84,36 +84,39 @@ def _longest(rows: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(row for row in rows if row.total_ms >= least)[:SHOWN_ROWS]
 
 
-def as_json(facts: Iterable[KernelFacts]) -> dict[str, Any]:
-    """The kernels of all traces, in the form of `summary.json`. `by_name` and `by_shape` are `totals` and `gemms` of
-    all devices together, without rank and device. `reasons`: kind of rows -> what traces lack of them.
+def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
+    """The kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together, without
+    rank and device. `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
     totals, gemms = [row for each in facts for row in each.totals], [row for each in facts for row in each.gemms]
-    return {
-        "by_name": [msgspec.to_builtins(row) for row in by_name(totals)],
-        "by_shape": [msgspec.to_builtins(row) for row in by_shape(gemms)],
-        **{kind: [msgspec.to_builtins(row) for each in facts for row in getattr(each, kind)] for kind in KINDS},
-        "reasons": {
+    return KernelEntries(
+        by_name=by_name(totals),
+        by_shape=by_shape(gemms),
+        totals=totals,
+        gemms=gemms,
+        gaps=[row for each in facts for row in each.gaps],
+        counters=[row for each in facts for row in each.counters],
+        reasons={
             kind: reasons
             for kind in KINDS
             if (reasons := list(dict.fromkeys(each.reasons[kind] for each in facts if kind in each.reasons)))
         },
-        "left_out": {kind: count for kind in KINDS if (count := sum(each.left_out.get(kind, 0) for each in facts))},
-    }
+        left_out={kind: count for kind in KINDS if (count := sum(each.left_out.get(kind, 0) for each in facts))},
+    )
 
 
-def by_name(rows: Iterable[KernelTotal]) -> list[KernelTotal]:
+def by_name(rows: Iterable[KernelTotalEntry]) -> list[KernelTotalEntry]:
     """Kernels of one name and class on all devices as one row, the largest total first."""
     whole: dict[tuple[int | None, int | None], float] = {}
-    groups: dict[tuple[str, str], list[KernelTotal]] = defaultdict(list)
+    groups: dict[tuple[str, KernelClass], list[KernelTotalEntry]] = defaultdict(list)
     for row in rows:
         groups[row.name, row.cls].append(row)
         if row.share:
             whole.setdefault((row.rank, row.device), row.total_ms / row.share)
     total = sum(whole.values())
     found = [
-        KernelTotal(
+        KernelTotalEntry(
             rank=None,
             device=None,
             name=name,
@@ -128,9 +131,9 @@ def by_name(rows: Iterable[KernelTotal]) -> list[KernelTotal]:
     return sorted(found, key=lambda row: (-row.total_ms, row.name))
 
 
-def by_shape(rows: Iterable[GemmRate]) -> list[GemmRate]:
+def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
     """Products of one shape on all devices as one row, the largest total first."""
-    groups: dict[tuple[Any, ...], list[GemmRate]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[GemmEntry]] = defaultdict(list)
     for row in rows:
         groups[row.operator, row.batch, row.m, row.n, row.k, row.dtype].append(row)
     found = []
@@ -142,7 +145,7 @@ def by_shape(rows: Iterable[GemmRate]) -> list[GemmRate]:
     return sorted(found, key=lambda row: -row.total_ms)
 
 
-def _together(rows: Sequence[KernelTotal | GemmRate]) -> dict[str, Any]:
+def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
     """Count, total, mean and sample standard deviation of several samples as one: the squares about the common mean are
     those about each mean, and those of the means.
     """
@@ -164,34 +167,13 @@ _HALF: Final = 2
 """A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
 
 
-@dataclass(frozen=True)
-class Slowdown:
-    """One kernel name on one device. `slowdown` is overlapped median / alone median - 1; `excess_ms` is what the
-    overlapped kernels together took beyond the median of those alone. `mean_ratio` is overlapped mean / alone mean,
-    from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None, `reason` says why.
+def slowdowns(table: Intervals) -> list[SlowdownEntry]:
+    """All kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone median -
+    1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio` is
+    overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
+    `reason` says why.
     """
-
-    rank: int | None
-    device: int | None
-    name: str
-    alone_count: int
-    overlapped_count: int
-    partly_count: int
-    alone_median_ms: float | None
-    overlapped_median_ms: float | None
-    slowdown: float | None
-    excess_ms: float | None
-    alone_mean_ms: float | None
-    overlapped_mean_ms: float | None
-    mean_ratio: float | None
-    mean_ratio_low: float | None
-    mean_ratio_high: float | None
-    reason: str | None
-
-
-def slowdowns(table: Intervals) -> list[Slowdown]:
-    """All kernels of class compute, in the order of `largest_first`."""
-    found: list[Slowdown] = []
+    found: list[SlowdownEntry] = []
     for rank, device, rows in places(table):
         here = table.take(rows)
         comm = here.take(here.cls == IntervalClass.COMM)
@@ -199,14 +181,14 @@ def slowdowns(table: Intervals) -> list[Slowdown]:
     return sorted(found, key=largest_first)
 
 
-def largest_first(each: Slowdown) -> tuple[bool, float, str]:
+def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:
     """Sort key: the largest excess first. Kernels that were faster under communication follow; those that cannot be
     compared come last, by name.
     """
     return each.slowdown is None, -(each.excess_ms or 0.0), each.name
 
 
-def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[Slowdown]:
+def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[SlowdownEntry]:
     if not len(kernels):
         return []
     whole = operations(kernels)
@@ -226,7 +208,7 @@ def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[S
         of_means, low, high = (None, None, None) if reason else ratio_of_means(free, busy)
         ratio = None if reason or not medians[0] or medians[1] is None else medians[1] / medians[0] - 1
         found.append(
-            Slowdown(
+            SlowdownEntry(
                 rank=None if rank == NULL else rank,
                 device=None if device == NULL else device,
                 name=kernels.names[code] if code != NULL else "",

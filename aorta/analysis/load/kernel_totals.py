@@ -7,18 +7,24 @@ not hold is an empty list with a reason, or None inside a row. Must not: invent 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelClass, KernelTotalEntry, StreamGapsEntry
 from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, covered_ns, operations, places
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 
 _KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY, IntervalClass.UNKNOWN)
+_CLASS_NAMES: Final[dict[IntervalClass, KernelClass]] = {
+    IntervalClass.COMPUTE: "compute",
+    IntervalClass.COMM: "comm",
+    IntervalClass.COPY: "copy",
+    IntervalClass.UNKNOWN: "unknown",
+}
 NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
 NO_PRODUCTS: Final = "none among the host's operators"
 UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
@@ -29,100 +35,22 @@ COUNTERS_UNJOINED: Final = "no value of a hardware counter has the dispatch id o
 NO_LAUNCHES: Final = "no launch of its kernels is known"
 
 
-@dataclass(frozen=True)
-class KernelTotal:
-    """The kernels of one name on one device; also copies, and on a CPU the self time of operators. `std_ms` is the
-    sample standard deviation, None of a single one. `share` is of the summed time of all kernels on the device, which
-    may run at the same time: shares add up to 1.
+def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
+    """All kernels, copies and communication, those of unknown class too, the largest total of a device first; on a
+    CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
+    summed time of all kernels on the device, which may run at the same time: shares add up to 1.
     """
-
-    rank: int | None
-    device: int | None
-    name: str
-    cls: str
-    count: int
-    total_ms: float
-    mean_ms: float
-    std_ms: float | None
-    min_ms: float
-    max_ms: float
-    share: float
-
-
-@dataclass(frozen=True)
-class GemmRate:
-    """The matrix products of one shape on one device. A product lasts as long as the kernels of its operator together;
-    `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12 operations per second.
-    """
-
-    rank: int | None
-    device: int | None
-    operator: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    dtype: str | None
-    count: int
-    total_ms: float
-    mean_ms: float
-    std_ms: float | None
-    tflops: float | None
-
-
-@dataclass(frozen=True)
-class StreamGaps:
-    """The time on one stream between its kernels, copies included. `gaps_known` of the `gaps` end with a kernel whose
-    launch is known; of those `launch_bound` ended with a kernel whose launch call began after the kernel before it had
-    ended: the device waited for the host. `launch_bound_ms` is the whole length of these gaps.
-    """
-
-    rank: int | None
-    device: int | None
-    stream: int
-    kernels: int
-    busy_ms: float
-    gaps: int
-    gap_ms: float
-    gaps_known: int
-    launch_bound: int | None
-    launch_bound_ms: float | None
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class CounterMean:
-    """A hardware counter of the kernels of one name on one device: the mean over those that have it, in the counter's
-    own unit. `comm_share` is the share of these kernels' time during which communication ran; None of communication
-    itself, and where communication was not fully observed. `derived_from`: the raw counters it was derived from
-    (`derived_counters`); None where the tool gave it.
-    """
-
-    rank: int | None
-    device: int | None
-    name: str
-    counter: str
-    count: int
-    mean: float
-    min: float
-    max: float
-    comm_share: float | None
-    derived_from: str | None
-
-
-def kernel_totals(table: Intervals) -> list[KernelTotal]:
-    """All kernels, copies and communication, those of unknown class too, the largest total of a device first."""
     found = []
     for rank, device, here in _devices(table):
         whole = operations(here)
         length = whole.total(here.end_ns - here.start_ns)
         total = float(length.sum())
         rows = [
-            KernelTotal(
+            KernelTotalEntry(
                 rank=rank,
                 device=device,
                 name=here.names[name] if name != NULL else "",
-                cls=IntervalClass(cls).name.lower(),
+                cls=_CLASS_NAMES[IntervalClass(cls)],
                 count=len(own),
                 share=float(length[own].sum()) / total if total else 0.0,
                 **_times(length[own]),
@@ -135,8 +63,11 @@ def kernel_totals(table: Intervals) -> list[KernelTotal]:
     return found
 
 
-def gemm_rates(trace: Trace) -> tuple[list[GemmRate], str | None]:
-    """Matrix products by shape, the largest total of a device first; and what is missing of them."""
+def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
+    """Matrix products by shape, the largest total of a device first; and what is missing of them. A product lasts as
+    long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12 operations
+    per second.
+    """
     gemms = trace.gemms
     if gemms is None:
         return [], NO_SHAPES.format(format=trace.format)
@@ -148,7 +79,7 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmRate], str | None]:
         return _rates(None if own == NULL else own, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(
             missing
         ) or None
-    found: list[GemmRate] = []
+    found: list[GemmEntry] = []
     linked = 0
     for rank, device, here in _devices(trace.intervals):
         rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
@@ -162,20 +93,24 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmRate], str | None]:
     return found, "; ".join(missing) or None
 
 
-def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmRate]:
+def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmEntry]:
     found = []
     for (code,), own in _groups(shape):
         gemm, times = gemms.shapes[code], _times(lasted[own])
         rate = gemm.flops * len(own) / (times["total_ms"] * 1e9) if times["total_ms"] else None
-        found.append(GemmRate(rank, device, *gemm, count=len(own), **times, tflops=rate))
+        found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
     return sorted(found, key=lambda row: -row.total_ms)
 
 
-def stream_gaps(trace: Trace) -> tuple[list[StreamGaps], str | None]:
-    """The gaps of every stream, the busiest stream of a device first; and why there are none."""
+def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
+    """The gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
+    kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
+    kernel whose launch call began after the kernel before it had ended: the device waited for the host.
+    `launch_bound_ms` is the whole length of these gaps.
+    """
     if trace.platform == "cpu":
         return [], NO_STREAMS
-    found: list[StreamGaps] = []
+    found: list[StreamGapsEntry] = []
     for rank, device, here in _devices(trace.intervals):
         on_stream = here.take(here.stream != NULL)
         rows = [_gaps(rank, device, stream, on_stream.take(own)) for (stream,), own in _groups(on_stream.stream)]
@@ -183,14 +118,18 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGaps], str | None]:
     return found, None if found else "none: the trace names no streams"
 
 
-def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:
-    """Hardware counters by kernel name, by total time of the kernels; and why there are none, or not all."""
+def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
+    """Hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A mean is
+    over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time during
+    which communication ran; None of communication itself, and where communication was not fully observed.
+    `derived_from`: the raw counters it was derived from (`derived_counters`); None where the tool gave it.
+    """
     counters = trace.hardware_counters
     if counters is None:
         return [], NO_COUNTERS
     order = np.argsort(counters.origin, kind="stable")
     origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
-    found: list[CounterMean] = []
+    found: list[CounterEntry] = []
     for rank, device, here in _devices(trace.intervals):
         comm = arrays.merge(here.take(here.cls == IntervalClass.COMM).spans)
         length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
@@ -203,7 +142,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterMean], str | None]:
             values, kernels = value[at[own]], np.unique(row[own])
             lasted = int(length[kernels].sum())
             of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
-            made = CounterMean(
+            made = CounterEntry(
                 rank=rank,
                 device=device,
                 name=here.names[name] if name != NULL else "",
@@ -245,7 +184,7 @@ def _times(length: Int64) -> dict[str, Any]:
     }
 
 
-def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) -> StreamGaps:
+def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) -> StreamGapsEntry:
     order = np.argsort(rows.start_ns, kind="stable")
     start, end, launch = rows.start_ns[order], rows.end_ns[order], rows.launch_ns[order]
     before = np.maximum.accumulate(end)[:-1]  # rows of one queue may overlap
@@ -254,7 +193,7 @@ def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) ->
     known = between & (launch[1:] != NULL)
     bound = known & (launch[1:] > before)
     told = bool(known.any()) or not between.any()
-    return StreamGaps(
+    return StreamGapsEntry(
         rank=rank,
         device=device,
         stream=stream,

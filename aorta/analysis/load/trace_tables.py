@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.documents.traces import SlowdownEntry
 from aorta.analysis.load.collective_costs import MOST_COUNTED, CostPart, order_identifies, ordinals, parts_of
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Trace
-from aorta.analysis.load.kernel_facts import KernelFacts, Slowdown, kernel_facts, slowdowns
+from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
 from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
@@ -118,7 +119,7 @@ class UnitTables:
     devices: tuple[DeviceTables, ...]
     facts: tuple[TraceFacts, ...]
     parts: tuple[CostPart, ...]
-    slowdowns: tuple[Slowdown, ...]
+    slowdowns: tuple[SlowdownEntry, ...]
     slowdowns_left_out: int
     """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
     kernels: tuple[KernelFacts, ...]
@@ -133,7 +134,7 @@ def read_trace_tables(unit: TraceFiles) -> UnitTables:
     devices: list[DeviceTables] = []
     facts: list[TraceFacts] = []
     parts: list[CostPart] = []
-    slow: list[Slowdown] = []
+    slow: list[SlowdownEntry] = []
     kernels: list[KernelFacts] = []
     left_out = 0
     for place, trace in enumerate(read_unit(unit)):

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
+from aorta.analysis.documents.traces import SlowdownEntry, TraceEntries
 from aorta.analysis.health import Health
 from aorta.analysis.load.collective_costs import CostPart, costs
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.kernel_facts import KernelFacts, Slowdown, as_json, largest_first
+from aorta.analysis.load.kernel_facts import KernelFacts, entries, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import TraceFacts, TraceHealth, examine
@@ -38,7 +39,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     found: list[_Found] = []
     facts: list[TraceFacts] = []
     parts: list[CostPart] = []
-    slow: list[Slowdown] = []
+    slow: list[SlowdownEntry] = []
     slow_left_out = 0
     kernels: list[KernelFacts] = []
     with progress(len(units), f"reading {location}") as tick:
@@ -77,11 +78,14 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 
 def _extras(
-    wholes: Mapping[int, Whole], parts: Sequence[CostPart], slow: Sequence[Slowdown], kernels: Sequence[KernelFacts]
+    wholes: Mapping[int, Whole],
+    parts: Sequence[CostPart],
+    slow: Sequence[SlowdownEntry],
+    kernels: Sequence[KernelFacts],
 ) -> dict[str, Any]:
     return {
-        "traces": {
-            "whole": {
+        "traces": TraceEntries(
+            whole={
                 str(number): {
                     "start_ns": whole.window[0],
                     "end_ns": whole.window[1],
@@ -90,10 +94,10 @@ def _extras(
                 }
                 for number, whole in wholes.items()
             },
-            "costs": [msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
-            "slowdowns": [msgspec.to_builtins(slowdown) for slowdown in sorted(slow, key=largest_first)],
-            "kernels": as_json(kernels),
-        }
+            costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
+            slowdowns=sorted(slow, key=largest_first),
+            kernels=entries(kernels),
+        )
     }
 
 

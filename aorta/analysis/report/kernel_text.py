@@ -20,7 +20,6 @@ from aorta.analysis.documents.traces import (
     TraceEntries,
 )
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
 from aorta.analysis.report.metric_table import wrapped
 from aorta.terminal_style import PLAIN, Style, table
 
@@ -39,15 +38,11 @@ _NOT_COMPARED: Final = {
 }
 
 
-def _columns(row: type) -> tuple[str, ...]:
-    return tuple(row.__dataclass_fields__)  # type: ignore[attr-defined]
-
-
 KERNEL_TABLES: Final = {
-    "kernels": (*_columns(KernelTotal), *_COMPARED, "slowdown_reason"),
-    "gemms": _columns(GemmRate),
-    "gaps": _columns(StreamGaps),
-    "counters": _columns(CounterMean),
+    "kernels": (*KernelTotalEntry.__struct_fields__, *_COMPARED, "slowdown_reason"),
+    "gemms": GemmEntry.__struct_fields__,
+    "gaps": StreamGapsEntry.__struct_fields__,
+    "counters": CounterEntry.__struct_fields__,
 }
 """Table -> its columns."""
 _WHOLE: Final = frozenset(

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.load.engines import Local
 from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_block, kernel_frames
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from aorta.analysis.load.traces import load_traces
 
     run = load_traces(options.traces, Local(options.jobs), options.comm_pattern)
-    traces = msgspec.convert(run.extras["traces"], TraceEntries)
+    traces: TraceEntries = run.extras["traces"]
     blocks = [kernel_block(options.traces, traces, style_of(sys.stdout), options.top)]
     blocks.append("\n".join(f"  ! {note}" for note in run.health.notes()))
     if options.output is not None:

@@ -12,12 +12,12 @@ import pytest
 from aorta.analysis.load.gemm_shapes import Gemm, gemm_of
 from aorta.analysis.load.interval_table import NULL, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kernel_facts import as_json, by_name, by_shape, kernel_facts, ratio_of_means, slowdowns
+from aorta.analysis.load.kernel_facts import by_name, by_shape, entries, kernel_facts, ratio_of_means, slowdowns
 from aorta.analysis.load.kernel_totals import (
     NO_COUNTERS,
     NO_PRODUCTS,
     NO_STREAMS,
-    StreamGaps,
+    StreamGapsEntry,
     counter_means,
     gemm_rates,
     kernel_totals,
@@ -167,15 +167,15 @@ def test_products_of_a_real_trace_have_the_operations_that_torch_counts(tmp_path
             torch.bmm(batched, torch.ones(3, 32, 8))
             torch.baddbmm(torch.ones(3, 16, 8), batched, torch.ones(3, 32, 8))
     profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
-    kernels = load_traces(str(tmp_path)).extras["traces"]["kernels"]
-    found = {row["operator"]: row for row in kernels["gemms"]}
+    kernels = load_traces(str(tmp_path)).extras["traces"].kernels
+    found = {row.operator: row for row in kernels.gemms}
     counted = {each.key: each.flops for each in profiler.key_averages() if each.flops}
-    assert {
-        name: 2 * each["batch"] * each["m"] * each["n"] * each["k"] * each["count"] for name, each in found.items()
-    } == {name: counted[name] for name in found}
+    assert {name: 2 * each.batch * each.m * each.n * each.k * each.count for name, each in found.items()} == {
+        name: counted[name] for name in found
+    }
     assert found.keys() == {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-    assert all(row["tflops"] > 0 and row["rank"] == 0 for row in found.values())
-    assert kernels["reasons"] == {"gaps": [NO_STREAMS], "counters": [NO_COUNTERS]}
+    assert all(row.tflops > 0 and row.rank == 0 for row in found.values())
+    assert kernels.reasons == {"gaps": [NO_STREAMS], "counters": [NO_COUNTERS]}
 
 
 def test_a_gap_is_launch_bound_where_the_call_began_after_the_kernel_before_had_ended() -> None:
@@ -198,8 +198,8 @@ def test_a_gap_is_launch_bound_where_the_call_began_after_the_kernel_before_had_
         )
     )
     assert reason is None
-    assert found == StreamGaps(0, 0, 7, 5, 0.047, 3, 0.013, 2, 1, 0.010, None)
-    assert other == StreamGaps(0, 0, 9, 2, 0.002, 1, 0.002, 0, None, None, "no launch of its kernels is known")
+    assert found == StreamGapsEntry(0, 0, 7, 5, 0.047, 3, 0.013, 2, 1, 0.010, None)
+    assert other == StreamGapsEntry(0, 0, 9, 2, 0.002, 1, 0.002, 0, None, None, "no launch of its kernels is known")
 
 
 @pytest.mark.parametrize("category", ["cuda_driver", "Runtime", "hip_runtime"])
@@ -297,11 +297,11 @@ def test_a_counter_that_is_no_finite_number_is_named_with_its_line(value: str) -
 
 
 def test_real_counters_of_the_tool_are_joined(samples: Path) -> None:
-    kernels = load_traces(str(samples / "rocprofv3_docs_csv" / "kernel_trace.csv")).extras["traces"]["kernels"]
-    assert {each["counter"] for each in kernels["counters"]} == {"SQ_WAVES"}
-    assert {each["mean"] for each in kernels["counters"]} == {16384.0}
-    real = load_traces(str(samples / "rocprofv3_strix_csv" / "prefill_kernel_trace.csv")).extras["traces"]["kernels"]
-    assert (real["gaps"][0]["gaps"], real["gaps"][0]["gaps_known"]) == (1122, 1122)
+    kernels = load_traces(str(samples / "rocprofv3_docs_csv" / "kernel_trace.csv")).extras["traces"].kernels
+    assert {each.counter for each in kernels.counters} == {"SQ_WAVES"}
+    assert {each.mean for each in kernels.counters} == {16384.0}
+    real = load_traces(str(samples / "rocprofv3_strix_csv" / "prefill_kernel_trace.csv")).extras["traces"].kernels
+    assert (real.gaps[0].gaps, real.gaps[0].gaps_known) == (1122, 1122)
 
 
 @pytest.fixture
@@ -347,8 +347,8 @@ def test_kernels_that_all_last_the_same_have_a_ratio_without_width() -> None:
 def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aorta.analysis.load.kernel_facts.SHOWN_ROWS", 2)
     rows = [row(COMPUTE, 0, 10 + at, name=f"k{at}") for at in range(5)]
-    told = as_json([kernel_facts(trace(rows)), kernel_facts(trace(rows))])
-    assert (len(told["totals"]), told["left_out"]) == (4, {"totals": 6})
+    kept = entries([kernel_facts(trace(rows)), kernel_facts(trace(rows))])
+    assert (len(kept.totals), kept.left_out) == (4, {"totals": 6})
 
 
 def test_communication_between_kernels_is_no_gap_of_their_stream_but_has_one_of_its_own() -> None:

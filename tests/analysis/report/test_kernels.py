@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aorta.analysis.documents.traces import CounterEntry, GemmEntry, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
 from aorta.analysis.json_schemas import json_schema
-from aorta.analysis.load.kernel_facts import Slowdown
-from aorta.analysis.load.kernel_totals import CounterMean, GemmRate, KernelTotal, StreamGaps
 from aorta.analysis.report.kernel_text import KERNEL_TABLES, shortened
 from aorta.analysis.report.kernels_command import main
 from aorta.analysis.report.report_folder import write_report
@@ -151,20 +148,6 @@ def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report: tupl
     schema.validate(summary)
     summary["datasets"]["two"]["traces"]["kernels"]["gemms"][0]["tflops"] = "many"
     assert not schema.is_valid(summary)
-
-
-@pytest.mark.parametrize(
-    ("entry", "row"),
-    [
-        (KernelTotalEntry, KernelTotal),
-        (GemmEntry, GemmRate),
-        (StreamGapsEntry, StreamGaps),
-        (CounterEntry, CounterMean),
-        (SlowdownEntry, Slowdown),
-    ],
-)
-def test_documents_have_the_columns_of_the_rows(entry: type, row: type) -> None:
-    assert [*entry.__annotations__] == [*row.__annotations__]
 
 
 def test_names_are_one_line_that_a_terminal_only_prints() -> None:

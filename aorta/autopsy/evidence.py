@@ -1,0 +1,115 @@
+"""What is known of each rank of a job that makes no progress, whatever the source: the progress file of a recorded run,
+a dump of torch's Flight Recorder, or NCCL's RAS.
+
+Times are nanoseconds of the clock named by `RankEvidence.clock`: comparable within a rank, and between ranks of one
+host and clock only. A field is None where the source does not say it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+UNKNOWN_KIND: Final = "unknown"
+"""`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
+CollectiveState: TypeAlias = Literal["issued", "started", "completed"]
+"""`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`."""
+Source: TypeAlias = Literal["progress", "flight_recorder", "ras"]
+ProcessState: TypeAlias = Literal["running", "stopped", "dead", "unknown"]
+"""`stopped`: by SIGSTOP or a debugger. `dead`: ended; `RankEvidence.exit` has how."""
+
+
+class GroupEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A process group as one rank sees it. `ranks`: global, ascending; empty where the source does not list them."""
+
+    name: str
+    description: str | None = None
+    ranks: tuple[int, ...] = ()
+
+
+class CollectiveEvidence(msgspec.Struct, kw_only=True):
+    """One collective, or one send or receive, that a rank issued.
+
+    Attributes:
+        group: `GroupEvidence.name`.
+        number: counts the collectives of the group from 0, the same on each rank that issued the same sequence; of send
+            and receive, those between this pair of ranks in this direction.
+        kind: as in the record: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send, recv, ...;
+            `UNKNOWN_KIND` where only its number is known.
+        peer: global rank of the other side of a send or receive.
+        input_sizes, dtype: where the source has them; `bytes` otherwise.
+        issued_by: the innermost frame of the user's program, "file:line function".
+    """
+
+    group: str
+    number: int
+    kind: str
+    state: CollectiveState
+    bytes: int | None = None
+    dtype: str | None = None
+    input_sizes: tuple[tuple[int, ...], ...] | None = None
+    output_sizes: tuple[tuple[int, ...], ...] | None = None
+    peer: int | None = None
+    issued_ns: int | None = None
+    started_ns: int | None = None
+    completed_ns: int | None = None
+    issued_by: str | None = None
+
+
+class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
+    """The frames of one thread, innermost first, each "file:line function". `native`: frames of compiled code are among
+    them.
+    """
+
+    name: str
+    frames: tuple[str, ...]
+    native: bool = False
+
+
+class RankExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ..."); and
+    when, on the wall clock.
+    """
+
+    signal: str | None = None
+    exit_code: int | None = None
+    exception: str | None = None
+    ended_ns: int | None = None
+
+
+class RankEvidence(msgspec.Struct, kw_only=True):
+    """All that one source says of one rank.
+
+    Attributes:
+        taken_ns: when the evidence was taken.
+        progress_ns: when the rank last made progress: a step or phase began or ended, a collective was issued or
+            completed.
+        step: the step it is in, as in the record; the last one that ended where it is between two.
+        phase: data, forward, backward, optimizer, checkpoint, ...; None outside of a step.
+        groups: all that the rank is known to belong to.
+        collectives: in the order of issue, the newest last; old ones may be missing.
+        lost: how many older ones the source has dropped.
+        stacks: the thread that runs the training first.
+        torn: why the evidence is incomplete.
+    """
+
+    rank: int
+    world_size: int | None = None
+    source: Source
+    path: str
+    clock: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    state: ProcessState = "unknown"
+    exit: RankExit | None = None
+    taken_ns: int | None = None
+    progress_ns: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    phase_since_ns: int | None = None
+    groups: list[GroupEvidence] = []
+    collectives: list[CollectiveEvidence] = []
+    lost: int = 0
+    stacks: list[ThreadStack] = []
+    torn: str | None = None

@@ -1,0 +1,295 @@
+"""Reads dumps of torch's Flight Recorder as evidence: pickles and JSON of torch 2.5 to 2.13, NCCL and gloo.
+
+    evidence = read_dumps([Path("dumps")])
+
+A file's rank is the number at the end of its name (`comm_lib_trace_rank_3`, `nccl_trace_rank_node02_5`, `rank_3.json`).
+A dump that cannot be read is evidence too: `RankEvidence.torn` says why. A dump names no moment at which it was taken,
+so nothing here has an age. Must not load torch, or execute anything that a pickle names.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
+from aorta.errors import InputError
+from aorta.records.untrusted_files import decode_json, read_small
+
+_RANK: Final = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle))?$")
+_JSON: Final = msgspec.json.Decoder(dict[str, Any])
+_KINDS: Final = {
+    "_broadcast_oop": "broadcast",
+    "_reduce_oop": "reduce",
+    "_all_gather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_v": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "ALLGATHER_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_v": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "REDUCE_SCATTER_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_v_single": "all_to_all",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce_barrier": "barrier",
+}
+"""Names that backends of torch give to the kinds of the record; other names are kinds themselves."""
+_ITEM_BYTES: Final = {
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+}
+"""Bytes of an element, by torch's name of its type."""
+
+
+class _Frame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class _Group(msgspec.Struct):
+    desc: str = ""
+    ranks: str | list[int] = ""
+
+
+class _Status(msgspec.Struct):
+    last_completed_collective: int = -1
+
+
+class _Entry(msgspec.Struct):
+    process_group: tuple[str | int, str]
+    profiling_name: str
+    collective_seq_id: int
+    state: Literal["scheduled", "started", "completed"]
+    record_id: int = 0
+    pg_id: int | None = None
+    time_created_ns: int | None = None
+    time_discovered_started_ns: int | None = None
+    time_discovered_completed_ns: int | None = None
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    output_sizes: list[list[int]] = []
+    retired: bool = False
+    is_p2p: bool = False
+    frames: list[_Frame] = []
+
+
+class _Dump(msgspec.Struct):
+    version: str
+    comm_lib_version: str = ""
+    nccl_version: str = ""
+    pg_config: dict[str, _Group] = {}
+    pg_status: dict[str, _Status] = {}
+    entries: list[_Entry] = []
+
+
+class _NoGlobals(pickle.Unpickler):
+    """Builds containers, text and numbers, and refuses whatever a pickle would import."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it wants to import {module}.{name}, which no dump needs")
+
+
+def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
+    """Read dumps: files, and folders whose files are dumps.
+
+    Raises:
+        InputError: there is no dump, a file has no rank in its name, or two speak of one rank.
+    """
+    files: dict[int, Path] = {}
+    for path in sorted(_files(paths), key=lambda each: (each.suffix == ".json", each)):
+        match = _RANK.search(path.name)
+        if match is None:
+            raise InputError(f"{path}: the name of a dump ends with its rank, as comm_lib_trace_rank_3; rename it")
+        rank = int(match[1])
+        if rank in files and files[rank].stem != path.stem:
+            raise InputError(
+                f"{files[rank]} and {path}: two dumps of rank {rank}. Names must end with the global rank: "
+                "rename them, or give the dumps of one hang"
+            )
+        files.setdefault(rank, path)
+    if not files:
+        raise InputError(f"{', '.join(map(str, paths))}: no dump of torch's Flight Recorder there")
+    dumps = {rank: _read(path) for rank, path in files.items()}
+    readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
+    listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in _ranks(group.ranks)]
+    world = max([*files, *listed]) + 1
+    whole = all(not dump.entries or dump.entries[0].record_id == 0 for dump in readable.values())
+    return [
+        RankEvidence(rank=rank, world_size=world, source="flight_recorder", path=str(files[rank]), torn=dump)
+        if isinstance(dump, str)
+        else _evidence(rank, world, files[rank], dump, whole)
+        for rank, dump in sorted(dumps.items())
+    ]
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a file looks like a dump: its name ends with a rank, and its first byte begins a pickle or an object."""
+    if _RANK.search(path.name) is None:
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) in (b"\x80", b"{", b"")
+    except OSError:
+        return False
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    found = []
+    for path in paths:
+        if path.is_dir():
+            found += [file for file in sorted(path.rglob("*")) if file.is_file() and is_dump(file)]
+        elif path.exists():
+            found.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder")
+    return found
+
+
+def _read(path: Path) -> _Dump | str:
+    """One dump, or why it cannot be read."""
+    try:
+        content = read_small(path)
+        if not content:
+            return f"{path.name} is empty: the disk was full, or the process ended while it wrote"
+        raw = decode_json(content, _JSON) if content[:1] == b"{" else _NoGlobals(io.BytesIO(content)).load()
+        dump = msgspec.convert(raw, _Dump, strict=False)
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror or error}"
+    except (
+        pickle.UnpicklingError, ValueError, EOFError, TypeError, KeyError, IndexError, AttributeError, ImportError,
+        OverflowError, MemoryError, RecursionError,
+    ) as error:  # fmt: skip
+        return f"{path.name} is torn, or no dump: {error}"
+    if int(dump.version.partition(".")[0] or 0) != 2:
+        return f"{path.name} is of version {dump.version}; versions 2.x (torch 2.5 and later) can be read"
+    return dump
+
+
+def _ranks(said: str | list[int]) -> tuple[int, ...]:
+    """Ranks of a group, which torch writes as text."""
+    return tuple(sorted(map(int, re.findall(r"\d+", said)) if isinstance(said, str) else said))
+
+
+def _evidence(rank: int, world: int, path: Path, dump: _Dump, whole: bool) -> RankEvidence:
+    groups = {
+        name: GroupEvidence(name=name, description=each.desc or None, ranks=_ranks(each.ranks))
+        for name, each in dump.pg_config.items()
+        if name  # gloo lists one without a name, with the ranks of the last group that was made
+    }
+    for entry in dump.entries:
+        name, description = str(entry.process_group[0]), entry.process_group[1]
+        groups.setdefault(name, GroupEvidence(name=name, description=description))
+    collectives = _collectives(rank, dump, groups, whole)
+    times = [time for one in collectives for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
+    return RankEvidence(
+        rank=rank,
+        world_size=world,
+        source="flight_recorder",
+        path=str(path),
+        clock="unix",
+        progress_ns=max(times, default=None),
+        groups=list(groups.values()),
+        collectives=collectives,
+        lost=dump.entries[0].record_id if dump.entries else 0,
+    )
+
+
+def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole: bool) -> list[CollectiveEvidence]:
+    found: list[CollectiveEvidence] = []
+    merged: dict[tuple[str, int], CollectiveEvidence] = {}
+    messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
+    for entry in dump.entries:
+        group, number = str(entry.process_group[0]), entry.collective_seq_id - 1
+        name = entry.profiling_name.partition(":")[2] or entry.profiling_name
+        if entry.is_p2p or name.startswith(("send ", "recv ")):
+            if name != "coalesced":  # the end of a batch of sends and receives
+                one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
+                messages[group, one.kind, one.peer or 0].append(one)
+                found.append(one)
+            continue
+        one = _one(entry, group, _KINDS.get(name, name), number)
+        before = merged.get((group, number))
+        if before is None:
+            merged[group, number] = one
+            found.append(one)
+        else:  # several collectives issued as one, the last entry stands for all
+            before.state, before.completed_ns = one.state, one.completed_ns
+            before.bytes = None if before.bytes is None else before.bytes + (one.bytes or 0)
+    for several in messages.values():
+        first_open = next((at for at, one in enumerate(several) if one.state != "completed"), len(several))
+        for at, one in enumerate(several):
+            one.number = (
+                at if whole else at - first_open
+            )  # where older ones are lost, both sides count from what is open
+    return [*_finished(dump, merged), *found]
+
+
+def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> list[CollectiveEvidence]:
+    """The last finished collectives of groups, from a dump of unfinished ones only. Not of gloo, which has no version
+    and counts messages too, and whose finished work is in every dump.
+    """
+    version = dump.comm_lib_version or dump.nccl_version
+    if not version or any(entry.state == "completed" for entry in dump.entries):
+        return []
+    names = {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
+    found = []
+    for key, status in dump.pg_status.items():
+        group, number = names.get(key, key), status.last_completed_collective - 1
+        if number >= 0 and not any(name == group and other >= number for name, other in seen):
+            found.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
+    return found
+
+
+def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = None) -> CollectiveEvidence:
+    of_gloo = entry.profiling_name.startswith("gloo:")
+    state: CollectiveState = "started" if entry.state == "started" else "issued"
+    if entry.state == "completed" or (of_gloo and entry.retired):  # gloo's finished work stays scheduled
+        state = "completed"
+    sizes = [math.prod(shape) for shape in entry.input_sizes]
+    items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
+    known = [item for item in items if item is not None]
+    whole = len(known) == len(items) == len(sizes) > 0
+    return CollectiveEvidence(
+        group=group,
+        number=number,
+        kind=kind,
+        state=state,
+        bytes=sum(size * item for size, item in zip(sizes, known, strict=True)) if whole else None,
+        dtype=", ".join(dict.fromkeys(entry.input_dtypes)) or None,
+        input_sizes=tuple(map(tuple, entry.input_sizes)) or None,
+        output_sizes=tuple(map(tuple, entry.output_sizes)) or None,
+        peer=peer,
+        issued_ns=entry.time_created_ns or None,
+        started_ns=entry.time_discovered_started_ns or None,
+        completed_ns=entry.time_discovered_completed_ns or None,
+        issued_by=_users_frame(entry.frames),
+    )
+
+
+def _peer(rank: int, name: str, group: GroupEvidence) -> int:
+    """The global rank of the other side of `send 0->1` or `recv 1<-0`, whose numbers count in the group."""
+    sides = [int(number) for number in re.findall(r"\d+", name)]
+    if len(sides) != 2:
+        return rank
+    other = sides[1]
+    return group.ranks[other] if other < len(group.ranks) else other
+
+
+def _users_frame(frames: Sequence[_Frame]) -> str | None:
+    """The innermost frame outside of torch."""
+    outside = [frame for frame in frames if "/torch/" not in frame.filename]
+    return f"{outside[0].filename}:{outside[0].line} {outside[0].name}" if outside else None

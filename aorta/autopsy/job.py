@@ -1,0 +1,283 @@
+"""A job as its evidence shows it: all sources of a rank joined, what each rank has issued in each channel, and who is
+missing.
+
+    job = join(evidence)
+    job.ranks[3].front(channel)  # number of the oldest collective that rank 3 has not finished there
+
+A channel is a sequence that its members issue in one order: a process group, or the messages from one rank to another
+in it. Must not accuse.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
+from aorta.autopsy.verdict import CollectiveName
+
+_S = 1e9
+_DEFAULT_GROUP = "default_pg"
+"""torch's description of the group of all ranks."""
+_POINT_TO_POINT = ("send", "recv")
+
+
+class Channel(NamedTuple):
+    """The collectives of a group, or the messages in it from one rank to another."""
+
+    group: str
+    sender: int | None = None
+    receiver: int | None = None
+
+
+class Signature(NamedTuple):
+    """In what the ranks of a collective have to agree, and where it belongs."""
+
+    channel: Channel
+    kind: str
+    size: object
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, of all sources.
+
+    Attributes:
+        collectives: in the order of issue, of one source.
+        complete: whether a collective that is not among them was not issued, or has been finished long ago.
+        unresponsive: NCCL's RAS got no answer from it.
+    """
+
+    rank: int
+    state: ProcessState = "unknown"
+    exit: RankExit | None = None
+    taken_ns: int | None = None
+    progress_ns: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    phase_since_ns: int | None = None
+    collectives: tuple[CollectiveEvidence, ...] = ()
+    complete: bool = False
+    unresponsive: bool = False
+    stacks: tuple[ThreadStack, ...] = ()
+    sources: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
+
+    @cached_property
+    def channels(self) -> dict[Channel, dict[int, CollectiveEvidence]]:
+        """Channel -> number -> collective."""
+        found: dict[Channel, dict[int, CollectiveEvidence]] = defaultdict(dict)
+        for one in self.collectives:
+            found[channel_of(one, self.rank)][one.number] = one
+        return dict(found)
+
+    def open(self, channel: Channel) -> CollectiveEvidence | None:
+        """The oldest collective there that is not finished."""
+        left = [one for one in self.channels.get(channel, {}).values() if one.state != "completed"]
+        return min(left, key=lambda one: one.number, default=None)
+
+    def front(self, channel: Channel) -> int:
+        """The number of the oldest collective there that is not finished: open, or the next."""
+        oldest = self.open(channel)
+        return oldest.number if oldest is not None else max(self.channels.get(channel, {}), default=-1) + 1
+
+    def has_issued(self, channel: Channel, number: int) -> bool:
+        """Whether the host has issued that one, or a later one."""
+        return number <= max(self.channels.get(channel, {}), default=-1)
+
+    def age_s(self, since_ns: int | None) -> float | None:
+        """Seconds from a moment to when the evidence was taken."""
+        if since_ns is None or self.taken_ns is None:
+            return None
+        return max(0.0, (self.taken_ns - since_ns) / _S)
+
+    @property
+    def still_s(self) -> float | None:
+        """Seconds without progress when the evidence was taken."""
+        return self.age_s(self.progress_ns)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process cannot go on by itself."""
+        return self.state in ("dead", "stopped") or self.unresponsive
+
+
+@dataclass(frozen=True)
+class Job:
+    """All ranks of a job.
+
+    Attributes:
+        world: its ranks, ascending, as far as any source knows of them.
+        groups: by name; `ranks` are those that a source lists, or else those that were seen to use it.
+        listed: names of groups whose ranks a source lists, so that nobody is unknown.
+    """
+
+    ranks: dict[int, Rank]
+    world: tuple[int, ...]
+    groups: dict[str, GroupEvidence]
+    listed: frozenset[str]
+    contradictions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of which nothing is known."""
+        return [rank for rank in self.world if rank not in self.ranks]
+
+    def members(self, channel: Channel) -> tuple[int, ...]:
+        """Global ranks that take part in a channel."""
+        if channel.sender is not None and channel.receiver is not None:
+            return (channel.sender, channel.receiver)
+        return self.groups[channel.group].ranks
+
+    def name(self, channel: Channel, one: CollectiveEvidence) -> CollectiveName:
+        """How a collective is named in the answer."""
+        description = self.groups[channel.group].description
+        return CollectiveName(
+            group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
+        )
+
+    @cached_property
+    def channels(self) -> list[Channel]:
+        """Every channel that somebody has used, in a fixed order."""
+        used = {channel for rank in self.ranks.values() for channel in rank.channels}
+        return sorted(used, key=lambda one: (one.group, -1 if one.sender is None else one.sender, one.receiver or 0))
+
+
+def channel_of(one: CollectiveEvidence, rank: int) -> Channel:
+    """The channel that one rank's collective, send or receive belongs to."""
+    if one.kind in _POINT_TO_POINT and one.peer is not None:
+        return Channel(one.group, *((rank, one.peer) if one.kind == "send" else (one.peer, rank)))
+    return Channel(one.group)
+
+
+def signature(one: CollectiveEvidence, rank: int) -> Signature:
+    """What ranks have to agree on; the size is bytes where known, or else the shapes."""
+    size = one.input_sizes if one.bytes is None else one.bytes
+    kind = "message" if one.kind in _POINT_TO_POINT and one.peer is not None else one.kind
+    return Signature(channel_of(one, rank), kind, size, one.dtype)
+
+
+def join(evidence: Iterable[RankEvidence]) -> Job:
+    """Join all that is known of each rank.
+
+    Collectives come from one kind of source, the one that speaks of the most ranks: two sources count from different
+    beginnings. Everything else is taken from the first source that says it.
+    """
+    by_rank: dict[int, list[RankEvidence]] = defaultdict(list)
+    for one in sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)):
+        by_rank[one.rank].append(one)
+    everything = [one for several in by_rank.values() for one in several]
+    chosen = _source_of_collectives(everything)
+    names, groups, listed = _groups([one for one in everything if one.source == chosen])
+    ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
+    sizes = [one.world_size or 0 for one in everything]
+    known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
+    world = tuple(sorted(known | set(range(max(sizes, default=0)))))
+    groups = {name: _with_users(group, name in listed, ranks.values(), world) for name, group in groups.items()}
+    listed |= {name for name, group in groups.items() if group.ranks == world}
+    unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
+    notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
+    return Job(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
+
+
+def _source_of_collectives(evidence: Sequence[RankEvidence]) -> str:
+    speaking = [one for one in evidence if one.source != "ras"]
+    counts = {
+        source: (
+            sum(bool(one.collectives) for one in speaking if one.source == source),
+            sum(one.torn is None for one in speaking if one.source == source),
+        )
+        for source in ("progress", "flight_recorder")
+    }
+    return max(counts, key=lambda source: counts[source])
+
+
+def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
+    """Names of groups by what one rank calls them: ranks that call different groups by one name mean different ones."""
+    lists: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for one in evidence:
+        for group in one.groups:
+            lists[group.name] |= {tuple(sorted(group.ranks))} if group.ranks else set()
+    names: dict[tuple[str, int], str] = {}
+    groups: dict[str, GroupEvidence] = {}
+    listed = set[str]()
+    for one in evidence:
+        own = {group.name: group for group in one.groups}
+        for name in [*own, *(each.group for each in one.collectives if each.group not in own)]:
+            described = own.get(name, GroupEvidence(name=name))
+            ranks = tuple(sorted(described.ranks))
+            if not ranks and len(lists[name]) == 1:
+                (ranks,) = lists[name]
+            key = f"{name} ({','.join(map(str, ranks))})" if len(lists[name]) > 1 and ranks else name
+            names[name, one.rank] = key
+            before = groups.get(key)
+            description = described.description or (before.description if before else None)
+            groups[key] = GroupEvidence(name=key, description=description, ranks=ranks)
+            listed |= {key} if ranks else set()
+    return names, groups, listed
+
+
+def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world: tuple[int, ...]) -> GroupEvidence:
+    """A group with its ranks: torch's default group is all, of another that nobody lists those that used it."""
+    if listed:
+        return group
+    if group.description == _DEFAULT_GROUP:
+        return GroupEvidence(name=group.name, description=group.description, ranks=world)
+    users = tuple(sorted(rank.rank for rank in ranks if any(one.group == group.name for one in rank.collectives)))
+    return GroupEvidence(name=group.name, description=group.description, ranks=users)
+
+
+def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
+    """One rank, of all its sources."""
+    rank = Rank(several[0].rank)
+    for one in several:
+        if one.source == "ras":
+            rank = replace(rank, unresponsive=rank.unresponsive or one.torn == UNRESPONSIVE)
+        elif one.torn is not None:
+            rank = replace(rank, torn=(*rank.torn, one.torn))
+        rank = replace(
+            rank,
+            state=one.state if rank.state == "unknown" else rank.state,
+            exit=rank.exit or one.exit,
+            taken_ns=one.taken_ns if rank.taken_ns is None else rank.taken_ns,
+            progress_ns=one.progress_ns if rank.progress_ns is None else rank.progress_ns,
+            step=one.step if rank.step is None else rank.step,
+            phase=rank.phase or one.phase,
+            phase_since_ns=one.phase_since_ns if rank.phase is None else rank.phase_since_ns,
+            stacks=rank.stacks or tuple(one.stacks),
+            sources=(*rank.sources, one.path),
+        )
+        if one.source == chosen and not rank.collectives:
+            renamed = tuple(_renamed(each, names[each.group, one.rank]) for each in one.collectives)
+            rank = replace(rank, collectives=renamed, complete=one.torn is None)
+    return rank
+
+
+UNRESPONSIVE = "no answer to RAS"
+"""`RankEvidence.torn` of a rank that NCCL's RAS got no answer from."""
+
+
+def _renamed(one: CollectiveEvidence, name: str) -> CollectiveEvidence:
+    if one.group == name:
+        return one
+    values = {key: getattr(one, key) for key in one.__struct_fields__}
+    return CollectiveEvidence(**{**values, "group": name})
+
+
+def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:
+    """Where one source says of a process what another denies."""
+    found = []
+    for rank, several in sorted(by_rank.items()):
+        states = {one.source: one.state for one in several if one.state != "unknown"}
+        silent = any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several)
+        if len(set(states.values())) > 1:
+            said = ", ".join(f"{source} says {state}" for source, state in sorted(states.items()))
+            found.append(f"rank {rank}: {said}")
+        elif silent and "running" in states.values():
+            found.append(f"rank {rank}: RAS gets no answer from it, and its process runs")
+    return tuple(found)

@@ -1,0 +1,212 @@
+"""From the evidence of all ranks to a verdict.
+
+    verdict = judge(evidence)
+    verdict.culprits[0].reason
+
+Must not read files, or depend on the order of the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.job import Job, Rank, join
+from aorta.autopsy.rules import RULES, Case
+from aorta.autopsy.verdict import Accusation, CollectiveName, Kind, RankDoing, Verdict, Wait
+from aorta.autopsy.waits import OpenCollective, is_elsewhere
+from aorta.command_line import name_ranks
+from aorta.version import __version__
+
+NEXT: Final[dict[Kind, tuple[str, ...]]] = {
+    "not_stuck": ("If it hangs nevertheless, take the evidence again a minute later and compare.",),
+    "slow": ("Compare the ranks' steps with `aorta report`: it names stragglers and what they do.",),
+    "dead": (
+        "Read the end of that rank's log, and the kernel's for out of memory (`dmesg -T | grep -i oom`).",
+        "Start again from the last checkpoint; the other ranks only lost their peer.",
+    ),
+    "stopped": ("Send it SIGCONT (`kill -CONT PID`), or detach the debugger; the others go on then.",),
+    "signature_mismatch": ("Compare the lines that issued it: a branch, a shape or a type depends on the rank there.",),
+    "order_swapped": ("Give all ranks one order of collectives: look for a branch, or a set, that differs by rank.",),
+    "stuck_outside": ("Look at its stack (--stacks, or `py-spy dump --pid PID`): it is not in a collective.",),
+    "rank_did_not_join": (
+        "Look at its stack (`py-spy dump --pid PID`), or record with AORTA to learn its phase.",
+        "Look for a branch that skips the collective on this rank.",
+    ),
+    "stuck_inside": (
+        "Look at the link or device: `dmesg`, NIC counters, `nvidia-smi` or `rocm-smi`; ask RAS (--ras).",
+        "With NCCL, start again with NCCL_DEBUG=INFO; the ranks themselves agree.",
+    ),
+    "cannot_decide": ("Get evidence of the ranks that are missing or suspected, with a recorded run or their dumps.",),
+}
+"""What to do next, by what happened."""
+_SLOW_WAIT_S: Final = 1.0
+"""A wait that has lasted less is part of a healthy step."""
+
+
+def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = None) -> Verdict:
+    """Say why a job makes no progress.
+
+    Args:
+        evidence: of each rank, by any number of sources, in any order.
+        stuck_after_s: a rank that made progress within so many seconds before its evidence was taken is not stuck, and
+            then nothing is. None: the job is taken to be stuck.
+
+    Returns:
+        The verdict. Its culprits do not depend on the order of evidence; without that of some ranks, culprits may
+        become suspects.
+    """
+    job = join(evidence)
+    case = Case.of(job)
+    moving = stuck_after_s is not None and any(
+        rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
+    )
+    found: list[Accusation] = []
+    for rule in RULES:
+        found += rule(case, found)
+    suspects: list[int] = []
+    if moving:
+        found = [one for one in found if one.kind in ("dead", "stopped")] or _slow(case, found)
+        kind: Kind = found[0].kind if found else "not_stuck"
+    elif found:
+        kind = found[0].kind
+    else:
+        kind, suspects = _without_culprit(case)
+    waits = _chain(case, [one.rank for one in found])
+    ranks = [_doing(case, rank) for rank in job.ranks.values()]
+    return Verdict(
+        aorta_version=__version__,
+        kind=kind,
+        summary=_summary(kind, found, suspects, waits, job),
+        culprits=found,
+        suspects=suspects,
+        waits=waits,
+        ranks=ranks,
+        missing=job.missing,
+        contradictions=list(job.contradictions),
+        notes=_notes(job),
+        next=[each for one in dict.fromkeys([kind, *(one.kind for one in found)]) for each in NEXT[one]],
+    )
+
+
+def _slow(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
+    """The ranks that others wait for, of a job in which something moves, where they wait for long."""
+    slow = []
+    for one in found:
+        ages = [
+            age
+            for each in case.waits.open
+            if one.rank in each.behind
+            and (age := case.job.ranks[each.rank].age_s(each.collective.issued_ns)) is not None
+        ]
+        if one.rule == "behind_its_peers" and max(ages, default=0.0) >= _SLOW_WAIT_S:
+            one.kind = "slow"
+            slow.append(one)
+    return slow
+
+
+def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
+    """What is known where no rule accuses a rank, and which ranks it may be."""
+    job, waits = case.job, case.waits
+    undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
+    undecided |= {rank for circle in waits.circles for rank in circle}
+    if undecided:
+        return "cannot_decide", sorted(undecided)
+    unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
+    dead = {rank.rank for rank in job.ranks.values() if rank.state == "dead"}
+    if unknown or (dead and (waits.open or job.missing)):
+        return "cannot_decide", sorted(unknown | dead | (set(job.missing) if dead else set()))
+    unresponsive = {rank.rank for rank in job.ranks.values() if rank.unresponsive}
+    if unresponsive:
+        return "cannot_decide", sorted(unresponsive)
+    if [one for one in waits.open if one.channel.group in job.listed or one.channel.sender is not None]:
+        return "stuck_inside", []
+    if waits.open:
+        return "cannot_decide", []
+    return ("cannot_decide", []) if job.missing or not job.ranks or dead else ("not_stuck", [])
+
+
+def _chain(case: Case, culprits: Sequence[int]) -> list[Wait]:
+    """Who waits for whom, those next to a culprit first; where there is none, all that wait."""
+    distance = case.waits.waiters(culprits)
+    joined: dict[tuple[object, int], list[OpenCollective]] = {}
+    for one in case.waits.open:
+        if case.waits.blockers.get(one.rank) or case.waits.unknown.get(one.rank) or not culprits:
+            joined.setdefault((one.channel, one.collective.number), []).append(one)
+    waits = []
+    for several in joined.values():
+        ages = [case.job.ranks[one.rank].age_s(one.collective.issued_ns) for one in several]
+        known = [age for age in ages if age is not None]
+        waits.append(
+            Wait(
+                ranks=sorted(one.rank for one in several),
+                for_ranks=sorted(set().union(*(one.behind | one.unknown for one in several))),
+                collective=case.job.name(several[0].channel, several[0].collective),
+                since_s=max(known) if known else None,
+            )
+        )
+    return sorted(waits, key=lambda one: (min(distance.get(rank, len(distance)) for rank in one.ranks), one.ranks))
+
+
+def _doing(case: Case, rank: Rank) -> RankDoing:
+    """What a rank does: in a collective, in a phase, or ended."""
+    there = case.waits.of_rank(rank.rank)
+    last = max(there, key=lambda one: one.collective.issued_ns or 0, default=None)
+    doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
+    if rank.gone:
+        doing = rank.state if rank.state in ("dead", "stopped") else "no answer"
+        since = rank.still_s if rank.state == "stopped" else None
+    elif last is not None and not is_elsewhere(rank):
+        name = case.job.name(last.channel, last.collective)
+        doing, since = f"in {said(name)}", rank.age_s(last.collective.issued_ns)
+    elif rank.phase is not None:
+        doing = f"in {rank.phase}"
+    elif rank.torn:
+        doing = f"evidence unreadable: {rank.torn[0]}"
+    return RankDoing(
+        rank=rank.rank,
+        state=rank.state,
+        doing=doing,
+        step=rank.step,
+        phase=rank.phase,
+        since_s=since,
+        collective=name,
+        sources=list(rank.sources),
+        stack=list(rank.stacks[0].frames) if rank.stacks else [],
+    )
+
+
+def said(name: CollectiveName) -> str:
+    """A collective in a few words: `all_reduce 4711 of dp`."""
+    return f"{name.kind} {name.number} of {name.description or name.group}"
+
+
+def _summary(kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[Wait], job: Job) -> str:
+    """The answer in one sentence."""
+    if kind == "not_stuck":
+        return "nothing is stuck: no rank waits for another for longer than usual"
+    if kind == "stuck_inside" and not found:
+        where = ", ".join(said(one.collective) for one in waits[:2])
+        return f"all ranks have issued {where}, and it does not complete: a link, a device or the library"
+    if kind == "cannot_decide":
+        if suspects:
+            return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
+        return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
+    causes = "; ".join(f"rank {one.rank}: {one.reason}{_for(one.since_s)}" for one in found)
+    others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in found})
+    return f"{causes}; {name_ranks(others)} wait{'s' if len(others) == 1 else ''}" if others else causes
+
+
+def _for(seconds: float | None) -> str:
+    return f", for {seconds:.0f} s" if seconds is not None else ""
+
+
+def _notes(job: Job) -> list[str]:
+    """What limits the answer."""
+    torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
+    unlisted = sorted(
+        group.description or name for name, group in job.groups.items() if name not in job.listed and group.ranks
+    )
+    guessed = [f"the ranks of {', '.join(unlisted)} are those that were seen to use it"] if unlisted else []
+    return [*job.notes, *torn, *guessed]

@@ -1,0 +1,158 @@
+"""Collectives in which ranks met with different signatures, and which ranks are the odd ones.
+
+    for found in mismatches(job):
+        found.aspect, found.accused
+
+Must not accuse where two camps are equal and the past of neither speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
+from aorta.autopsy.job import Channel, Job, signature
+from aorta.autopsy.order import conforms, next_expected
+from aorta.autopsy.verdict import Aspect, Kind
+from aorta.command_line import name_ranks
+
+_ONE_SIZE: Final = ("all_reduce", "reduce_scatter", "broadcast", "reduce", "all_gather", "barrier")
+"""Kinds whose input has one size on every rank. Of an all_gather that holds where no finished one differed."""
+_Aspects: Final[tuple[tuple[Aspect, Callable[[CollectiveEvidence], object]], ...]] = (
+    ("kind", lambda one: one.kind),
+    ("dtype", lambda one: one.dtype),
+    ("size", lambda one: one.bytes if one.bytes is not None else one.input_sizes),
+)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first collective of a channel in which ranks differ.
+
+    Attributes:
+        issued: rank -> what it issued as this number.
+        camps: value of the aspect -> ranks.
+        accused: the odd ones; empty where that cannot be told.
+        ahead: the accused issued what the past of the others lets one expect next: they skipped one, or swapped two.
+        swapped: they issued what the others have there behind it.
+    """
+
+    channel: Channel
+    group: str
+    number: int
+    aspect: Aspect
+    issued: Mapping[int, CollectiveEvidence]
+    camps: Mapping[object, tuple[int, ...]]
+    accused: tuple[int, ...]
+    ahead: bool = False
+    swapped: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """What it is called."""
+        return "order_swapped" if self.swapped else "signature_mismatch"
+
+    def reason(self, rank: int) -> str:
+        """Why one rank is accused, in words."""
+        others = sorted(set(self.issued) - set(self.accused))
+        own, theirs = self.issued[rank], self.issued[others[0]]
+        said = f"it issued {_said(own, self.aspect)} as number {self.number} of {self.group}"
+        said += f", {name_ranks(others)} {_said(theirs, self.aspect)}"
+        if self.swapped:
+            return f"{said}, and the other of the two behind it"
+        return f"{said}; that is what follows on the others: it skipped one or swapped two" if self.ahead else said
+
+    def evidence(self) -> list[str]:
+        """What each camp issued, and from where."""
+        return [
+            f"{name_ranks(ranks)}: {_said(self.issued[ranks[0]], self.aspect)}{_from(self.issued[ranks[0]])}"
+            for ranks in self.camps.values()
+        ]
+
+
+def mismatches(job: Job) -> list[Mismatch]:
+    """The first mismatch of every channel."""
+    found = []
+    for channel in job.channels:
+        members = [rank for rank in job.members(channel) if rank in job.ranks]
+        numbers = sorted({number for rank in members for number in job.ranks[rank].channels.get(channel, {})})
+        differed = set[str]()  # kinds of which a finished one differed in size
+        for number in numbers:
+            everywhere = {rank: job.ranks[rank].channels.get(channel, {}).get(number) for rank in members}
+            issued = {rank: one for rank, one in everywhere.items() if one is not None and one.kind != UNKNOWN_KIND}
+            mismatch = _mismatch(job, channel, number, issued, differed) if len(issued) > 1 else None
+            if mismatch is not None:
+                found.append(mismatch)
+                break
+    return found
+
+
+def _mismatch(
+    job: Job, channel: Channel, number: int, issued: dict[int, CollectiveEvidence], differed: set[str]
+) -> Mismatch | None:
+    for aspect, of in _Aspects:
+        values = {rank: of(one) for rank, one in issued.items()}
+        camps: dict[object, tuple[int, ...]] = {}
+        for rank, value in values.items():
+            camps[value] = (*camps.get(value, ()), rank)
+        if len(camps) < 2 or (aspect != "kind" and (None in camps or channel.sender is not None)):
+            continue
+        if channel.sender is not None:  # a send meets a receive
+            return None
+        kind = next(iter(issued.values())).kind
+        if aspect == "size" and kind not in _ONE_SIZE:
+            return None
+        if aspect == "size" and all(one.state == "completed" for one in issued.values()):
+            differed.add(kind)
+            return None
+        if aspect == "size" and kind in differed:
+            return None
+        accused = _odd(job, channel, number, camps)
+        ahead, swapped = _order(job, channel, number, issued, accused)
+        group = job.groups[channel.group].description or channel.group
+        return Mismatch(channel, group, number, aspect, issued, camps, accused, ahead, swapped)
+    return None
+
+
+def _odd(job: Job, channel: Channel, number: int, camps: Mapping[object, tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks of the camps that depart from their past where one camp follows its own, at most half of the group; or
+    all but the camp that most of the group is in. None where both are known and disagree.
+    """
+    members = job.members(channel)
+    past = {value: {conforms(job.ranks[rank], channel, number) for rank in ranks} for value, ranks in camps.items()}
+    faithful = [value for value, seen in past.items() if seen == {True}]
+    departed = tuple(sorted(rank for value, ranks in camps.items() if past[value] == {False} for rank in ranks))
+    unseen = len(members) - sum(map(len, camps.values()))
+    largest = max(camps.values(), key=len)
+    minority = tuple(sorted(set().union(*camps.values()) - set(largest))) if 2 * len(largest) > len(members) else ()
+    if len(faithful) == 1 and len(departed) + len(camps[faithful[0]]) == sum(map(len, camps.values())):
+        return departed if 2 * (len(departed) + unseen) <= len(members) else ()
+    return minority if not (departed and set(departed) <= set(largest)) else ()
+
+
+def _order(
+    job: Job, channel: Channel, number: int, issued: Mapping[int, CollectiveEvidence], accused: tuple[int, ...]
+) -> tuple[bool, bool]:
+    """Whether the accused are one collective ahead, and whether they issued the one left out behind it."""
+    others = [rank for rank in issued if rank not in accused]
+    if not accused or not others:
+        return False, False
+    odd, faithful = job.ranks[accused[0]], job.ranks[others[0]]
+    own, theirs = signature(issued[odd.rank], odd.rank), signature(issued[faithful.rank], faithful.rank)
+    follows = faithful.channels[channel].get(number + 1)
+    awaited = signature(follows, faithful.rank) if follows is not None else next_expected(faithful, channel, number)
+    behind = odd.channels[channel].get(number + 1)
+    return awaited == own, awaited == own and behind is not None and signature(behind, odd.rank) == theirs
+
+
+def _said(one: CollectiveEvidence, aspect: Aspect) -> str:
+    if aspect == "kind":
+        return one.kind
+    size = f"{one.bytes:,} bytes" if one.bytes is not None else f"shapes {one.input_sizes}"
+    return f"{one.kind} of {one.dtype}" if aspect == "dtype" else f"{one.kind} of {size}"
+
+
+def _from(one: CollectiveEvidence) -> str:
+    return f", issued at {one.issued_by}" if one.issued_by is not None else ""

@@ -1,0 +1,327 @@
+"""The rules that accuse ranks, each a small function with the assumption it makes; `RULES` is their order.
+
+    for rule in RULES:
+        accusations += rule(case, accusations)
+
+A rule sees what the ones before it found, and accuses no rank twice. No rule accuses a rank because evidence of it is
+missing: such ranks become suspects in `aorta.autopsy.judge`. Must not read files, or look at the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from aorta.autopsy.endings import ended_first, how_it_ended
+from aorta.autopsy.evidence import CollectiveEvidence
+from aorta.autopsy.job import Job, Rank
+from aorta.autopsy.mismatches import Mismatch, mismatches
+from aorta.autopsy.order import conforms
+from aorta.autopsy.verdict import Accusation, Kind
+from aorta.autopsy.waits import OpenCollective, Waits, is_behind, is_elsewhere
+from aorta.command_line import name_ranks
+
+
+@dataclass(frozen=True)
+class Case:
+    """What rules look at."""
+
+    job: Job
+    waits: Waits
+    mismatches: tuple[Mismatch, ...]
+
+    @classmethod
+    def of(cls, job: Job) -> Case:
+        """Work it out for a job."""
+        return cls(job, Waits.of(job), tuple(mismatches(job)))
+
+    def is_held(self, one: OpenCollective) -> bool:
+        """Whether a mismatch in its channel, at its number or before, explains an open collective."""
+        return any(found.channel == one.channel and found.number <= one.collective.number for found in self.mismatches)
+
+
+Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
+
+
+def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
+    """A process that ended by itself is a cause (`aorta.autopsy.endings`). Assumes that ranks which ended on a
+    launcher's signal, or with an error that names a lost connection or a timeout, did so because of another cause, if
+    there is one.
+    """
+    return [
+        Accusation(
+            rank=rank.rank,
+            kind="dead",
+            rule="dead",
+            reason=f"its process ended{how_it_ended(rank)}",
+            evidence=[f"last seen {_where(rank)}"],
+            phase=rank.phase,
+        )
+        for rank in ended_first(case.job, case.waits.roots)
+    ]
+
+
+def stopped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """A process that is held makes no progress. Assumes that nobody holds healthy ranks."""
+    return [
+        Accusation(
+            rank=rank.rank,
+            kind="stopped",
+            rule="stopped",
+            reason="its process is stopped by a signal or a debugger",
+            evidence=[f"last seen {_where(rank)}"],
+            phase=rank.phase,
+            since_s=rank.still_s,
+        )
+        for rank in case.job.ranks.values()
+        if rank.state == "stopped" and rank.rank not in _ranks(before)
+    ]
+
+
+def signature_mismatch(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """Ranks that met in one collective must agree in kind, size and type of data. The one that departs from its own
+    past while the others follow theirs is accused, or else the minority of a group of which most agree; with two equal
+    camps, nobody is (`aorta.autopsy.mismatches`). Assumes that all-to-alls, gathers and scatters may differ in size.
+    """
+    return [
+        Accusation(
+            rank=rank,
+            kind=found.kind,
+            rule="signature_mismatch",
+            reason=found.reason(rank),
+            evidence=found.evidence(),
+            aspect=found.aspect,
+            phase=case.job.ranks[rank].phase,
+            collective=case.job.name(found.channel, found.issued[rank]),
+        )
+        for found in case.mismatches
+        for rank in found.accused
+        if rank not in _ranks(before)
+    ]
+
+
+def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """Ranks that wait for each other in a circle issued collectives in different orders, or in different groups.
+    Accuses the ranks whose open collective is not what their past lets one expect where it is on all others, or else
+    the minority where most of the circle is in one collective. Assumes that a rank waits for what it has open.
+    """
+    job, waits, found = case.job, case.waits, []
+    for circle in waits.circles:
+        if circle & _ranks(before) or any(case.is_held(one) for rank in circle for one in waits.of_rank(rank)):
+            continue
+        open_there = {rank: _last(waits.of_rank(rank), circle) for rank in sorted(circle)}
+        for rank in _odd_ones(job, open_there):
+            one = open_there[rank]
+            awaited = [other for other in open_there.values() if rank in other.behind]
+            twin = next((other for other in awaited if _alike(other.collective, one.collective)), None)
+            others = sorted(circle - {rank})
+            where = _in_collective(job, one)
+            wrong_group = twin is not None and twin.channel.group != one.channel.group
+            reason = (
+                f"it issued {where}, {name_ranks(others)} the same in {_in_collective(job, awaited[0])}"
+                if wrong_group
+                else f"it waits in {where}, for ranks that wait for it in {_in_collective(job, awaited[0])}"
+            )
+            found.append(
+                Accusation(
+                    rank=rank,
+                    kind="signature_mismatch" if wrong_group else "order_swapped",
+                    rule="order_swapped",
+                    reason=reason,
+                    evidence=[f"{name_ranks(sorted(circle))} wait for each other in a circle"],
+                    aspect="group" if wrong_group else None,
+                    phase=job.ranks[rank].phase,
+                    since_s=job.ranks[rank].age_s(one.collective.issued_ns),
+                    collective=job.name(awaited[0].channel, awaited[0].collective),
+                )
+            )
+    return found
+
+
+def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """A rank that others wait for, directly or through ranks that wait themselves, and that waits for nobody holds them
+    up. Assumes that a rank whose list of collectives is whole has issued none that is not on it. A rank that is in a
+    collective with all of its peers is not accused: what holds them all up is there.
+    """
+    job, waits, found = case.job, case.waits, []
+    for rank in waits.roots:
+        awaited = [one for one in waits.open if rank in one.behind and not case.is_held(one)]
+        if rank in _ranks(before) or not awaited or _is_inside(job, waits, rank):
+            continue
+        who = job.ranks[rank]
+        first = max(awaited, key=lambda one: job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0)
+        own = who.open(first.channel)
+        peers = name_ranks(sorted({one.rank for one in awaited}))
+        kind: Kind = "rank_did_not_join"
+        if own is not None and own.number == first.collective.number:
+            reason = f"its host issued {_in_collective(job, first)}, its device has not begun it; {peers} have"
+        elif who.phase is not None:
+            kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {_in_collective(job, first)}"
+        else:
+            reason = f"it has not issued {_in_collective(job, first)}"
+        found.append(
+            Accusation(
+                rank=rank,
+                kind=kind,
+                rule="behind_its_peers",
+                reason=reason,
+                evidence=[_progress_there(job, one) for one in awaited[:4]],
+                phase=who.phase,
+                since_s=_since(who),
+                collective=job.name(first.channel, first.collective),
+            )
+        )
+    return found
+
+
+def unfinished_alone(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """A rank that is still in a collective which every other rank of the group has finished is stuck in it. Assumes
+    that evidence of all ranks was taken within the time a collective takes, or while nothing moved.
+    """
+    job = case.job
+    return [
+        Accusation(
+            rank=one.rank,
+            kind="stuck_inside",
+            rule="unfinished_alone",
+            reason=f"it is still in {_in_collective(job, one)}, which all others have finished",
+            evidence=[_progress_there(job, one)],
+            phase=job.ranks[one.rank].phase,
+            since_s=job.ranks[one.rank].age_s(one.collective.issued_ns),
+            collective=job.name(one.channel, one.collective),
+        )
+        for one in case.waits.open
+        if not one.behind
+        and not one.unknown
+        and one.channel.sender is None
+        and one.channel.group in job.listed
+        and len(job.members(one.channel)) > 1
+        and not case.is_held(one)
+        and not (_ranks(before) & set(job.members(one.channel)))
+        and all(
+            job.ranks[other].front(one.channel) > one.collective.number
+            for other in job.members(one.channel)
+            if other != one.rank
+        )
+    ]
+
+
+def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """Beside another cause, a rank that waits for nobody and makes no progress in a phase of its own is a cause too,
+    though nobody waits for it yet. Assumes that a healthy rank of a job that hangs waits in a collective.
+    """
+    if not before:
+        return []
+    return [
+        Accusation(
+            rank=rank.rank,
+            kind="stuck_outside",
+            rule="busy_elsewhere",
+            reason=f"it is in {rank.phase} and waits for nobody",
+            evidence=[f"last seen {_where(rank)}"],
+            phase=rank.phase,
+            since_s=_since(rank),
+        )
+        for rank in case.job.ranks.values()
+        if rank.rank not in _ranks(before)
+        and not rank.gone
+        and rank.complete
+        and is_elsewhere(rank)
+        and _as_long(rank, [case.job.ranks[one.rank] for one in before])
+    ]
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    dead,
+    stopped,
+    signature_mismatch,
+    order_swapped,
+    behind_its_peers,
+    unfinished_alone,
+    busy_elsewhere,
+)
+"""Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
+
+
+def _is_inside(job: Job, waits: Waits, rank: int) -> bool:
+    """Whether a rank that waits for nobody is in a collective that all of its members have issued, and begun if any."""
+    return any(
+        not any(
+            is_behind(job.ranks[rank], one.channel, other.collective)
+            for other in waits.open
+            if other.channel == one.channel
+        )
+        for one in waits.of_rank(rank)
+        if not one.behind and not one.unknown and not is_elsewhere(job.ranks[rank])
+    )
+
+
+def _ranks(accusations: Iterable[Accusation]) -> set[int]:
+    return {one.rank for one in accusations}
+
+
+def _where(rank: Rank) -> str:
+    step = f"in step {rank.step}" if rank.step is not None else ""
+    phase = f"in {rank.phase}" if rank.phase is not None else ""
+    count = f"after {len(rank.collectives)} collectives" if rank.collectives else "before any collective"
+    return ", ".join(filter(None, (step, phase, count)))
+
+
+def _in_collective(job: Job, one: OpenCollective) -> str:
+    name = job.name(one.channel, one.collective)
+    return f"{name.kind} {name.number} of {name.description or name.group}"
+
+
+def _progress_there(job: Job, one: OpenCollective) -> str:
+    """How far every member of a channel is."""
+    issued: dict[int, list[int]] = {}
+    for member in job.members(one.channel):
+        if member in job.ranks:
+            issued.setdefault(max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1, []).append(member)
+    group = job.groups[one.channel.group]
+    said = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
+    return f"issued in {group.description or group.name}: {said}"
+
+
+def _since(rank: Rank) -> float | None:
+    in_phase = rank.age_s(rank.phase_since_ns)
+    return in_phase if in_phase is not None else rank.still_s
+
+
+def _as_long(rank: Rank, accused: Sequence[Rank]) -> bool:
+    """Whether a rank has made no progress for half as long as one that is accused, as far as times are known."""
+    times = [one.still_s for one in accused if one.still_s is not None]
+    return rank.still_s is not None and (not times or rank.still_s >= min(times) / 2)
+
+
+def _last(several: Sequence[OpenCollective], circle: frozenset[int]) -> OpenCollective:
+    """The open collective with which a rank takes part in a circle: of several the last one, in which it waits."""
+    there = [one for one in several if one.behind & circle]
+    return max(there, key=lambda one: one.collective.issued_ns or 0)
+
+
+def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
+    return (one.kind, one.bytes, one.dtype, one.input_sizes) == (
+        other.kind,
+        other.bytes,
+        other.dtype,
+        other.input_sizes,
+    )
+
+
+def _odd_ones(job: Job, open_there: dict[int, OpenCollective]) -> list[int]:
+    """Ranks of a circle that are the cause of it, or none where that cannot be told."""
+    as_before = {
+        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
+    }
+    departed = [rank for rank, same in as_before.items() if same is False]
+    if departed and all(same for rank, same in as_before.items() if rank not in departed):
+        unseen = len(job.missing)  # who may have departed as well
+        return departed if 2 * (len(departed) + unseen) <= len(as_before) + unseen else []
+    camps: dict[object, list[int]] = {}
+    for rank, one in open_there.items():
+        camps.setdefault((one.channel, one.collective.number), []).append(rank)
+    largest = max(camps.values(), key=len)
+    most = 2 * len(largest) > len(open_there) and len(largest) > 1 and not job.missing
+    return sorted(set(open_there) - set(largest)) if most and not departed else []

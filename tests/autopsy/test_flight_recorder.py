@@ -1,0 +1,245 @@
+"""Dumps of torch's Flight Recorder: real ones of a job over gloo that hangs, and ones of NCCL as torch writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.judge import judge
+from aorta.errors import InputError
+
+HUNG_JOB = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+pair = dist.new_group([0, 2], group_desc="pair")
+x = torch.ones(8)
+for _ in range(3):
+    dist.all_reduce(x)
+if rank != 1:
+    dist.all_reduce(x, group=pair)
+dist.barrier()
+unfinished = lambda: b'"retired":false' in _dump_fr_trace_json()
+while unfinished():  # gloo's worker retires the barrier's entry some time after its end
+    time.sleep(0.01)
+if rank != 1:
+    threading.Thread(target=lambda: dist.all_reduce(torch.ones(5)), daemon=True).start()
+name = f"{folder}/comm_lib_trace_rank_{rank}"
+while rank != 1 and not unfinished():
+    time.sleep(0.01)
+for path, content in ((name, _dump_fr_trace()), (f"{folder}/json/rank_{rank}.json", _dump_fr_trace_json())):
+    with open(path + ".part", "wb") as file:
+        file.write(content)
+    os.rename(path + ".part", path)
+while len([one for one in os.listdir(f"{folder}/json") if one.endswith(".json")]) < 3:
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dumps of three ranks of which rank 1 skips the last all-reduce; AORTA is not in them."""
+    folder = tmp_path_factory.mktemp("hung")
+    (folder / "json").mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", HUNG_JOB, str(rank), str(folder)], env=environment) for rank in range(3)
+    ]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    (folder / "store").unlink(missing_ok=True)
+    return folder
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_a_hung_job_over_gloo_is_explained(hung: Path, form: str) -> None:
+    paths = sorted(hung.glob("comm_lib_trace_rank_?")) if form == "pickle" else [hung / "json"]
+    verdict = judge(read_dumps(paths))
+    (one,) = verdict.culprits
+    assert (one.rank, one.kind) == (1, "rank_did_not_join")
+    assert one.collective is not None
+    assert (one.collective.number, one.collective.kind, one.collective.bytes) == (4, "all_reduce", 20)
+    assert (verdict.waits[0].ranks, verdict.waits[0].for_ranks) == ([0, 2], [1])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("torn", [0, 1, 2])
+def test_a_torn_dump_takes_certainty_away_and_accuses_nobody_else(hung: Path, torn: int, tmp_path: Path) -> None:
+    for rank in range(3):
+        content = (hung / f"comm_lib_trace_rank_{rank}").read_bytes()
+        (tmp_path / f"trace_{rank}").write_bytes(content[: len(content) // 2] if rank == torn else content)
+    verdict = judge(read_dumps([tmp_path]))
+    assert [one.rank for one in verdict.culprits] == ([] if torn == 1 else [1])
+    assert any(f"trace_{torn} is torn" in note for note in verdict.notes)
+    if torn == 1:
+        assert (verdict.kind, verdict.suspects) == ("cannot_decide", [1])
+
+
+def entry(number: int, state: str, **other: Any) -> dict[str, Any]:
+    """An entry as NCCL's process group makes it."""
+    return {
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number + 1,
+        "p2p_seq_id": 0,
+        "op_id": number + 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1_800_000_000_000_000_000 + number,
+        "input_sizes": [[10, 10]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[10, 10]],
+        "output_dtypes": ["Float"],
+        "state": state,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": state == "completed",
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [{"name": "step", "filename": "/home/me/loop.py", "line": 7}],
+        **other,
+    }
+
+
+def dump(entries: list[dict[str, Any]], ranks: int = 2, **other: Any) -> dict[str, Any]:
+    """A dump as torch with NCCL writes it."""
+    return {
+        "version": "2.10",
+        "comm_lib_version": "2.27.3",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}},
+        "pg_status": {
+            "0": {"last_enqueued_collective": 2, "last_started_collective": 2, "last_completed_collective": 1}
+        },
+        "entries": entries,
+        **other,
+    }
+
+
+def write(folder: Path, dumps: list[dict[str, Any]], name: str = "comm_lib_trace_rank_{}") -> Path:
+    for rank, one in enumerate(dumps):
+        (folder / name.format(rank)).write_bytes(pickle.dumps(one))
+    return folder
+
+
+def test_a_rank_whose_device_has_not_begun_is_the_one_that_is_late(tmp_path: Path) -> None:
+    started = dump([entry(0, "completed"), entry(1, "started")], 3)
+    scheduled = dump([entry(0, "completed"), entry(1, "scheduled")], 3)
+    (one,) = judge(read_dumps([write(tmp_path, [started, started, scheduled])])).culprits
+    assert (one.rank, one.rule) == (2, "behind_its_peers")
+    assert "its device has not begun it" in one.reason
+
+
+def test_all_ranks_stuck_in_one_collective_accuse_nobody(tmp_path: Path) -> None:
+    verdict = judge(read_dumps([write(tmp_path, [dump([entry(1, "started")])] * 2)]))
+    assert (verdict.kind, verdict.culprits) == ("stuck_inside", [])
+
+
+def test_a_rank_still_inside_what_all_others_have_finished_is_accused(tmp_path: Path) -> None:
+    done = dump([entry(0, "completed"), entry(1, "completed")])
+    (one,) = judge(read_dumps([write(tmp_path, [done, dump([entry(0, "completed"), entry(1, "started")])])])).culprits
+    assert (one.rank, one.kind, one.rule) == (1, "stuck_inside", "unfinished_alone")
+
+
+def test_an_empty_dump_is_a_rank_that_did_not_join(tmp_path: Path) -> None:
+    empty = dump([], pg_status={})
+    del empty["entries"]  # as torch writes JSON
+    (one,) = judge(read_dumps([write(tmp_path, [dump([entry(0, "started")]), empty])])).culprits
+    assert (one.rank, one.kind) == (1, "rank_did_not_join")
+
+
+def test_dumps_of_unfinished_work_only_use_the_status(tmp_path: Path) -> None:
+    waits = dump([entry(4, "started")])
+    done = dump([], pg_status={"0": {"last_completed_collective": "5"}})
+    behind = dump([], pg_status={"0": {"last_completed_collective": 4}})
+    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waits, behind])])).culprits] == [1]
+    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waits, done])])).culprits] == [0]
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl_trace_rank_{}", "nccl_trace_rank_node02_{}", "host.pci3_rank_{}", "dump_{}.pkl"]
+)
+def test_names_end_with_the_rank(tmp_path: Path, name: str) -> None:
+    write(tmp_path, [dump([]), dump([])], name)
+    assert [one.rank for one in read_dumps([tmp_path])] == [0, 1]
+
+
+def test_dumps_of_older_torch_and_ranks_as_text_are_read(tmp_path: Path) -> None:
+    older = dump([entry(0, "started")], version="2.4", nccl_version="2.21.5")
+    del older["comm_lib_version"]
+    older["pg_config"]["0"]["ranks"] = ["0", "1"]
+    assert [group.ranks for one in read_dumps([write(tmp_path, [older])]) for group in one.groups] == [(0, 1)]
+
+
+def test_messages_are_named_by_global_ranks(tmp_path: Path) -> None:
+    config = {"3": {"name": "3", "desc": "pp", "ranks": "[4, 6]"}}
+    send = entry(
+        0, "started", profiling_name="nccl:send 1->0", is_p2p=True, collective_seq_id=0, process_group=("3", "pp")
+    )
+    (one,) = read_dumps([write(tmp_path, [dump([send], pg_config=config, pg_status={})], "rank_6")])
+    assert [(each.kind, each.peer, each.number) for each in one.collectives] == [("send", 4, 0)]
+
+
+def test_bytes_and_the_line_that_issued_it(tmp_path: Path) -> None:
+    (one,) = read_dumps([write(tmp_path, [dump([entry(0, "started", input_dtypes=["BFloat16"])])])])
+    assert (one.collectives[0].bytes, one.collectives[0].issued_by) == (200, "/home/me/loop.py:7 step")
+
+
+class _Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch executed",)
+
+
+def test_a_pickle_that_would_execute_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (one,) = read_dumps([write(tmp_path, [dump([], version=_Hostile())])])
+    assert one.torn is not None
+    assert "wants to import" in one.torn
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80", b"\x80\x05.", b"{", b"[]", b'{"version": "3.1"}', b'{"version": {}}']
+)
+def test_what_is_no_dump_says_why(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace_0"
+    path.write_bytes(content)
+    (one,) = read_dumps([path])
+    assert one.torn is not None
+    assert "trace_0" in one.torn
+
+
+def test_a_dump_that_is_too_long_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trace_0"
+    with path.open("wb") as file:
+        file.truncate(17 << 20)
+    (one,) = read_dumps([path])
+    assert "larger than 16 MiB" in (one.torn or "")
+
+
+def test_two_dumps_of_one_rank_and_names_without_a_rank_are_refused(tmp_path: Path) -> None:
+    for name in ("a_0", "b_0"):
+        (tmp_path / name).write_text(json.dumps(dump([])))
+    with pytest.raises(InputError, match="two dumps of rank 0"):
+        read_dumps([tmp_path])
+    (tmp_path / "named").write_text("{}")
+    with pytest.raises(InputError, match="ends with its rank"):
+        read_dumps([tmp_path / "named"])
+    with pytest.raises(InputError, match="no such file"):
+        read_dumps([tmp_path / "none"])

@@ -1,0 +1,135 @@
+"""Known answers: which ranks are accused, and of what, in jobs that hang as written down in `hangs`."""
+
+from __future__ import annotations
+
+import pytest
+
+from aorta.autopsy.evidence import RankExit
+from aorta.autopsy.judge import judge
+from tests.autopsy.hangs import (
+    Fault,
+    Program,
+    clipped,
+    ddp,
+    ended_in,
+    pipeline,
+    resized,
+    run,
+    skipped,
+    stopped_in,
+    stuck_in,
+    swapped,
+    two_groups,
+)
+
+KILLED = RankExit(signal="SIGKILL", exit_code=-9)
+RAISED = RankExit(exit_code=1, exception="ZeroDivisionError: division by zero")
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "stuck in data": (stuck_in("data"), "stuck_outside"),
+    "stuck in forward": (stuck_in("forward"), "stuck_outside"),
+    "stuck in optimizer": (stuck_in("optimizer"), "stuck_outside"),
+    "killed": (ended_in("backward", KILLED), "dead"),
+    "raised": (ended_in("forward", RAISED), "dead"),
+    "stopped": (stopped_in("backward"), "stopped"),
+}
+LAYOUTS = {"ddp": ddp(4), "sharded": clipped(4), "two replicas of two stages": pipeline(2), "of four": pipeline(4)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_rank_that_is_the_cause_is_the_only_one_accused(layout: str, name: str) -> None:
+    fault, kind = FAULTS[name]
+    programs = LAYOUTS[layout]
+    for rank in programs:
+        verdict = judge(run(programs, {rank: fault}))
+        assert [(one.rank, one.kind) for one in verdict.culprits] == [(rank, kind)], (rank, verdict.summary)
+        assert verdict.kind == kind
+
+
+@pytest.mark.parametrize("second", FAULTS)
+@pytest.mark.parametrize("first", FAULTS)
+@pytest.mark.parametrize("layout", ["ddp", "sharded"])
+def test_two_causes_at_once_are_both_accused(layout: str, first: str, second: str) -> None:
+    verdict = judge(run(LAYOUTS[layout], {0: FAULTS[first][0], 2: FAULTS[second][0]}))
+
+    orders = _ORDER[layout].get(first, 0), _ORDER[layout].get(second, 0)
+    reached = {rank for rank, order in zip((0, 2), orders, strict=True) if order == min(orders)}
+    assert {one.rank for one in verdict.culprits} == reached
+
+
+_ORDER = {
+    "ddp": {"stuck in optimizer": 1},
+    "sharded": {"stuck in optimizer": 2, "killed": 1, "stopped": 1},
+}
+"""Collectives of a step before a fault acts: whoever is to meet the later fault waits for the earlier one."""
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_wrong_size_is_the_rank_s_that_departs_from_its_past(ranks: int) -> None:
+    for programs in (ddp(ranks), clipped(ranks)):
+        for rank in range(ranks):
+            verdict = judge(run(programs, {rank: resized(5)}))
+            (one,) = verdict.culprits
+            assert (one.rank, one.kind, one.aspect) == (rank, "signature_mismatch", "size")
+
+
+def test_a_wrong_size_without_a_past_is_that_of_the_minority() -> None:
+    (one,) = judge(run(clipped(3), {1: resized(0)})).culprits
+    assert (one.rank, one.aspect) == (1, "size")
+
+
+def test_a_wrong_size_without_a_past_or_a_majority_is_not_decided() -> None:
+    verdict = judge(run(clipped(2), {1: resized(0)}))
+    assert verdict.kind == "cannot_decide"
+    assert (verdict.culprits, verdict.suspects) == ([], [0, 1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("fault", [skipped(7), swapped(7)], ids=["skipped", "swapped"])
+def test_a_collective_left_out_or_swapped_is_seen_by_its_kind(fault: Fault, ranks: int) -> None:
+    for rank in range(ranks):
+        (one,) = judge(run(clipped(ranks, steps=4), {rank: fault})).culprits
+        assert (one.rank, one.kind, one.aspect) == (rank, "signature_mismatch", "kind")
+        assert "skipped one or swapped two" in one.reason
+
+
+def test_two_collectives_in_flight_show_that_they_were_swapped() -> None:
+    (one,) = judge(run(ddp(2), {1: swapped(4)})).culprits
+    assert (one.rank, one.kind) == (1, "order_swapped")
+
+
+def test_a_collective_left_out_at_the_end_is_missed_by_the_others() -> None:
+    programs: dict[int, Program] = ddp(3)
+    (one,) = judge(run(programs, {2: skipped(5)})).culprits
+    assert (one.rank, one.rule) == (2, "behind_its_peers")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_two_groups_in_two_orders_are_a_circle(ranks: int) -> None:
+    for rank in range(ranks):
+        verdict = judge(run(two_groups(ranks), {rank: swapped(6)}))
+        (one,) = verdict.culprits
+        assert (one.rank, one.kind, one.rule) == (rank, "order_swapped", "order_swapped")
+
+
+def test_a_circle_without_a_past_or_a_majority_is_not_decided() -> None:
+    verdict = judge(run(two_groups(2), {1: swapped(0)}))
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [0, 1])
+
+
+def test_a_circle_without_a_past_is_the_minority_s() -> None:
+    (one,) = judge(run(two_groups(3), {1: swapped(0)})).culprits
+    assert (one.rank, one.kind) == (1, "order_swapped")
+
+
+def test_the_chain_is_followed_over_groups() -> None:
+    verdict = judge(run(pipeline(4), {2: stuck_in("backward")}))
+    assert [one.rank for one in verdict.culprits] == [2]
+    assert verdict.waits[0].for_ranks == [2]
+    assert {rank for wait in verdict.waits for rank in wait.ranks} == {0, 1, 3, 4, 5, 6, 7}
+
+
+def test_a_healthy_job_is_not_stuck() -> None:
+    for programs in LAYOUTS.values():
+        verdict = judge(run(programs))
+        assert (verdict.kind, verdict.culprits, verdict.suspects) == ("not_stuck", [], [])
