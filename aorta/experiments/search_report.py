@@ -21,7 +21,7 @@ from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
 from aorta.experiments.study_cells import StudyCell, StudyWords
 from aorta.experiments.tune_proposals import TRIED, Proposal
-from aorta.records.environment_variables import shown_values
+from aorta.records.environment_variables import hide, shown_values, shown_variables
 from aorta.records.whole_files import whole_file
 from aorta.terminal_style import csv_text, filled, paragraph, table
 from aorta.version import __version__
@@ -114,6 +114,7 @@ class Study(Search):
 
     def text(self, written: Sequence[str], launches: Path) -> str:
         """The end of the command: a table, the notes, the files, the recommendation."""
+        asked_of_all = [*shown_variables(self.asked.environment), *hide(self.asked.words)]
         rows = [("", f"{JOB_STEP}", "delta, interval", "overlap", "verdict")]
         base = self.base
         rows.append(("base", _ms(base.step.reference), "", _ratio(base.overlap, "reference"), ""))
@@ -122,6 +123,7 @@ class Study(Search):
             rows.append((cell.name, _ms(step.candidate), str(step.effect), overlap, found.verdict))
         level = f"each cell at {self.judged_by.alpha:.2g}: {ALPHA:g} shared among {len(self.cells)} (Bonferroni)"
         lines = [
+            f"base: {' '.join(asked_of_all) or 'train.py as it is by default'}",
             *table(rows, indent="  "),
             f"values: medians of {self.launches} launches; verdicts on step time, {level}",
         ]

@@ -117,7 +117,7 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
 
 def _build_apart(path: Path) -> None:
     """Run the build in a process of its own, so that nothing of it is left in this one; note why it failed."""
-    _log.info("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
+    _log.warning("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
     variables = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
     try:
         done = subprocess.run(
