@@ -14,12 +14,11 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Final
 
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, InputError
+from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import check_alone
 from aorta.version import __version__
 
@@ -106,7 +105,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "kernels": Command(
         "aorta.analysis.report.kernels_command:main",
-        "kernels of traces by time, slowed down by communication, matrix products, launch gaps",
+        "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",
         "cuda_traces --output kernels",
     ),
     "merge": Command(
@@ -170,9 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_OK
     name, *rest = words
     if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise InputError(f"aorta {name}: no such command. {hint}There are {', '.join(COMMANDS)}; see aorta --help")
+        hint = meant(name, COMMANDS, after=" ")
+        raise InputError(f"aorta {name}: no such command; {hint}there are {', '.join(COMMANDS)}; see aorta --help")
     sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
     chosen = COMMANDS[name]
     try:
@@ -182,8 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known = re.findall(r"--[\w-]+", chosen.options().format_help())
             for word in rest:
                 option = word.partition("=")[0]
-                if option.startswith("--") and option not in known and (near := get_close_matches(option, known, n=1)):
-                    to_stderr(f"{option}: did you mean {near[0]}?")
+                if option.startswith("--") and option not in known and (hint := meant(option, known)):
+                    to_stderr(f"{option}: {hint}")
         raise
     finally:
         if rest in (["-h"], ["--help"]):

@@ -23,11 +23,24 @@ A run stopped by signal n ends with 128 + n after a clean step; that is not an e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 EXIT_OK = 0
 SIGNAL_EXIT_BASE = 128
 """Added to the number of the signal that ended a run after a clean step."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like a mistyped one; None where none is like it."""
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
+
+
+def meant(name: str, known: Iterable[str], before: str = "", after: str = "") -> str:
+    """`did you mean NAME?` for an error message, between two texts; empty where no known name is like it."""
+    near = nearest(name, known)
+    return "" if near is None else f"{before}did you mean {near}?{after}"
 
 
 class AortaError(Exception):

@@ -12,12 +12,13 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "="}
+MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "not tested": "-"}
 """Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
 UNDECIDED: Final = "?"
 # SGR parameters of ECMA-48, section 8.3.117.
@@ -38,10 +39,12 @@ class Style:
     Attributes:
         enabled: with escape sequences; without, every method returns its text as it is.
         width: columns that sentences and tables may have.
+        terminal_width: columns that a line may have which a name ends, at least `LEAST_WIDTH`.
     """
 
     enabled: bool = False
     width: int = WIDTH
+    terminal_width: int = WIDTH
 
     def bold(self, text: str) -> str:
         """Text that is read first."""
@@ -87,7 +90,8 @@ def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> St
         coloured = True
     else:
         coloured = terminal and words.get("CLICOLOR") != "0" and words.get("TERM") != "dumb"
-    return Style(coloured, min(WIDTH, max(columns, LEAST_WIDTH)) if columns else WIDTH)
+    columns = max(columns, LEAST_WIDTH) if columns else WIDTH
+    return Style(coloured, min(WIDTH, columns), columns)
 
 
 def mark_of(verdict: str | None) -> str:
@@ -95,19 +99,46 @@ def mark_of(verdict: str | None) -> str:
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
 
 
-def columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "  ") -> Iterator[str]:
-    """Rows of a table, each column as wide as its widest cell.
+def table(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    indent: str = "",
+    gap: int = 2,
+    width: int | None = None,
+) -> list[str]:
+    """Lines of a table, each column as wide as its widest cell; escape sequences have no width.
 
     Args:
         right: columns whose cells stand at their right ends.
+        gap: spaces between columns.
+        width: columns of a line at most. A first cell that has no room then stands on a line of its own, whole.
+
+    Returns:
+        A line for each row, which contains a line break where its first cell has none beside it.
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(_shown_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    if width is not None:
+        widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * (len(widths) - 1)))
+    lines = []
     for row in rows:
-        cells = (
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield indent + "  ".join(cells).rstrip()
+        cells = [_padded(cell, widths[column], right=column in right) for column, cell in enumerate(row)]
+        if _shown_width(row[0]) > widths[0]:
+            cells[0] += f"\n{indent}{'':<{widths[0]}}"
+        lines.append(f"{indent}{(' ' * gap).join(cells)}".rstrip())
+    return lines
+
+
+_ESCAPE: Final = re.compile(r"\033\[[0-9;]*m")
+
+
+def _shown_width(text: str) -> int:
+    return len(_ESCAPE.sub("", text))
+
+
+def _padded(text: str, width: int, *, right: bool) -> str:
+    space = " " * (width - _shown_width(text))
+    return f"{space}{text}" if right else f"{text}{space}"
 
 
 def filled(lines: Iterable[str]) -> str:

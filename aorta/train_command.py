@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -26,7 +25,7 @@ from aorta.config.override_words import expand, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import CopyOverlap, Rpc, Streams
 from aorta.config.yaml_files import load_yaml
-from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError
+from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
 from aorta.version import __version__
 
@@ -216,9 +215,7 @@ def _no_such_option(error: BaseException) -> str | None:
         return None
     group, _, option = error.missing_cfg_file.rpartition("/")
     there = [each for each in error.options if not each.startswith("base_")]
-    near = get_close_matches(option, there, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"{group}={option}: there is no such {group}{meant}\n  there are: {', '.join(there)}"
+    return f"{group}={option}: there is no such {group}{meant(option, there, '; ')}\n  there are: {', '.join(there)}"
 
 
 def _without_internals(text: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeats and A/B plans: launches of train.py in the order A B B A ..., each in a folder of its own, resumable.
 #
-#   bash scripts/ab.sh --output DIR [--candidate OVERRIDES] [--aa] [--report] [OVERRIDE...]     --help explains all of them
+#   bash scripts/ab.sh --output DIR [--candidate OVERRIDES] [--aa] [--no-report] [OVERRIDE...]     --help explains all of them
 #
 # The same as `aorta ab` with the project's interpreter; runs in the caller's folder, with its exit code.
 set -euo pipefail

@@ -35,8 +35,10 @@ HANGS_S = 600.0
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The caller's environment without anything a launcher left there; one thread a rank, as two cores want it."""
-    return launch_environment() | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | extra
+    """The caller's environment without anything a launcher left there; one thread a rank, as two cores want it. No run
+    compiles the interceptor: what is there is used.
+    """
+    return launch_environment() | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "AORTA_BUILD": "0"} | extra
 
 
 def torchrun(ranks: int, *words: str, options: tuple[str, ...] = ()) -> list[str]:

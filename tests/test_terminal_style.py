@@ -73,11 +73,11 @@ def test_a_terminal_has_colour_unless_it_is_refused(words: Mapping[str, str], co
     ours, its = pty.openpty()
     with os.fdopen(its, "w") as terminal, os.fdopen(ours):
         ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-        assert style_of(terminal, words) == Style(coloured, 80)
+        assert style_of(terminal, words) == Style(coloured, 80, 80)
 
 
 def test_verdicts_are_told_apart_without_colour() -> None:
-    verdicts = ("regression", "improvement", "equivalent", "inconclusive")
+    verdicts = ("regression", "improvement", "equivalent", "inconclusive", "not tested")
     assert len({mark_of(verdict) for verdict in verdicts}) == len(verdicts)
     assert Style().verdict("regression", "x regression") == "x regression"
     assert Style(enabled=True).verdict("regression", "x") != Style(enabled=True).verdict("improvement", "x")
@@ -92,7 +92,7 @@ def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, colu
     seen = on_terminal(words, tmp_path, columns)
     plain = ESCAPE.sub("", seen)
     assert "\033[1;31m[x] OVERLAP LOST\033[0m" in seen
-    assert max(map(len, plain.splitlines()[:-1])) <= min(columns, 100)
+    assert max(map(len, plain.splitlines()[:-2])) <= min(columns, 100)  # without the commands to be copied
     assert on_terminal(words, tmp_path, columns, NO_COLOR="1") == plain
     piped = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), check=True).stdout
     assert "\033" not in piped

@@ -35,6 +35,7 @@ from aorta.analysis.stats import describe
 from aorta.analysis.tables import Floats, Ints, Run
 
 NOTHING_USED: Final = "no step is left after warm-up"
+NOTHING_RECORDED: Final = "0 steps recorded: was recording.step() called?"
 NO_RANK: Final = "no rank is known: which steps belong to one job step is not known either"
 NO_PIPELINE: Final = "the record has no pipeline of stages"
 NO_PIPELINE_METRICS: Final = frozenset({"bubble_ms", "bubble_share"})
@@ -143,7 +144,7 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         what_if=ABSENT,
     )
     if not entry.count:
-        entry.reason = NOTHING_USED
+        entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
     entry.metrics = _metrics(dataset)
     entry.stall_cutoff, entry.pace = cutoff_entry(dataset.run, entry.metrics), dataset.pace.entry()

@@ -178,8 +178,12 @@ def rough_interval(value: float, low: float, high: float, unit: str = "ms") -> s
     """A value with its interval, and no more digits than its width gives a meaning: 20 ms (16 to 23)."""
     half = (high - low) / 2
     digits = 3 if half <= 0 else min(max(-math.floor(math.log10(half / 2)), 0), 3)
-    middle, least, most = (f"{number:.{digits}f}" for number in (value, low, high))
-    return f"{middle}{f' {unit}' if unit else ''} ({least} to {most})"
+    while digits < 3 and low * high > 0 and not (round(low, digits) and round(high, digits)):
+        digits += 1  # the interval holds no 0, and must not look as if it did
+    numbers = [round(number, digits) + 0.0 for number in (value, low, high)]  # + 0.0: no -0
+    middle, least, most = (f"{number:.{digits}f}" for number in numbers)
+    named = f" {unit}" if unit else ""
+    return f"{middle}{named} ({least} to {most})" if any(numbers) else f"0{named}"
 
 
 def rough_percent(share: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aorta.analysis.documents.dataset import HealthFacts
-from aorta.records.schema import PYTHON_COST
+from aorta.records.schema import python_cost
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Health:
     """In how many rows the emulated network determined the times; None on a real one."""
     manifest_problem: str | None
     timed_from_python: str | None = None
-    """Why the collectives of a run on devices were timed from Python; None where they were not."""
+    """Why the collectives of a run were timed from Python; None where they were not, or were to be."""
+    platform: str | None = None
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
 
@@ -111,8 +112,8 @@ class Health:
             )
         if self.timed_from_python is not None:
             notes.append(
-                f"collectives were timed from Python ({self.timed_from_python}): {PYTHON_COST} of the host for each, "
-                "so less may have overlapped than without AORTA"
+                f"collectives were timed from Python ({self.timed_from_python}): {python_cost(self.platform)}, so less "
+                "may have overlapped than without AORTA"
             )
         if len(self.instrument_modes) > 1 and self.traces is None:
             notes.append(f"ranks were instrumented differently: {', '.join(self.instrument_modes)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.load.locations import launch_folders
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.records.reader import header_of
 from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
@@ -74,7 +74,7 @@ def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
             searched = [f"{place}  ({why_not})" for place, why_not in _candidates(label, here, root)]
             missing[label] = [*searched, f"{here.resolve() / label}  (not there)"]
     if missing:
-        raise InputError(_nowhere(missing))
+        raise InputError(_nowhere(missing, here))
     return found
 
 
@@ -106,9 +106,16 @@ def _header(path: Path) -> Header | None:
         return None  # a bad file decides nothing here; reading the run reports it
 
 
-def _nowhere(missing: dict[str, list[str]]) -> str:
+def _made(here: Path) -> list[str]:
+    """Labels that have a folder where somebody asks for one."""
+    folders = [*here.glob(f"{OUTPUTS}/*/"), *here.glob(f"{OUTPUTS}_*/")]
+    return [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
+
+
+def _nowhere(missing: dict[str, list[str]], here: Path) -> str:
     paths = [f"  {path}" for searched in missing.values() for path in searched]
     commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
+    hints = [meant(label, _made(here), f"{label}: ") for label in missing]
     return "\n".join(
         [
             f"no records for {' and '.join(map(repr, missing))}. Searched:",
@@ -116,5 +123,6 @@ def _nowhere(missing: dict[str, list[str]]) -> str:
             "Make them with",
             *commands,
             "or give a folder in place of the label",
+            *filter(None, hints),
         ]
     )

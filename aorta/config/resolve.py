@@ -6,7 +6,6 @@ or touch the disk.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ from aorta.config.groups.profiling import profiling_notes, profiling_rules
 from aorta.config.groups.workload import workload_rules
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, meant, nearest
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DEVICE = re.compile(r"[a-z][a-z0-9_]*")
@@ -65,8 +64,8 @@ def keys_named(name: str) -> list[str]:
     for section, nodes in sections.items():
         for last in (field.name for node in nodes for field in fields(node)):
             keys.setdefault(last, {})[f"{section}.{last}"] = None
-    near = [name] if name in keys else difflib.get_close_matches(name, keys, n=1)
-    return [key for last in near for key in keys[last]]
+    near = name if name in keys else nearest(name, keys)
+    return [] if near is None else list(keys[near])
 
 
 def choices(key: str) -> Iterator[str]:
@@ -97,9 +96,8 @@ def choices(key: str) -> Iterator[str]:
     for where, known in names.items():
         if own := [key for key in known if key not in shared]:
             yield f"  also of {where}: {', '.join(own)}"
-    close = difflib.get_close_matches(last, {name for known in names.values() for name in known}, n=1)
-    if close:
-        yield f"  did you mean {close[0]}?"
+    if hint := meant(last, {name for known in names.values() for name in known}, "  "):
+        yield hint
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from aorta.errors import ConfigError
-from aorta.records.schema import PYTHON_COST, Platform
+from aorta.records.schema import Platform, chosen_python, python_cost
 
 DEFAULT_HW_QUEUES = 4
 """Default of GPU_MAX_HW_QUEUES, the hardware queues of a process on ROCm, for streams of each priority (ROCm: HIP
@@ -154,18 +154,21 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
-    """What it does to a run on a device that its collectives are timed from Python; None where they are not.
+    """What it does to a run that its collectives are timed from Python; None where they are not, and on a CPU where the
+    configuration asks for it.
 
     Args:
         interceptor: what times them, as the manifest has it (`native.build.interceptor_for`).
     """
     timed_by, _, why = (interceptor or "").partition(":")
-    if platform == "cpu" or timed_by != "python":
+    if timed_by != "python":
         return None
+    cost = f"collectives are timed from Python ({why.strip()}): {python_cost(platform)}"
+    if platform == "cpu":
+        return None if chosen_python(why) else EnvironmentWarning(cost)
     return EnvironmentWarning(
-        f"collectives are timed from Python ({why.strip()}): {PYTHON_COST} of the host for each, so a device that is "
-        "not kept busy by what was launched before has to wait, and less overlaps than without AORTA; take the "
-        "compiled interceptor where overlap and step times matter"
+        f"{cost}, so a device that is not kept busy by what was launched before has to wait, and less overlaps than "
+        "without AORTA; take the compiled interceptor where overlap and step times matter"
     )
 
 

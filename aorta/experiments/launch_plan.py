@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from aorta.analysis.documents.comparison import SIDES
-from aorta.errors import ConfigError, InputError
+from aorta.errors import ConfigError, InputError, meant
 from aorta.installation import training_program
 from aorta.records.environment_variables import check_variable, hide, shown_values, shown_variables
 
@@ -295,7 +295,9 @@ def preset(name: str | None) -> tuple[str, ...]:
         return ()
     if name not in PRESETS:
         known = "; ".join(f"{each}: {' '.join(words)}" for each, words in PRESETS.items())
-        raise InputError(f"--preset {name}: there is no such preset; there are {known}")
+        raise InputError(
+            f"--preset {name}: there is no such preset; {meant(name, PRESETS, after=' ')}there are {known}"
+        )
     return PRESETS[name]
 
 

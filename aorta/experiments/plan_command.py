@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.documents.comparison import SIDES
-from aorta.command_line import command, to_stderr, to_stdout
+from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, InputError, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
-REPORT_DIR: Final = "report"
 _PASSED_ON: Final = ("plan", "command", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
 Independent launches of train.py or of your own program, in the order A B B A A B B A ..., each in a folder of its own.
@@ -33,7 +32,7 @@ then the noise floor is published. Running the same command again does what is m
 _EXAMPLES: Final = """\
 Examples
   two configurations, 5 launches each, then the report:
-    aorta ab --output artifacts/ab --report --reference parallel.overlap=true \\
+    aorta ab --output artifacts/ab --reference parallel.overlap=true \\
         --candidate parallel.overlap=false parallel=ddp training.max_steps=40
   two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
     aorta ab --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
@@ -51,7 +50,7 @@ Examples
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
 off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
-are missing, 128 + n stopped by signal n; with --report otherwise the report's own. docs/compare.md"""
+are missing, 128 + n stopped by signal n; otherwise the report's own. docs/compare.md"""
 DEMO_LAUNCHES: Final = 4
 """A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
 DEMO_OPTIONS: Final = (
@@ -76,7 +75,12 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
     add_plan_arguments(words, "YAML with the same keys; options here win, overrides are added")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
-    words.add_argument("--report", action="store_true", help="compare at the end; the report's exit code is passed on")
+    words.add_argument(
+        "--report",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="report at the end, to reports/PLAN; its exit code is passed on (default: --report)",
+    )
     words.add_argument("--dry-run", action="store_true", help="print the launches and stop")
     for side in SIDES:
         words.add_argument(
@@ -227,7 +231,20 @@ def _ab(options: argparse.Namespace) -> int:
     if options.dry_run:
         print_launches(plan)
         return EXIT_OK
+    lacking = no_verdict(plan)
+    if lacking is not None:
+        to_stderr(f"note: {lacking}")
     return _carry_out(plan, report=options.report)
+
+
+def no_verdict(plan: Plan) -> str | None:
+    """Why no verdict can come of an A/B with so few launches; None of others."""
+    from aorta.analysis.compare.verdict import Rules, least_launches
+
+    least = least_launches(Rules().alpha)
+    if len(plan.sides) < len(SIDES) or plan.launches >= least:
+        return None
+    return f"--launches {plan.launches}: numbers, but no verdict, can come of it; a verdict takes {least} a side"
 
 
 def launch_all(plan: Plan) -> int | None:
@@ -276,13 +293,16 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
         to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
     to_stdout("")
-    return run_to_end([sys.executable, "-m", *command, "--brief"])
+    return run_to_end([sys.executable, "-m", *command])
 
 
 def report_command(plan: Plan) -> list[str]:
-    """What a person runs next, in the folder they are in."""
-    sides = [word for side in plan.sides for word in (f"--{side.name}", shown(plan.output / side.name))]
-    return ["aorta", "report", *sides, "--output", shown(plan.output / REPORT_DIR)]
+    """What a person runs next, in the folder they are in: it writes to `reports/`, to a folder named after the plan."""
+    if len(plan.sides) > 1:
+        here = shown_path(plan.output)
+        return ["aorta", "report", str(plan.output) if here == "." else here]
+    alone = plan.output / plan.sides[0].name
+    return ["aorta", "report", shown(alone), "--output", str(Path("reports", plan.output.resolve().name))]
 
 
 def shown(path: Path) -> str:
@@ -323,8 +343,7 @@ def demo(arguments: Sequence[str]) -> int:
         return stopped
     from aorta.analysis.report.report_command import overlap_report
 
-    sides = [shown(plan.output / side) for side in (REFERENCE, CANDIDATE)]
-    return overlap_report([*sides, "--brief", "--output", options.report])
+    return overlap_report([shown(plan.output), "--output", options.report])
 
 
 def _demo_launched(plan: Plan) -> int | None:

@@ -31,6 +31,8 @@ _ELSEWHERE: Final = ("config.training.output_dir", "config.label")
 """Keys that say where a run was written, not what it did."""
 
 
+_MANY: Final = 2.0
+"""From three times the base on a change is said as a factor: +2343.7 % is 24x."""
 _SHOWN: Final = (JOB_STEP, "overlap_ratio")
 _KEPT: Final = (
     *("verdict", "verdict_reason", "headline", "warnings", "launches", "launch_order", "left_out", "primary"),
@@ -48,14 +50,19 @@ class MeasuredEffect(msgspec.Struct, frozen=True):
     high: float | None
 
     def __str__(self) -> str:
-        return f"{TEXT.effect(self.value, self.kind)} {self.between}".strip()
+        return f"{self._said(self.value)} {self.between}".strip()
 
     @property
     def between(self) -> str:
         """The interval, in brackets; nothing without one."""
         if self.low is None or self.high is None:
             return ""
-        return f"({TEXT.effect(self.low, self.kind)} to {TEXT.effect(self.high, self.kind)})"
+        return f"({self._said(self.low)} to {self._said(self.high)})"
+
+    def _said(self, value: float | None) -> str:
+        """The effect in per cent; several times the base as a factor."""
+        many = value is not None and self.kind == "quotient" and value >= _MANY
+        return f"{1 + value:.2g}x" if many and value is not None else TEXT.effect(value, self.kind)
 
 
 class JudgedMetric(msgspec.Struct, frozen=True):

@@ -235,7 +235,8 @@ def _tune(options: argparse.Namespace) -> int:
         return EXIT_OK
     if tried:
         to_stderr(
-            f"{len(tried)} of {len(proposals)} proposals are launched against the base, {plan.launches} times each"
+            f"judge: {len(tried)} of {len(proposals)} proposals are launched against the base, {plan.launches} times "
+            "each"
         )
         stopped = plan_command.launch_all(whole)
         if stopped is not None:
@@ -258,6 +259,8 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
         root = checkout() or here
         return (Path(word) if is_location(word, here, root) else locate([word], here, root)[word]), None
     once = replace(plan, output=plan.output / BASE_DIR, launches=1)
+    if not options.dry_run:
+        to_stderr("record: the base is launched once, for the predictions")
     folder, stopped = _launched_once(once, dry_run=options.dry_run)
     if folder is None and stopped is None:
         if options.json:
@@ -296,6 +299,8 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
         source = REFINE_DIR.format(number)
         once = plan_of(plan, [best])
         once = replace(once, output=plan.output / source, sides=once.sides[1:], launches=1)
+        if not options.dry_run:
+            to_stderr(f"refine {number}: {best.name} is launched once, and its neighbours predicted from that")
         try:
             folder, stopped = _launched_once(once, dry_run=options.dry_run)
         except RunIncomplete as failed:

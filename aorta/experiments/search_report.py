@@ -20,9 +20,9 @@ from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyWords
 from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
 from aorta.experiments.tune_proposals import TRIED, Proposal
-from aorta.records.environment_variables import shown_values
+from aorta.records.environment_variables import hide, shown_values, shown_variables
 from aorta.records.files import whole_file
-from aorta.terminal_style import columns, csv_text, filled, paragraph
+from aorta.terminal_style import csv_text, filled, paragraph, table
 from aorta.version import __version__
 
 TUNE_VERSION: Final = 1
@@ -113,6 +113,7 @@ class Study(Search):
 
     def text(self, written: Sequence[str], launches: Path) -> str:
         """The end of the command: a table, the notes, the files, the recommendation."""
+        asked_of_all = [*shown_variables(self.asked.environment), *hide(self.asked.words)]
         rows = [("", f"{JOB_STEP}", "delta, interval", "overlap", "verdict")]
         base = self.base
         rows.append(("base", _ms(base.step.reference), "", _ratio(base.overlap, "reference"), ""))
@@ -120,7 +121,11 @@ class Study(Search):
             step, overlap = found.step, _ratio(found.overlap, "candidate")
             rows.append((cell.name, _ms(step.candidate), str(step.effect), overlap, found.verdict))
         level = f"each cell at {self.judged_by.alpha:.2g}: {ALPHA:g} shared among {len(self.cells)} (Bonferroni)"
-        lines = [*columns(rows), f"values: medians of {self.launches} launches; verdicts on step time, {level}"]
+        lines = [
+            f"base: {' '.join(asked_of_all) or 'train.py as it is by default'}",
+            *table(rows, indent="  "),
+            f"values: medians of {self.launches} launches; verdicts on step time, {level}",
+        ]
         lines += [f"note: {note}" for note in dict.fromkeys([*self.asked.notes, *self.warnings])]
         name = next((cell.name for side, cell, _ in self.sides() if side == self.chosen), "")
         return "\n".join([filled(lines), *written, self.details(launches), "", *self.conclusion(name)])
@@ -257,7 +262,7 @@ class Tuning(Search):
             rows.append((_label(one), _predicted(one), _ms(step.candidate), str(step.effect), found.verdict))
             source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
             reasons.append(f"{_label(one)}: {found.verdict}, {found.verdict_reason}{source}")
-        yield from columns(rows)
+        yield from table(rows, indent="  ")
         yield from reasons
 
     def _not_launched(self) -> Iterator[str]:

@@ -31,7 +31,7 @@ from aorta.command_line import command
 from aorta.errors import EXIT_OK, InputError
 from aorta.experiments.journal import JobHistory, Sweep, read_sweep
 from aorta.experiments.launch_medians import LaunchMedians, check_metric, read_medians
-from aorta.terminal_style import WIDTH, columns, csv_text
+from aorta.terminal_style import WIDTH, csv_text, table
 
 CSV_FILE: Final = "sweep.csv"
 HEAT_FILE: Final = "heat_{metric}.png"
@@ -101,7 +101,7 @@ class SweepReport:
         for row in self.rows:
             numbers = [_shown(row.value(name), name) for name in metrics]
             cells.append([row.job.name, *(row.job.keys.get(key, "-") for key in swept), *numbers, row.job.status])
-        lines += columns(cells, right=range(1, len(cells[0]) - 1), indent="")
+        lines += table(cells, right=range(1, len(cells[0]) - 1))
         lines.append("values: medians over the steps of each job, warm-up left out; one launch a job is no verdict")
         lines += [textwrap.fill(f"  ! {note}", WIDTH, subsequent_indent="    ") for note in self._notes(metrics)]
         return "\n".join(lines)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import Inconclusive
+from aorta.terminal_style import table
 from aorta.timeline.overlap import AGREEMENT
 
 Interval = tuple[int, int]
@@ -181,10 +182,8 @@ def render(report: CheckReport) -> str:
         for row in rows:
             end = row.verdict.value if row.why is None else f"{row.verdict.value}: {row.why}"
             lines.append((str(rank), row.case, row.what, row.found, row.bound, end))
-    widths = [max(len(line[column]) for line in lines) for column in range(6)]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     head = f"{facts['world_size']} x {facts['device']}, torch {facts['torch']}, NCCL {facts['nccl']}"
-    return "\n".join([head, *text, f"{report.verdict} (exit code {report.exit_code})"]) + "\n"
+    return "\n".join([head, *table(lines), f"{report.verdict} (exit code {report.exit_code})"]) + "\n"
 
 
 def busy_row(case: str, share: float | None, lead_ms: float | None = None) -> CheckRow:

@@ -38,7 +38,7 @@ from aorta.rpc.rpc_records import (
     read_operators,
     read_run,
 )
-from aorta.terminal_style import columns
+from aorta.terminal_style import table
 
 _FIRST_ARROW: Final = 1 << 50
 """Ids of the arrows lie above those of any trace (`merge.trace_writer` numbers them from 0 by trace)."""
@@ -350,7 +350,7 @@ def render(rows: list[CallRow], names: dict[int, str]) -> str:
         )
         sizes = ["-" if size is None else TEXT.size(size) for size in (row.allocated_bytes, row.self_allocated_bytes)]
         cells.append((*line, *sizes) if memory else line)
-    first, *others = columns(cells, right=range(1, len(heads)), indent="")
+    first, *others = table(cells, right=range(1, len(heads)))
     rule = "  ".join("-" * max(len(line[column]) for line in cells) for column in range(len(heads)))
     return "\n".join([first, rule, *others, f"Self CPU time total: {_time(whole)}"])
 

@@ -8,6 +8,7 @@ installed on exit.
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aorta.command_line import shown_path, to_stderr
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
@@ -30,7 +32,14 @@ from aorta.loggers import Logger
 from aorta.profiling.markers import StepMarkers
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
-from aorta.runner.api_arguments import RecordArguments, chosen_blocks, device_of, find_blocks, refuse_compiled_in_place
+from aorta.runner.api_arguments import (
+    RecordArguments,
+    chosen_blocks,
+    device_of,
+    find_blocks,
+    refuse_compiled_in_place,
+    strategy_of,
+)
 from aorta.runner.calibration import Calibrator, calibration_plan
 from aorta.runner.caller_group import meet
 from aorta.runner.live_loggers import refuse_missing_clients
@@ -119,6 +128,16 @@ class Recording:
         self._must_be_open("counter")
         self._recorder.user_marks.counter(name, value)
 
+    def ended(self) -> str:
+        """How many steps there are, and the command that reads them."""
+        count = self._next - self._first
+        if not count:
+            return (
+                f"0 steps recorded in {shown_path(self.path)}: recording.step() ends each of them, and was not called"
+            )
+        steps = "1 step" if count == 1 else f"{count} steps"
+        return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
+
     def close(self) -> None:
         """End the recording; what happened since the last `step` is not recorded. Called by `record`."""
         self._is_open = False
@@ -170,7 +189,7 @@ def record(
         blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.api_arguments`.
         label: the run's name in reports; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
-        parallel: the strategy's name, for the record ("ddp", "fsdp", ...).
+        parallel: the strategy's name, for the record ("ddp", "fsdp", ...); None = that of a DDP or FSDP wrapper.
         mode: "dedicated", "observe" or "off" (docs/dev/measuring.md, R2 and R3).
         warmup_steps: first steps that reports leave out (W21).
         start_step: global step of the first one, after a resume.
@@ -199,7 +218,7 @@ def record(
     asked = RecordArguments(
         label,
         workload,
-        parallel,
+        strategy_of(model) if parallel is None else parallel,
         mode,
         warmup_steps,
         start_step,
@@ -260,6 +279,8 @@ def record(
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
+        if topology.rank == 0:
+            to_stderr(recording.ended())
         try:
             profiler.settle(place)
         except TracesIncomplete as error:

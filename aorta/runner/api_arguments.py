@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.groups.loop import calibration_steps
@@ -60,6 +61,22 @@ def find_blocks(model: nn.Module) -> list[Block]:
             "blocks=[...]"
         )
     return _named(found)
+
+
+def strategy_of(model: nn.Module) -> str | None:
+    """The strategy that has wrapped the model, by the name that train.py gives it: "ddp", "fsdp1", or "fsdp" for
+    `fully_shard` over one dimension of ranks; None for anything else, whose name a caller gives.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            meshes = {getattr(parameter, "device_mesh", None) for parameter in module.parameters()}
+            return "fsdp" if all(mesh is not None and mesh.ndim == 1 for mesh in meshes) else None
+        if isinstance(module, FullyShardedDataParallel):
+            sharded = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
+            return "fsdp1" if module.sharding_strategy in sharded else None
+        if isinstance(module, DistributedDataParallel):
+            return "ddp"
+    return None
 
 
 def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[Block]:

@@ -33,6 +33,7 @@ from aorta.errors import ConfigError
 from aorta.records.run_files import COPY_OVERLAP_FILE
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
+from aorta.terminal_style import table
 
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
@@ -107,7 +108,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
         }
         path = site.folder.path / COPY_OVERLAP_FILE
         write_whole(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-        sys.stdout.write("\n".join(table(results)) + "\n")
+        sys.stdout.write("\n".join(result_lines(results)) + "\n")
         sys.stdout.flush()
         _log.info("written: %s", path)
     return None
@@ -222,7 +223,7 @@ def _measured(bench: _TwoStreams, compute_ms: float, way: str, by: str, copy: Wo
     )
 
 
-def table(results: Sequence[SizeResult]) -> list[str]:
+def result_lines(results: Sequence[SizeResult]) -> list[str]:
     """Return the table as lines for a terminal."""
     heads = ("bytes", "copy", "by", "copies", "alone GB/s", "beside GB/s", "compute ms", "beside ms", "slow-down")
     rows = [
@@ -240,5 +241,4 @@ def table(results: Sequence[SizeResult]) -> list[str]:
         for size in results
         for one in size.ways
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    return table([heads, *rows], right=range(len(heads)))

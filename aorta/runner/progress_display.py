@@ -32,11 +32,13 @@ class ProgressBar(Protocol):
         """Remove the progress line from the terminal."""
 
 
-def progress_of(training: Training, first: int, stop: int, samples: int, *, shown: bool) -> ProgressBar:
+def progress_of(
+    training: Training, first: int, stop: int, samples: int, *, shown: bool, alone: bool = False
+) -> ProgressBar:
     """What `training.progress` asks for; the other arguments are those of `Progress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)
-    return Progress(first, stop, training.log_interval, samples, shown=shown)
+    return Progress(first, stop, training.log_interval, samples, shown=shown, alone=alone)
 
 
 @contextmanager
@@ -68,14 +70,14 @@ class TutorialProgress:
 
 
 class Progress:
-    """Args: first and last + 1 global step, how often to print, samples of a step over all ranks, and whether this rank
-    shows anything at all.
+    """Args: first and last + 1 global step, how often to print, samples of a step over all ranks, whether this rank
+    shows anything at all, and whether it is the only one: then its overlap says nothing.
     """
 
-    def __init__(self, first: int, stop: int, interval: int, samples: int, *, shown: bool) -> None:
-        self._stop, self._interval = stop, interval
+    def __init__(self, first: int, stop: int, interval: int, samples: int, *, shown: bool, alone: bool) -> None:
+        self._stop, self._interval, self._alone = stop, interval, alone
         self._shown = shown
-        self._so_far = _SoFar(stop, samples)
+        self._so_far = _SoFar(stop, samples, alone=alone)
         self._bar: Any = None
         if shown and sys.stderr.isatty():
             self._bar = tqdm(total=stop, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
@@ -87,12 +89,12 @@ class Progress:
         self._so_far.add(step)
         due = (step.global_step + 1) % self._interval == 0 or step.global_step + 1 == self._stop
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{_summary(step)}{self._so_far.shares()}", refresh=False)
+            self._bar.set_postfix_str(f"{_summary(step, alone=self._alone)}{self._so_far.shares()}", refresh=False)
             self._bar.update(1)  # it draws itself ten times a second at most, with steps per second and the time left
         if due:
             # With a bar the lines would only repeat it; the log file has them anyway.
             level = logging.DEBUG if self._bar is not None else logging.INFO
-            said = f"{_summary(step)}{self._so_far.shares()}{self._so_far.pace()}"
+            said = f"{_summary(step, alone=self._alone)}{self._so_far.shares()}{self._so_far.pace()}"
             _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, said)
 
     def close(self) -> None:
@@ -104,8 +106,8 @@ class Progress:
 class _SoFar:
     """What the steps until now amount to; the first one, which pays for the start, counts in no rate."""
 
-    def __init__(self, stop: int, samples: int) -> None:
-        self._stop, self._samples = stop, samples
+    def __init__(self, stop: int, samples: int, *, alone: bool) -> None:
+        self._stop, self._samples, self._alone = stop, samples, alone
         self._began_ns, self._ended_ns, self._steps, self._left = 0, 0, 0, 0
         self._by_marks, self._by_kernels = _Hidden(), _Hidden()
 
@@ -121,7 +123,7 @@ class _SoFar:
 
     def shares(self) -> str:
         """The hidden share of all communication and the samples per second, as far as they are known."""
-        said = self._hidden()
+        said = "" if self._alone else self._hidden()
         return said if self._rate is None else f"{said}  {self._rate * self._samples:.0f} samples/s"
 
     def _hidden(self) -> str:
@@ -184,14 +186,15 @@ def _between(low: float, high: float) -> str:
     return ends[0] if ends[0] == ends[1] else _TO.join(ends)
 
 
-def _summary(step: Step) -> str:
+def _summary(step: Step, *, alone: bool) -> str:
     window, ratio = step.overlap["window_ms"], _ends(step, "overlap_ratio")
     by = " by kernels" if step.measured_by == "kernels" else ""
+    overlap = "n/a (1 rank)" if alone else "-" if ratio is None else f"{_between(*ratio)}{by}"
     return "  ".join(
         [
             "loss -" if step.loss is None else f"loss {step.loss:.4f}",
             f"step {window:.1f} ms",
             f"comm {step.overlap['comm_ms']:.1f} ms" if step.overlap["comm_ms"] is not None else "comm -",
-            "overlap -" if ratio is None else f"overlap {_between(*ratio)}{by}",
+            f"overlap {overlap}",
         ]
     )

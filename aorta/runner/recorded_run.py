@@ -43,7 +43,7 @@ from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.native.build import interceptor_for
+from aorta.instrument.native.build import ensure_built, interceptor_for
 from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
 from aorta.loggers import Logger
 from aorta.loggers.clients import Place
@@ -195,6 +195,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     clocks = measured_clocks(request.clock, site)
     devices = device_sampler(request.telemetry, site.device)
     mode: InstrumentMode = request.instrument.mode.value
+    ensure_built(mode, wanted=request.instrument.native, emulated=request.emulated)
     interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
     cutoff = stall_cutoff(request.instrument.stall_cutoff_us, site.device, mode)
     told = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}

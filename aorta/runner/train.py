@@ -113,7 +113,9 @@ class TrainingRun:
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
         samples = _samples_per_step(config, topology.world_size)
-        progress = progress_of(config.training, first, stop, samples, shown=topology.rank == 0)
+        progress = progress_of(
+            config.training, first, stop, samples, shown=topology.rank == 0, alone=topology.world_size == 1
+        )
         stack.callback(progress.close)
 
         def show(step: Step) -> None:

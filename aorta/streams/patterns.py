@@ -159,11 +159,9 @@ PATTERNS: Mapping[str, Pattern] = {
     "small_kernel_storm": Pattern(_small_kernel_storm, "many kernels of a tenth of the length"),
     "unbalanced": Pattern(_unbalanced, "the last stream has four times the first one's work"),
     "priorities": Pattern(_independent, "independent; every second stream is urgent", lambda stream: stream % 2 == 1),
-    "copies_beside_gemm": Pattern(
-        _copies_beside_gemm, "matrix products, and copies from the host on every second stream"
-    ),
+    "copies_beside_gemm": Pattern(_copies_beside_gemm, "GEMMs, and copies from the host on every second stream"),
     "allreduce_beside_gemm": Pattern(
-        _allreduce_beside_gemm, "matrix products, and an all-reduce a round on the last stream", ranks=2
+        _allreduce_beside_gemm, "GEMMs, and an all-reduce a round on the last stream", ranks=2
     ),
 }
 

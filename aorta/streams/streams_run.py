@@ -39,45 +39,44 @@ from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
 from aorta.streams.issue import Issuer, Timed, concurrency, elapsed_ns, knee, most_at_once, ran_together
 from aorta.streams.patterns import PATTERNS, Kernel, Pattern
-from aorta.terminal_style import Style, style_of
+from aorta.terminal_style import Style, style_of, table
 
 _log = logging.getLogger(__name__)
-_CELL = 5
 
 
-def table(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
+def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
     """The whole text; the knee's cell has a star, and is bold on a terminal."""
     return "\n".join(_lines(report, knee_tolerance, style))
 
 
 def _lines(report: StreamsRank, knee_tolerance: float, style: Style) -> Iterator[str]:
     counts = sorted({point.streams for pattern in report.patterns for point in pattern.points})
-    width = max(len(pattern.name) for pattern in report.patterns)
     variables = ", ".join(f"{name} {report.environment.get(name, 'not set')}" for name in QUEUE_VARIABLES)
     yield f"rank {report.rank}, {report.device}; {variables}"
-    yield "throughput against one stream, by number of streams:"
-    yield f"{'streams':<{width}} " + " ".join(f"{n:>{_CELL}} " for n in counts) + "   knee  at once there: mean, most"
+    yield "throughput against one stream, by number of streams; kernels at once, at the knee: mean and most"
+    heads = ("streams", *(f"{count} " for count in counts), "knee", "mean", "most")
+    rows = [_row(pattern, counts, style) for pattern in report.patterns if pattern.skipped is None]
+    yield from table([heads, *rows], right=range(1, len(heads)))
     for pattern in report.patterns:
-        yield _row(pattern, counts, width, style)
+        if pattern.skipped is not None:
+            yield f"{pattern.name} {style.faint('skipped: ' + pattern.skipped)}"
     yield f"* the knee: more streams gain at most {knee_tolerance:.0%}"
     if not all(point.issued_in_time for pattern in report.patterns for point in pattern.points):
         yield "! the host issued too late, the device can do more"
     yield from _queues(report, style)
 
 
-def _row(pattern: StreamsPattern, counts: list[int], width: int, style: Style) -> str:
-    if pattern.skipped is not None:
-        return f"{pattern.name:<{width}} {style.faint('skipped: ' + pattern.skipped)}"
+def _row(pattern: StreamsPattern, counts: list[int], style: Style) -> tuple[str, ...]:
     by_count = {point.streams: point for point in pattern.points}
     cells = []
     for count in counts:
         point, at_knee = by_count[count], count == pattern.knee_streams
-        text = f"{point.gain:>{_CELL}.2f}" + ("!" if not point.issued_in_time else "*" if at_knee else " ")
+        text = f"{point.gain:.2f}" + ("!" if not point.issued_in_time else "*" if at_knee else " ")
         cells.append(style.bold(text) if at_knee else text)
     assert pattern.knee_streams is not None  # only what was skipped has none
     there = by_count[pattern.knee_streams]
-    knee = style.bold(f"{pattern.knee_streams:>4}")
-    return f"{pattern.name:<{width}} {' '.join(cells)}   {knee} {there.concurrency:>21.2f}{there.most_at_once:>6}"
+    knee = style.bold(str(pattern.knee_streams))
+    return (pattern.name, *cells, knee, f"{there.concurrency:.2f}", str(there.most_at_once))
 
 
 def _queues(report: StreamsRank, style: Style) -> Iterator[str]:
@@ -187,7 +186,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
             path = site.folder.path / STREAMS_FILE
             write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             for one in results:
-                sys.stdout.write(f"{table(one, settings.knee_tolerance, style_of(sys.stdout))}\n")
+                sys.stdout.write(f"{report_text(one, settings.knee_tolerance, style_of(sys.stdout))}\n")
             sys.stdout.flush()
             _log.info("written: %s", path)
     return None

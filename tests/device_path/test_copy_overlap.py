@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aorta.config.schema import CopyOverlap
-from aorta.runner.copy_overlap import measured, table
+from aorta.runner.copy_overlap import measured, result_lines
 from tests.simulated import device
 from tests.simulated.programs import needs_device
 
@@ -39,7 +39,7 @@ def test_bandwidths_and_lengths_are_those_of_the_device() -> None:
             assert one.overlap_efficiency == pytest.approx(1, abs=0.001)
             assert one.copies == max(1, -(-5 * MM_NS // round(size.size_bytes / 1024 * ns_per_kib)))
         assert by_way.keys() >= {("d2d", "kernel"), *((way, "memcpy") for way in NS_PER_KIB)}
-    lines = table(results)
+    lines = result_lines(results)
     assert len(lines) == 1 + sum(len(one.ways) for one in results)
     assert "65,536" in lines[1]
     device.defaults()

@@ -129,5 +129,8 @@ def test_collectives_timed_from_python_are_told_with_the_cost_and_the_remedy():
     assert knob.level == logging.WARNING
     assert knob.text.startswith("collectives are timed from Python (not built; python -m aorta.instrument.native does")
     assert "about 0.2 ms of the host for each" in knob.text
-    for interceptor, platform in (("native", "cuda"), ("python: not built", "cpu"), (None, "cuda")):
+    on_cpu = timed_from_python("python: not built: c++ not found", "cpu")
+    assert on_cpu is not None
+    assert on_cpu.text.endswith("(not built: c++ not found): steps of DDP were 4 to 7 % longer")
+    for interceptor, platform in (("native", "cuda"), ("python: instrument.native=false", "cpu"), (None, "cuda")):
         assert timed_from_python(interceptor, platform) is None

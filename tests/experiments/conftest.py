@@ -78,7 +78,8 @@ class Bench:
         )
 
     def _always(self, words: tuple[str, ...]) -> list[str]:
-        return ["--output", "plan"] + ([] if "--python" in words else ["--python", str(self.python)])
+        asked = [] if "--python" in words else ["--python", str(self.python)]
+        return ["--output", "plan", *asked, *([] if "--report" in words else ["--no-report"])]
 
     @property
     def calls(self) -> list[dict[str, Any]]:

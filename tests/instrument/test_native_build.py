@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
 from aorta.instrument.native.__main__ import main
 from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode
 
 CPU = torch.device("cpu")
 
@@ -90,3 +93,74 @@ def test_no_compiler(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert main() == 127
     assert "Install g++" in capsys.readouterr().err
     assert list(somewhere_else.rglob("*.so")) == []
+
+
+def asked_to_build(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let runs build, with this text in place of the compiler's work: it is run with the library's path."""
+    monkeypatch.delenv(native.FIRST_USE, raising=False)
+    monkeypatch.setenv("CXX", sys.executable)  # one that is there
+    code = f"import os, sys; path = {str(native.library())!r}; {program}"
+    monkeypatch.setattr(native, "_BUILD", (sys.executable, "-c", code))
+
+
+def test_the_first_run_builds_it_once_whatever_the_number_of_ranks(
+    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_to_build(monkeypatch, "open('runs', 'a').write('x'); __import__('time').sleep(0.3); open(path, 'w').close()")
+    monkeypatch.chdir(somewhere_else)
+    with ThreadPoolExecutor(4) as ranks:
+        list(ranks.map(lambda _: native.ensure_built("observe", wanted=True, emulated=False), range(4)))
+    assert (native.library().exists(), (somewhere_else / "runs").read_text()) == (True, "x")
+
+
+def test_a_build_that_fails_in_a_run_is_said_and_not_repeated(
+    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_to_build(monkeypatch, "open('runs', 'a').write('x'); sys.exit('no headers')")
+    monkeypatch.chdir(somewhere_else)
+    for _ in range(2):
+        native.ensure_built("observe", wanted=True, emulated=False)
+    assert (somewhere_else / "runs").read_text() == "x"
+    said = f"python: could not be built: exit code 1: no headers; {native.BUILD_COMMAND} tries again"
+    assert native.compiled(CPU, wanted=True, emulated=False) == (None, said)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted", "emulated", "variable"),
+    [
+        ("off", True, False, "1"),
+        ("observe", False, False, "1"),
+        ("observe", True, True, "1"),
+        ("observe", True, False, "0"),
+    ],
+)
+def test_nothing_is_built_that_a_run_does_not_use(
+    somewhere_else: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: InstrumentMode,
+    wanted: bool,
+    emulated: bool,
+    variable: str,
+) -> None:
+    asked_to_build(monkeypatch, "open(path, 'w').close()")
+    monkeypatch.setenv(native.FIRST_USE, variable)
+    native.ensure_built(mode, wanted=wanted, emulated=emulated)
+    assert not native.library().parent.exists()
+
+
+def test_a_folder_that_cannot_be_made_does_not_fail_a_run(
+    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked_to_build(monkeypatch, "open(path, 'w').close()")
+    (somewhere_else / "aorta").write_text("a file where the folder should be")
+    native.ensure_built("observe", wanted=True, emulated=False)
+    assert "the compiled interceptor cannot be built" in caplog.text
+
+
+def test_without_a_compiler_what_is_missing_is_named(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.FIRST_USE, raising=False)
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    native.ensure_built("observe", wanted=True, emulated=False)
+    _, why = native.compiled(CPU, wanted=True, emulated=False)
+    assert why == f"python: not built: c++ not found, which g++ brings; {native.BUILD_COMMAND} does it"

@@ -6,7 +6,7 @@ import pytest
 
 from aorta.records.run_files import StreamsPattern, StreamsPoint, StreamsRank
 from aorta.streams.issue import concurrency, elapsed_ns, knee, most_at_once, ran_together
-from aorta.streams.streams_run import table
+from aorta.streams.streams_run import report_text
 from aorta.terminal_style import Style
 
 US = 1_000
@@ -58,7 +58,7 @@ LATE = StreamsPoint(4, 32, 2.0, 2, 3200, 1600, 2.0, False, [[0, 2], [1, 3]])
 def lines(*patterns: StreamsPattern, queues: list[list[int]]) -> list[str]:
     """Rank 1 on a device with GPU_MAX_HW_QUEUES=2."""
     rank = StreamsRank(1, "some device", {"GPU_MAX_HW_QUEUES": "2"}, queues, list(patterns))
-    return table(rank, 0.05, Style()).splitlines()
+    return report_text(rank, 0.05, Style()).splitlines()
 
 
 def test_the_knees_row_has_a_star_there_and_what_ran_at_once_there() -> None:

@@ -70,13 +70,27 @@ def sentence(
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     if abs(means.difference_ms) <= SAME * max(left, right):
-        return f"Exposed communication is the same (mean {_from_to(left, right)} per step).", None
+        said = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
+        return f"{said}{_hidden_alone(found)}.", None
     toggled = _toggled(found, configured, parallel)
     if toggled is not None:
         return toggled, max(found["part"], key=_portion)
     said, lead = _cause(means, found, late)
     parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found)]
     return " ".join(filter(None, parts)), lead
+
+
+def _hidden_alone(found: Mapping[str, list[AttributionRow]]) -> str:
+    """What explains another share of hidden communication where the exposed part is the same: there is more or less
+    communication in all.
+    """
+    communication, hidden = found["balance"]
+    if abs(hidden.difference_ms) <= SAME * max(communication.reference_ms, communication.candidate_ms):
+        return ""
+    return (
+        f"; communication takes {_from_to(communication.reference_ms, communication.candidate_ms)}, and "
+        f"{rough_ms(hidden.difference_ms)} {'less' if hidden.difference_ms > 0 else 'more'} of it is hidden"
+    )
 
 
 def _toggled(found: Mapping[str, list[AttributionRow]], configured: Sequence[Setting], parallel: str) -> str | None:
@@ -269,7 +283,10 @@ def _share(row: AttributionRow, change: str) -> str:
     share, values = _portion(row), f", {_from_to(row.reference_ms, row.candidate_ms)}"
     if share > 2 - _ALL:
         grew, others = ("rose", "fell") if change == "increase" else ("fell", "rose")
-        return f"{_first_upper(row.what)} {grew} by {rough_ms(row.difference_ms)}{values}, while others {others}"
+        what = (
+            row.what if isinstance(row.block, str) else _first_upper(row.what)
+        )  # the name of a module is as in the model
+        return f"{what} {grew} by {rough_ms(row.difference_ms)}{values}, while others {others}"
     amount = "All" if share >= _ALL else "Nearly all" if share >= _ALMOST else _percent(share)
     return f"{amount} of the {change} is {row.what}{values}"
 

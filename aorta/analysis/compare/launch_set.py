@@ -26,7 +26,7 @@ from zlib import crc32
 
 import numpy as np
 
-from aorta.analysis.aggregate import NOTHING_USED, LabelledRun, by_step, single_values
+from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, by_step, single_values
 from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
@@ -204,6 +204,8 @@ def incomplete(dataset: LabelledRun) -> str | None:
     for rank, ending in health.endings.items():
         if ending != COMPLETED:
             return f"rank {rank}: {ending}"
+    if not len(dataset.used):
+        return NOTHING_RECORDED
     return None if dataset.used.any() else NOTHING_USED
 
 

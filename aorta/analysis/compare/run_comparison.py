@@ -30,14 +30,14 @@ from aorta.analysis.documents.comparison import (
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.run_facts import config_of, interceptor
+from aorta.analysis.load.run_facts import FORMAT, config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.tables import Run
 from aorta.records.run_files import flatten
 
 VERDICT: Final = "inconclusive"
 VERDICT_REASON: Final = (
-    "one launch per side; at least four are needed (the smallest possible two-sided p of the exact Mann-Whitney test "
+    "one {what} per side; at least four are needed (the smallest possible two-sided p of the exact Mann-Whitney test "
     "is 0.029 with four, 0.10 with three)"
 )
 _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
@@ -136,7 +136,7 @@ def compare(
         ratio_delta=None if left is None or right is None else right - left,
         ratio_delta_reason=f"overlap_ratio is not available for {' and '.join(null)}" if null else ABSENT,
         verdict=VERDICT,
-        verdict_reason=VERDICT_REASON,
+        verdict_reason=VERDICT_REASON.format(what=_one_of_each(reference.run, candidate.run)),
         host_bound=difference_in_lead([before.pace], [after.pace]),
         warnings=_warnings(reference.run, candidate.run, differences),
         manifest_differences=differences,
@@ -150,6 +150,11 @@ def compare(
         },
         attribution=None,
     )
+
+
+def _one_of_each(*runs: Run) -> str:
+    """What each side is one of."""
+    return "capture" if all(run.source.format != FORMAT for run in runs) else "launch"
 
 
 def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:

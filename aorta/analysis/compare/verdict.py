@@ -16,7 +16,6 @@ what the step time did. Must not say a number that is not in the summary, or a r
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -25,7 +24,7 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect
 from aorta.analysis.formatting import TEXT, p_value, significant
 from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 
 LEVEL: Final = 0.95
 """Coverage of the bootstrap interval of one side's median."""
@@ -62,9 +61,8 @@ class Rules:
             raise InputError(f"--margin {self.margin:g}: above 0 and below 1; 0.02 is the default")
         if self.primary not in STEP_METRIC_NAMES or metric_named(self.primary).better is None:
             judged = [name for name in STEP_METRIC_NAMES if metric_named(name).better is not None]
-            near = difflib.get_close_matches(self.primary, judged, n=1, cutoff=0.6)
-            meant = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"--primary {self.primary}: {meant}the metrics that can be judged are {', '.join(judged)}")
+            hint = meant(self.primary, judged, after=" ")
+            raise InputError(f"--primary {self.primary}: {hint}the metrics that can be judged are {', '.join(judged)}")
 
     @property
     def sequence(self) -> tuple[str, ...]:

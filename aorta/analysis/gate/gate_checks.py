@@ -7,7 +7,6 @@ than that a threshold was crossed.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import Counter
@@ -21,7 +20,7 @@ from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effe
 from aorta.analysis.formatting import p_value
 from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.analysis.tables import KIND_METRICS
-from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError, meant
 
 Sign: TypeAlias = Literal["<", ">"]
 ALIASES: Final = {"ratio_delta": "overlap_ratio"}
@@ -84,11 +83,10 @@ def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Co
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.6)
-    meant = f"; did you mean {near[0]}?" if near else "."
+    hint = meant(name, [*known, *ALIASES], "; ") or "."
     names = ", ".join([*(metric for metric in known if not _of_a_kind(metric)), *ALIASES])
     kinds = "KIND_ms, compute_KIND_ms, exposed_KIND_ms of a kind of collective"
-    return f"{name!r} is no metric{meant} Known metrics: {names}, and {kinds}"
+    return f"{name!r} is no metric{hint} Known metrics: {names}, and {kinds}"
 
 
 def _of_a_kind(metric: str) -> bool:

@@ -142,7 +142,8 @@ def _health(
         fabric=fabric,
         held=None if fabric is None else _held(ranks),
         manifest_problem=manifest_problem,
-        timed_from_python=None if sources[0].platform == "cpu" else timed_from_python(manifest),
+        timed_from_python=timed_from_python(manifest, sources[0].platform),
+        platform=sources[0].platform,
     )
 
 

@@ -30,7 +30,7 @@ from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
-from aorta.records.schema import READABLE_VERSIONS, DeviceSample, Footer, Header
+from aorta.records.schema import READABLE_VERSIONS, DeviceSample, Footer, Header, chosen_python
 from aorta.records.step_line import StepLine, decode_line
 
 FORMAT: Final = "aorta"
@@ -85,13 +85,17 @@ def interceptor(manifest: Manifest | None) -> str | None:
     return ", ".join(sorted({each.partition(":")[0] for each in told if isinstance(each, str)})) or None
 
 
-def timed_from_python(manifest: Manifest | None) -> str | None:
-    """Why collectives were timed from Python on some rank, as the manifest says; None where they were not."""
+def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
+    """Why collectives were timed from Python on some rank, as the manifest says; None where they were not, and on a CPU
+    where the configuration asked for it.
+    """
     topology = manifest.get("topology") if manifest is not None else None
     told = (
         [rank.get("interceptor") for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
     )
     reasons = [each.partition(":")[2].strip() for each in told if isinstance(each, str) and each.startswith("python:")]
+    if platform == "cpu":
+        reasons = [why for why in reasons if not chosen_python(why)]
     return reasons[0] if reasons else None
 
 

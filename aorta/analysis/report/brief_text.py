@@ -1,5 +1,5 @@
-"""What would gain most, as lines for a terminal; and the answer in a few lines (`aorta report --brief`): the verdict,
-three metrics, the cause, and where the page is.
+"""The answer of a report in at most `MOST_LINES` lines: of a comparison the verdict, six metrics, the cause and what
+would gain most; of one run its own numbers first. `aorta report --all` shows everything else.
 
 Must not compute a number, say a gain without its interval, or state an undecided difference as a fact: every change
 stands beside its own verdict.
@@ -14,15 +14,24 @@ from typing import Final
 from aorta.analysis.compare.verdict import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import DatasetEntry, GainEntry, MarginalEntry, WhatIf
+from aorta.analysis.documents.dataset import DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import TEXT, json_text, rough_interval
+from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html import PAGE_FILE
-from aorta.analysis.report.metric_table import metric_table, wrapped
+from aorta.analysis.report.metric_table import metric_table, shown_first, wrapped
 from aorta.analysis.report.terminal_text import led, notes_of, verdict_line
-from aorta.terminal_style import PLAIN, Style
+from aorta.terminal_style import PLAIN, Style, table
+
+MOST_LINES: Final = 25
+"""Of an answer, with the lines that the command adds; a long headline, cause or gain is never cut."""
+_ADDED: Final = 2
+_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "compute_stall_ms", "comm_ms", "compute_ms")
+_SHOWN: Final[tuple[str, ...]] = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", "comm_ms", "compute_ms", "idle_ms")
+_SHOWN_METRICS: Final = 6
+_SHOWN_GAINS: Final = 3
+_SHOWN_DIFFERENCES: Final = 3
 
 
 def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
@@ -33,12 +42,12 @@ def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
     lines = [f"{head} (replay of the last {found.steps} steps on {found.ranks} ranks)"]
     lines += [f"  {number}. {gain_line(each)}" for number, each in enumerate(found.gains, start=1)]
     lines += [] if found.gains else ["  none of the changes that were tried gains anything worth naming"]
-    lines.append("  a step would gain, were one part of the communication free:")
-    lines += [_row(each) for each in found.marginals[:SHOWN_MARGINALS]]
-    lines += ["  bounds:", *map(_row, found.bounds)]
+    shown = found.marginals[:SHOWN_MARGINALS]
+    rows = _rows([*shown, *found.bounds])
+    lines += ["  a step would gain, if this alone were free:", *rows[: len(shown)], "  bounds:", *rows[len(shown) :]]
     lines += [] if found.check is None else [f"  check: {found.check}"]
     lines += [f"  ! {note}" for note in (*found.notes, *found.flags)]
-    return f"{wrapped(lines, style.width)}\n  ask further: {found.command}"  # to be copied: in one line
+    return f"{wrapped(lines, style.width)}\n  more: {found.command}"  # to be copied: in one line
 
 
 def gain_line(gain: GainEntry) -> str:
@@ -46,80 +55,109 @@ def gain_line(gain: GainEntry) -> str:
     return "".join([gain.sentence, *(f" (note: {note})" for note in gain.notes)])
 
 
-def _row(found: MarginalEntry) -> str:
-    return f"    {rough_interval(found.gain_ms, found.low_ms, found.high_ms):<24}  {found.name}"
-
-
-METRICS: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP)
-"""The share that is hidden, what is not, and what the step takes."""
-_SHOWN_DIFFERENCES: Final = 3
+def _rows(found: Sequence[MarginalEntry]) -> list[str]:
+    return table(
+        [(rough_interval(each.gain_ms, each.low_ms, each.high_ms), each.name) for each in found], indent="    "
+    )
 
 
 def brief_text(
     summary: Summary, files: Sequence[Path], notes: Mapping[str, Sequence[str]], style: Style = PLAIN
 ) -> str:
-    """At most 20 lines of a summary.
+    """The answer of a summary.
 
     Args:
         files: what the report wrote.
         notes: label -> what a reader of its numbers has to know; said where nothing is compared.
     """
     comparison = known(summary.comparison)
-    blocks = [_dataset(label, entry, notes[label], style) for label, entry in summary.datasets.items()]
-    if comparison is not None:
-        blocks = [
-            _compared(comparison, style),
-            _gain(summary.datasets[comparison.candidate], style, " in the candidate"),
-        ]
+    if comparison is None:
+        most = (MOST_LINES - _ADDED) // max(1, len(summary.datasets)) - 1
+        parts = [_dataset(label, entry, notes[label], style, most) for label, entry in summary.datasets.items()]
+    else:
+        parts = [_compared(comparison, summary.datasets[comparison.candidate], style)]
     page = next((path for path in files if path.name == PAGE_FILE), None)
     where = led("Summary:", str(files[0]), style) if page is None else led("Page:", str(page), style)
-    return "\n".join([*blocks, where])
+    return "\n".join([*parts, where])
 
 
-def _compared(comparison: Comparison, style: Style) -> str:
-    lines = [verdict_line(comparison, short_headline(comparison), style)]
+def _compared(comparison: Comparison, candidate: DatasetEntry, style: Style) -> str:
+    """Verdict, metrics, cause, notes as far as there is room, what differs, gains."""
+    first = shown_first(comparison)
+    names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in first][:_SHOWN_METRICS]
+    above = [verdict_line(comparison, short_headline(comparison), style)]
+    above += ["", *metric_table(comparison, names, style), ""] if names else []
     cause = comparison.sentence
-    lines += [led("Cause:", cause, style)] if cause else []
-    lines += [led("Note:", warning, style, style.warning) for warning in notes_of(comparison)]
-    lines += ["", *metric_table(comparison, [name for name in METRICS if name in comparison.metrics], style)]
+    above += [led("Cause:", cause, style)] if cause else []
     changed = [
         f"{one.key.removeprefix('config.')}: {json_text(one.reference)} -> {json_text(one.candidate)}"
         for one in comparison.manifest_differences
     ]
     more = [f"and {len(changed) - _SHOWN_DIFFERENCES} more"] if len(changed) > _SHOWN_DIFFERENCES else []
     sides = (comparison.reference, comparison.candidate)
-    lines += [] if sides == ("reference", "candidate") else [led("Compared:", " with ".join(sides), style)]
-    if changed and "Configuration: " not in (cause or ""):
-        lines.append(led("Differs:", "; ".join([*changed[:_SHOWN_DIFFERENCES], *more]), style))
-    return "\n".join(lines)
+    below = [] if sides == ("reference", "candidate") else [led("Compared:", " with ".join(sides), style)]
+    if changed and not any(one in (cause or "") for one in ("Configuration: ", changed[0].replace(": ", " ", 1))):
+        below.append(led("Differs:", "; ".join([*changed[:_SHOWN_DIFFERENCES], *more]), style))
+    below.append(_gains(candidate, style, " in the candidate"))
+    room = MOST_LINES - _ADDED - 1 - _height([*above, *below])
+    return "\n".join([*above, *_notes(notes_of(comparison), room, style), *below])
 
 
-def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style) -> str:
-    steps = entry.steps
+def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style, most: int) -> str:
+    """What one run measured, then what to bear in mind and what would gain most, in about `most` lines."""
+    steps, values = entry.steps, {name: entry.described[name] for name in _SHOWN if name in entry.described}
     used = f"{TEXT.count(steps.global_steps_used, 'step')}, {TEXT.count(steps.rank_steps_used, 'record')}"
-    lines = [f"{style.bold(label)}: {used} of {entry.source.path}"]
-    for name in METRICS:
-        values = entry.described.get(name)
-        if values is None:
-            continue
-        unit = metric_named(name).unit
-        if values.median is None:
-            ends = known(values.bounds)
-            said = f"{'unknown':>11}" if ends is None else f"   {TEXT.bounds(ends, unit, fewer=1)}"
-            lines.append(f"  {name:<18}{said}   {values.reason}")
-            continue
-        middle, low, high = (TEXT.number(value, unit, fewer=1) for value in (values.median, values.p5, values.p95))
-        lines.append(f"  {name:<18}{middle:>11}   5th to 95th percentile {low} to {high}")
-    if entry.reason:
-        lines.append(f"  nothing to measure: {entry.reason}")
-    lines += [led("Note:", note, style, style.warning) for note in notes]
-    return "\n".join([*lines, _gain(entry, style)])
+    above = [led(f"{label}:", _numbers(values) or f"nothing to measure: {entry.reason}", style)]
+    above.append(f"medians of {used} of {entry.source.path}")
+    rows = [
+        (name, *(TEXT.number(number, metric_named(name).unit, fewer=1) for number in (each.median, each.p5, each.p95)))
+        for name, each in values.items()
+        if each.median is not None
+    ]
+    above += ["", *table([("metric", "median", "p5", "p95"), *rows], right=(1, 2, 3)), ""] if rows else []
+    above += [wrapped([_unknown(name, each)]) for name, each in values.items() if each.median is None]
+    below = [] if entry.reason else [_gains(entry, style)]
+    return "\n".join([*above, *_notes(notes, most - _height([*above, *below]), style), *below])
 
 
-def _gain(entry: DatasetEntry, style: Style, where: str = "") -> str:
-    """The change that would gain most, or why there is no prediction."""
-    found = entry.what_if
+def _numbers(values: Mapping[str, Described]) -> str:
+    """Step time, exposed communication and overlap in a phrase, as far as they are known."""
+    step, exposed, ratio = (None if (found := values.get(name)) is None else found.median for name in _SHOWN[:3])
+    said = [] if step is None else [f"step time {rough_ms(step)}"]
+    said += [] if exposed is None else [f"{rough_ms(exposed)} of exposed communication"]
+    said += [] if ratio is None else [f"{TEXT.percent(ratio)} of communication hidden"]
+    return ", ".join(said)
+
+
+def _unknown(name: str, values: Described) -> str:
+    bounds = known(values.bounds)
+    said = "unknown" if bounds is None else TEXT.bounds(bounds, metric_named(name).unit, fewer=1)
+    return f"{name}: {said}: {values.reason}"
+
+
+def _notes(notes: Sequence[str], room: int, style: Style) -> list[str]:
+    """The first note, the others as far as there is room, and how many there are more."""
+    lines: list[str] = []
+    for number, note in enumerate(notes):
+        line = led("Note:", note, style, style.warning)
+        last = number == len(notes) - 1
+        if lines and _height([*lines, line]) > room - (not last):
+            more = len(notes) - number
+            return [*lines, f"and {TEXT.count(more, 'more note')}: --all shows them"]
+        lines.append(line)
+    return lines
+
+
+def _height(lines: Sequence[str]) -> int:
+    return sum(1 + line.count("\n") for line in lines)
+
+
+def _gains(entry: DatasetEntry, style: Style, where: str = "") -> str:
+    """The changes that would gain most, or why there is no prediction."""
+    found, head = entry.what_if, f"Most to gain{where}:"
     if found.reason is not None:
-        return led(f"Most to gain{where}:", f"no prediction: {found.reason}", style)
-    said = gain_line(found.gains[0]) if found.gains else "nothing that was tried gains anything worth naming"
-    return led(f"Most to gain{where}:", said, style)
+        return led(head, f"no prediction: {found.reason}", style)
+    if not found.gains:
+        return led(head, "nothing that was tried gains anything worth naming", style)
+    lines = [f"  {number}. {gain.sentence}" for number, gain in enumerate(found.gains[:_SHOWN_GAINS], start=1)]
+    return "\n".join([style.bold(head), wrapped(lines, style.width, indent="     ")])

@@ -1,5 +1,5 @@
 """The kernels of traces as lines for a terminal, and as data frames of fixed columns: kernels with their slowdowns,
-matrix products, gaps, counters.
+GEMMs, gaps, counters.
 
 Must not compute a number, say a slowdown without its interval, or import pandas before a frame is asked for.
 """
@@ -7,6 +7,7 @@ Must not compute a number, say a slowdown without its interval, or import pandas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from aorta.analysis.documents import as_json
@@ -20,7 +21,7 @@ from aorta.analysis.documents.traces import (
 )
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.metric_table import wrapped
-from aorta.terminal_style import PLAIN, Style
+from aorta.terminal_style import PLAIN, Style, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,37 +87,40 @@ def _kind(column: str) -> str:
 
 SHOWN: Final = 3
 _LEAST_NAME: Final = 24
-_KIND: Final = {"gemms": "matrix products", "gaps": "gaps", "counters": "hardware counters"}
+_LEAST_HEAD: Final = 4
+_KIND: Final = {"gemms": "GEMMs", "gaps": "gaps", "counters": "hardware counters"}
 
 
 def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN, more: str = "") -> str:
-    """The kernels with the largest totals, what communication slows down most, matrix products, gaps and counters;
+    """The kernels with the largest totals, what communication slows down most, GEMMs, gaps and counters;
     what a trace does not hold with the reason. `more`: a command that shows more.
     """
-    found, width = traces.kernels, style.width
+    found = traces.kernels
     if not found.by_name:
         return wrapped([f"{label}: no kernels: {'; '.join(found.reasons.get('totals', ['the traces are empty']))}"])
     lines = [f"{label}: kernels, all devices together; share of their summed time"]
-    lines.append(f"  {'count':>7} {'total ms':>11} {'mean ms':>10} {'± ms':>9} {'share':>7}  class    kernel")
-    lines += [_total(row, width) for row in found.by_name[:shown]]
+    lines += _totals(found.by_name[:shown], style)
     lines += _more(found.by_name, shown, "kernels")
     compared = [row for row in traces.slowdowns if row.mean_ratio is not None]
     if compared:
-        lines.append("  beside communication against alone, ratio of means with its 95 % interval:")
-        lines += [line for row in compared[:shown] for line in _slowdown(row, width)]
+        lines.append("  overlapped with communication vs. alone, ratio of means with its 95 % interval:")
+        names = shortened_apart([row.name for row in compared[:shown]], style.terminal_width - 6)
+        lines += [line for row in compared[:shown] for line in (_slowdown(row), f"      {names[row.name]}")]
         lines += _more(compared, shown, "kernels that can be compared")
     elif traces.slowdowns:
-        lines.append(f"  no kernel can be compared with itself beside communication: {_why_not(traces.slowdowns)}")
+        lines.append(f"  no kernel ran both alone and overlapped with communication: {_why_not(traces.slowdowns)}")
     if found.by_shape:
-        lines.append("  matrix products, batch x [m, k] x [k, n]:")
+        lines.append("  GEMMs, batch x [m, k] x [k, n]:")
         lines += [_gemm(row) for row in found.by_shape[:shown]]
         lines += _more(found.by_shape, shown, "shapes")
     lines += [_gap(row) for row in found.gaps[:shown]] + _more(found.gaps, shown, "streams")
-    lines += [_counter(row, width) for row in found.counters[:shown]]
+    names = shortened_apart([row.name for row in found.counters[:shown]], style.terminal_width // 2)
+    lines += [f"{_counter(row)}: {names[row.name]}" for row in found.counters[:shown]]
     lines += _more(found.counters, shown, "counters of kernels")
     lines += [f"  {_KIND[kind]}: {'; '.join(why)}" for kind, why in found.reasons.items() if kind in _KIND]
     lines += [f"  {count} rows of {kind} are not kept" for kind, count in found.left_out.items()]
-    return wrapped(lines, width) + (f"\n  more of them: {more}" if more else "")  # to be copied: in one line
+    text = wrapped(lines, style.terminal_width)
+    return f"{text}\n  more: {more}" if more else text  # to be copied: in one line
 
 
 def shortened(name: str, width: int) -> str:
@@ -128,27 +132,44 @@ def shortened(name: str, width: int) -> str:
     return f"{plain[: width - 3 - end]}...{plain[-end:]}"
 
 
+def shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
+    """Names of at most `width` characters each; those that would look the same are cut where they differ."""
+    cut = {name: shortened(name, width) for name in names}
+    head = width // 4
+    for text in set(cut.values()):
+        alike = [name for name in cut if cut[name] == text]
+        if len(alike) > 1 and head >= _LEAST_HEAD:
+            same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
+            ends = shortened_apart([name[same:] for name in alike], width - head - 3)
+            cut |= {name: f"{shortened(name[:head], head)}...{ends[name[same:]]}" for name in alike}
+    return cut
+
+
 def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
     """Rank and device of a row."""
     rank = "unknown rank" if row.rank is None else f"rank {row.rank}"
     return rank if row.device is None else f"{rank}, device {row.device}"
 
 
-def _total(row: KernelTotalEntry, width: int) -> str:
-    head = (
-        f"  {row.count:>7} {TEXT.number(row.total_ms, 'ms'):>11} {TEXT.number(row.mean_ms, 'ms'):>10} "
-        f"{_spread(row.std_ms):>9} {TEXT.percent(row.share):>7}  {row.cls:<7}  "
-    )
-    return head + shortened(row.name, max(_LEAST_NAME, width - len(head)))
+def _totals(rows: Sequence[KernelTotalEntry], style: Style) -> list[str]:
+    """A table of totals; names have what room the numbers leave."""
+    cells = [("count", "total ms", "mean ms", "± ms", "share", "class", "kernel")]
+    for row in rows:
+        numbers = TEXT.number(row.total_ms, "ms"), TEXT.number(row.mean_ms, "ms"), _spread(row.std_ms)
+        cells.append((str(row.count), *numbers, TEXT.percent(row.share), row.cls, ""))
+    right = range(5)
+    taken = max(map(len, table(cells[1:], right=right, indent="  "))) + 2
+    names = shortened_apart([row.name for row in rows], max(_LEAST_NAME, style.terminal_width - taken))
+    filled = [(*each[:-1], names[row.name]) for each, row in zip(cells[1:], rows, strict=True)]
+    return table([cells[0], *filled], right=right, indent="  ")
 
 
-def _slowdown(row: SlowdownEntry, width: int) -> tuple[str, str]:
-    told = (
+def _slowdown(row: SlowdownEntry) -> str:
+    return (
         f"    x{row.mean_ratio:.3f} [{row.mean_ratio_low:.3f}, {row.mean_ratio_high:.3f}] "
-        f"{row.alone_count} alone {row.alone_mean_ms:.3f} ms, {row.overlapped_count} beside "
+        f"{row.alone_count} alone {row.alone_mean_ms:.3f} ms, {row.overlapped_count} overlapped "
         f"{row.overlapped_mean_ms:.3f} ms, {place_of(row)}"
     )
-    return told, f"      {shortened(row.name, width - 6)}"
 
 
 def _gemm(row: GemmEntry) -> str:
@@ -181,14 +202,12 @@ def _gap(row: StreamGapsEntry) -> str:
     return f"  {place_of(row)}, stream {row.stream}: {row.kernels} kernels in {busy} ms, {told}"
 
 
-def _counter(row: CounterEntry, width: int) -> str:
-    share = "" if row.comm_share is None else f", {TEXT.percent(row.comm_share)} beside communication"
+def _counter(row: CounterEntry) -> str:
+    share = "" if row.comm_share is None else f", {TEXT.percent(row.comm_share)} overlapped with communication"
     derived = "" if row.derived_from is None else " (derived)"
-    head = (
-        f"  {shortened(row.counter, 32)}{derived} {row.mean:.6g} ({row.min:.6g} to {row.max:.6g}) of "
-        f"{row.count}{share}: "
+    return (
+        f"  {shortened(row.counter, 32)}{derived} {row.mean:.6g} ({row.min:.6g} to {row.max:.6g}) of {row.count}{share}"
     )
-    return head + shortened(row.name, max(_LEAST_NAME, width - len(head)))
 
 
 def _spread(value: float | None) -> str:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The arguments that the command takes."""
     parser = argparse.ArgumentParser(
-        description="Kernels by total time, what communication slows down, matrix products with their rates, gaps "
+        description="Kernels by total time, what communication slows down, GEMMs with their rates, gaps "
         "between kernels, and hardware counters (docs/traces.md).",
         epilog="Exit codes: 0 done, 2 bad input.",
     )

@@ -20,7 +20,7 @@ from aorta.analysis.documents import ABSENT, known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Interval, Quotient
 from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.metrics import JOB_STEP
-from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of
+from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of, table
 
 DENOMINATOR: Final = {
     "overlap_ratio": "hidden/comm",
@@ -43,10 +43,13 @@ def metric_table(comparison: Comparison, names: Sequence[str], style: Style = PL
     rows, gap = _rows(comparison, names, judged=judged, around=True), _GAP
     if _least_width(rows, gap) > style.width:  # intervals of the sides go: that of the delta is the one that decides
         rows, gap = _rows(comparison, names, judged=judged, around=False), 1
-    widths = [max(len(cells[place]) for cells, _ in rows) for place in range(len(_HEAD))]
-    widths[0] = min(widths[0], max(_LEAST_NAME, style.width - _least_width(rows, gap) + _LEAST_NAME))
-    lines = [_line(cells, widths, " " * gap, verdict, style) for cells, verdict in rows]
-    return [style.bold(lines[0]), *lines[1:]]
+    if _least_width(rows, gap) > style.width:  # then the launches that a metric needs
+        rows = [((*cells[:-1], cells[-1].partition(" (")[0]), verdict) for cells, verdict in rows]
+    shown = [
+        (*cells[:-1], cells[-1] if verdict is None else style.verdict(verdict, cells[-1])) for cells, verdict in rows
+    ]
+    head, *lines = table(shown, gap=gap, width=max(style.width, _least_width(rows, gap)))
+    return [style.bold(head), *lines]
 
 
 def _rows(
@@ -139,12 +142,3 @@ def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, 
     difference = _UNKNOWN if pair.difference is None else TEXT.number(pair.difference, unit, signed=True)
     ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient, "ratio", fewer=1)
     return TEXT.number(pair.reference, unit), TEXT.number(pair.candidate, unit), difference, ratio
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], gap: str, verdict: str | None, style: Style) -> str:
-    """A name that is too long stands on a line of its own, since its end may be what tells it from another."""
-    name = cells[0] if len(cells[0]) <= widths[0] else f"{cells[0]}\n"
-    padded = [name.ljust(widths[0]) if not name.endswith("\n") else name + " " * widths[0]]
-    padded += [cell.ljust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True)]
-    last = cells[-1] if verdict is None else style.verdict(verdict, cells[-1])
-    return gap.join([*padded, last]).rstrip()

@@ -24,7 +24,7 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.installation import checkout
 from aorta.loggers.by_name import NAMES
 from aorta.terminal_style import style_of
@@ -64,13 +64,14 @@ def overlap_report(arguments: Sequence[str]) -> int:
         rules=rules,
         finish=lambda summary: judged.append(judge(options, summary)),
         html=options.html,
-        brief=options.brief,
+        brief=not options.all,
         style=style,
         tables=options.tables,
     )
     code, decided = run_gate(options, report.content, judged[0], style)
-    blocks = [report.text, decided, "" if options.fail_on else _next(arguments, report.content, rules)]
-    to_stdout(("\n" if options.brief else "\n\n").join(filter(None, blocks)))
+    more = "" if options.all else f"More: {_command(arguments)} --all"
+    blocks = [report.text, decided, more, "" if options.fail_on else _next(arguments, report.content, rules)]
+    to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))
     try:
         log_summary(report.content, options.log, output)
     except InputError as error:
@@ -92,8 +93,12 @@ def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
     primary = metric_named(rules.primary)
     size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
     limit = f"{rules.primary}{'<-' if primary.better == 'higher' else '>'}{size}"
-    words = shlex.join([*(word for word in arguments if word != "--brief"), "--fail-on", limit])
-    return f"Next: as a gate in CI: aorta report {words}"
+    return f"Next: as a gate in CI: {_command(arguments)} {shlex.join(['--fail-on', limit])}"
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The same command, to be copied and added to."""
+    return shlex.join(["aorta", "report", *(word for word in arguments if word not in ("--brief", "--all"))])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,7 +121,11 @@ def parser() -> argparse.ArgumentParser:
         help="one: a report of it, or a comparison of the two sides of an A/B's folder; two: the reference, and the "
         "candidate that is compared with it",
     )
-    parser.add_argument("--brief", action="store_true", help="print the verdict, three metrics, the cause and the page")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--all", action="store_true", help="print everything: all metrics, collectives, notes, files")
+    length.add_argument(
+        "--brief", action="store_true", help="print the answer in at most 25 lines, which is the default"
+    )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
     )
@@ -267,7 +276,8 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
     labels = _distinct([check_label(label) for label in options.label])
     for label in asked:
         if label not in labels:
-            raise InputError(f"{label!r} is not among the labels; known labels: {', '.join(labels)}")
+            hint = meant(label, labels, after=" ")
+            raise InputError(f"{label!r} is not among the labels; {hint}known labels: {', '.join(labels)}")
     if options.reference is not None:
         _distinct(asked)
     return dict(zip(labels, options.log_dir, strict=True))

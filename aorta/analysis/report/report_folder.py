@@ -17,13 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.cautions import cautions
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.report.brief_text import brief_text, gain_block
@@ -36,6 +33,7 @@ from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
     comparison_table,
+    dataset_notes,
     dataset_table,
     files_block,
     health_block,
@@ -114,17 +112,15 @@ def write_report(
             for path in (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}"):
                 path.unlink()
         written += data
-        notes = {label: _notes(subject, summary.datasets[label]) for label, subject in subjects.items()}
         if brief:
+            notes = {
+                label: dataset_notes(subject.dataset, summary.datasets[label]) for label, subject in subjects.items()
+            }
             text = brief_text(summary, written, notes, style)
         else:
             text = _text(subjects, summary, written, not_drawn, style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
-
-
-def _notes(subject: Subject, entry: DatasetEntry) -> list[str]:
-    return [*subject.dataset.run.health.notes(), *cautions(entry), *expert_sentences(entry)]
 
 
 def _files(
@@ -192,9 +188,17 @@ def _text(
 ) -> str:
     entries, comparison = summary.datasets, known(summary.comparison)
     compared = () if comparison is None else (comparison.reference, comparison.candidate)
-    blocks = []
+    own = [
+        block
+        for label, subject in subjects.items()
+        for block in (
+            health_block(subject.dataset, entries[label]),
+            dataset_table(label, entries[label]) if entries[label].metrics and label not in compared else "",
+        )
+    ]
+    blocks = own
     if comparison is not None:
-        blocks += [verdict_block(comparison, style), comparison_table(comparison, style)]
+        blocks = [verdict_block(comparison, style), comparison_table(comparison, style)]
     blocks += [gain_block(label, entry.what_if, style) for label, entry in entries.items()]
     blocks += [
         kernel_block(label, entry.traces, style, more=f"aorta kernels {shlex.quote(entry.source.path)}")
@@ -202,12 +206,6 @@ def _text(
         if entry.traces
     ]
     if comparison is not None:
-        blocks.append(style.bold("Details"))
-    blocks += [health_block(subject.dataset, entries[label]) for label, subject in subjects.items()]
-    blocks += [
-        dataset_table(label, entry) for label, entry in entries.items() if entry.metrics and label not in compared
-    ]
-    if comparison is not None:
-        blocks.append(comparison_details(comparison))
+        blocks += [style.bold("Details"), *own, comparison_details(comparison)]
     blocks.append(files_block(written, not_drawn))
     return "\n\n".join(filter(None, blocks))

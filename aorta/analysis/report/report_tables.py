@@ -4,7 +4,7 @@ spreadsheets and data frames.
     write_tables(subjects, summary, Path("reports/a/tables"), "csv")
 
 One row a step, a rank and a launch; one row a collective and a rank; one row a metric of a dataset, and of the
-comparison; of traces one row a kernel, a matrix product, a stream or a counter on a device. Every file always has the
+comparison; of traces one row a kernel, a GEMM, a stream or a counter on a device. Every file always has the
 same columns (artifacts/README.md); what a source does not have is missing. Must not: compute a value that `frames` or
 the summary does not have, or hold more than one launch.
 """

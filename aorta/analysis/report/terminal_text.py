@@ -19,16 +19,15 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedCollective, ComparedMetric, Comparison
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, SourceFacts, StepCounts
 from aorta.analysis.expert_load import expert_sentences
-from aorta.analysis.formatting import TEXT, json_text
+from aorta.analysis.formatting import TEXT, is_zero, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.html import PAGE_FILE
 from aorta.analysis.report.metric_table import DENOMINATOR, denominators, metric_table, shown_first, wrapped
 from aorta.analysis.straggler import sentences
 from aorta.analysis.summary import SUMMARY_FILE
 from aorta.analysis.table_files import FORMATS
-from aorta.terminal_style import PLAIN, Style, mark_of
+from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of, table
 
-_NAME: Final = 38
 _SHOWN_COLLECTIVES: Final = 10
 _SHOWN_DIFFERENCES: Final = 12
 _SHOWN_LEFT_OUT: Final = 6
@@ -96,15 +95,19 @@ def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
     lines += [f"  {fact}" for fact in facts if fact is not None]
     if entry.reason:
         lines.append(f"  ! nothing to measure: {entry.reason}")
-    found = (
-        *health.notes(),
+    lines += [f"  ! {note}" for note in dataset_notes(dataset, entry)]
+    return wrapped(lines)
+
+
+def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
+    """What a reader of a dataset's numbers has to know: a slow rank first."""
+    return [
+        *sentences(entry.stragglers or ()),
+        *dataset.run.health.notes(),
         *cautions(entry),
         *device_notes(entry.devices),
-        *sentences(entry.stragglers or ()),
         *expert_sentences(entry),
-    )
-    lines += [f"  ! {note}" for note in found]
-    return wrapped(lines)
+    ]
 
 
 def _calibrated(steps: StepCounts) -> str:
@@ -133,26 +136,26 @@ def _set_lines(entry: DatasetEntry) -> list[str]:
 def dataset_table(label: str, entry: DatasetEntry) -> str:
     """Every metric of one dataset over its steps and ranks."""
     metrics = entry.described
-    rows = [_columns(label, ["median", "p5", "p95", "mean", "rank spread"])]
+    rows: list[tuple[str, ...]] = [(label, "median", "p5", "p95", "mean", "rank spread")]
     zeros = [name for name, values in metrics.items() if values.min == values.max == values.nulls == 0]
     for name, values in metrics.items():
         unit = metric_named(name).unit
         if values.bounds:
-            rows.append(f"{_fitted(_titled(name))} {TEXT.bounds(values.bounds, unit)}")
+            rows.append((_titled(name), TEXT.bounds(values.bounds, unit), "", "", "", ""))
         if values.median is None or name in zeros:
             continue
         cells = [TEXT.number(value, unit) for value in (values.median, values.p5, values.p95, values.mean)]
         spread = known(values.rank_spread)
-        rows.append(_columns(_titled(name), [*cells, "-" if spread is None else TEXT.number(spread, unit)]))
+        rows.append((_titled(name), *cells, "-" if spread is None else TEXT.number(spread, unit)))
         if known(values.ratio_of_sums) is not None:
-            rows.append(_columns(_POOLED, [TEXT.number(values.ratio_of_sums, "ratio")]))
-    rows += _zeros("0 throughout", zeros) + _collective_rows(entry.matched)
+            rows.append((_POOLED, TEXT.number(values.ratio_of_sums, "ratio"), "", "", "", ""))
+    lines = [*_numbers_table(rows), *_zeros("0 throughout", zeros), *_collective_rows(entry.matched)]
     reasons = {
         name: values.reason for name, values in metrics.items() if values.reason != NO_PIPELINE and not values.bounds
     }
     by_kernels = [name for name, values in metrics.items() if values.source == "kernels" and name not in zeros]
     said = "of the steps measured by kernels alone"
-    return "\n".join([*rows, *_zeros(said, by_kernels), *_nulls(reasons)])
+    return "\n".join([*lines, *_zeros(said, by_kernels), *_nulls(reasons)])
 
 
 def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
@@ -175,14 +178,15 @@ def comparison_details(comparison: Comparison) -> str:
     """What else differs: collectives, configuration, and the metrics that neither side has; empty where nothing."""
     lines = []
     shown = comparison.collectives[:_SHOWN_COLLECTIVES]
-    if shown:
-        told = "collectives of the launches shown" if comparison.primary else "collectives"
-        lines.append(_columns(told, _PAIR_HEAD))
-    for title, row in zip(_collective_names(comparison.collectives), shown, strict=False):
-        for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s"):
-            pair: ComparedMetric = getattr(row, name)
-            if not pair.unknown:
-                lines.append(_pair_row(f"{title} {name}", pair))
+    rows = [
+        _pair_row(f"{title} {name}", getattr(row, name))
+        for title, row in zip(_collective_names(comparison.collectives), shown, strict=False)
+        for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s")
+        if not getattr(row, name).unknown and not is_zero(getattr(row, name))
+    ]
+    if rows:
+        title = "collectives of the launches shown" if comparison.primary else "collectives"
+        lines += _numbers_table([(title, *_PAIR_HEAD), *rows])
     lines += _left_over(len(comparison.collectives), len(shown), "collectives")
     unshared = comparison.collectives_on_one_side
     if any(unshared.values()):
@@ -219,15 +223,17 @@ def _kind(path: Path) -> str:
 def _collective_rows(rows: Sequence[CollectiveEntry]) -> list[str]:
     if not rows:
         return []
-    lines = [_columns("collectives", ["transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count"])]
+    cells: list[tuple[str, ...]] = [
+        ("collectives, medians", "transfer ms", "wait ms", "algbw GB/s", "busbw GB/s", "count")
+    ]
     for title, row in zip(_collective_names(rows), rows[:_SHOWN_COLLECTIVES], strict=False):
-        cells = [
+        medians = (
             TEXT.number(getattr(row, name).median, metric_named(name).unit)
             for name in ("transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s")
-        ]
-        lines.append(_columns(title, [*cells, str(row.collectives)]))
+        )
+        cells.append((title, *medians, str(row.collectives)))
     reasons = {f"{row.kind}: {row.transfer_ms.reason}" for row in rows if row.transfer_ms.reason}
-    lines += _left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")
+    lines = [*_numbers_table(cells), *_left_over(len(rows), _SHOWN_COLLECTIVES, "collectives")]
     notes = [f"  no transfer time of {reason}" for reason in sorted(reasons)]
     bounds = sorted(
         {(row.kind, row.why_upper_bound) for row in rows if row.transfer_is_upper_bound and not row.transfer_ms.reason}
@@ -246,24 +252,17 @@ def _collective_names(rows: Sequence[CollectiveEntry | ComparedCollective]) -> l
     ]
 
 
-def _pair_row(title: str, pair: ComparedMetric) -> str:
+def _pair_row(title: str, pair: ComparedMetric) -> tuple[str, ...]:
     values = [TEXT.number(value, pair.unit) for value in (pair.reference, pair.candidate, pair.difference)]
-    return _columns(title, [*values, TEXT.number(pair.quotient, "ratio"), str(pair.judgement)])
+    return (title, *values, TEXT.number(pair.quotient, "ratio"), str(pair.judgement))
 
 
 def _titled(name: str) -> str:
     return f"{name} ({DENOMINATOR[name]})" if name in DENOMINATOR else name
 
 
-def _columns(title: str, cells: Sequence[str]) -> str:
-    return (_fitted(title) + "".join(f" {cell:>11}" for cell in cells)).rstrip()
-
-
-def _fitted(title: str) -> str:
-    """A title in its column; one that is too long stands on a line of its own, since its end may be what tells it from
-    another.
-    """
-    return f"{title:<{_NAME}}" if len(title) <= _NAME else f"{title}\n{'':<{_NAME}}"
+def _numbers_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    return table(rows, right=range(1, len(rows[0])), width=WIDTH)
 
 
 def _nulls(reasons: Mapping[str, str | None]) -> list[str]:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import groupby
 from typing import ClassVar, Final, NamedTuple, Self
 
@@ -41,7 +40,7 @@ from aorta.analysis.whatif.network_changes import CommSpeed, NetworkChange, Worl
 from aorta.analysis.whatif.own_time import ROOM, CollectiveCost, Placed, RankView, restructured
 from aorta.analysis.whatif.program import Change, Changed, RunProgram, What, factor_of, is_count, number_of, refused
 from aorta.analysis.whatif.rank_changes import ComputeSpeed, NoStragglers, RankLateness
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 
 PREFETCH_LIMIT: Final = 64
 SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
@@ -263,8 +262,7 @@ def parse_change(text: str) -> Change:
     target, equals, value = (part.strip() for part in text.partition("="))
     head, *rest = target.split(".")
     if not equals or not value or head not in _BY_HEAD:
-        near = get_close_matches(target, _FORMS, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = meant(target, _FORMS, " (", ")")
         raise refused(text, f"expected TARGET=VALUE{hint}", *_FORMS.values())
     return _BY_HEAD[head].read(text, rest, value)
 

@@ -22,7 +22,7 @@ from aorta.errors import InputError
 Part: TypeAlias = Literal["compute", "aux", "hand_over", "own", "wake", "transfer", "backend", "before"]
 WORDS: Final[dict[Part, str]] = {
     "compute": "computes",
-    "aux": "works beside the model",
+    "aux": "other work",
     "hand_over": "hands a collective over",
     "own": "does what no range names",
     "wake": "goes on behind a wait",

@@ -28,7 +28,7 @@ from aorta.analysis.whatif.program import (
     number_of,
 )
 from aorta.config.schema import Algorithm, EmulatedFabric
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.timeline.classes import KINDS
 
 LONGEST_NS: Final = 2.0**62
@@ -84,7 +84,10 @@ class CommSpeed(Change):
                 return cls(text, Selection(), factor)
             case ["kind", kind]:
                 if kind not in KINDS:
-                    raise cls.refused(text, f"{kind!r} is no kind of collective; the kinds are {', '.join(KINDS)}")
+                    hint = meant(kind, KINDS, after=" ")
+                    raise cls.refused(
+                        text, f"{kind!r} is no kind of collective; {hint}the kinds are {', '.join(KINDS)}"
+                    )
                 return cls(text, Selection(kind=kind), factor)
             case ["group", *name] if name:
                 return cls(text, Selection(group=".".join(name)), factor)

@@ -30,7 +30,7 @@ from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
-from aorta.terminal_style import style_of
+from aorta.terminal_style import style_of, table
 from aorta.timeline.overlap import NS_PER_MS
 
 _ROWS = 8
@@ -146,12 +146,16 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     share = f"{abs(gain.value) / now_ms:.1%}"
     by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
     lines = [f"with {', '.join(predicted.changes)}:"]
-    lines.append(
-        f"  {'job step':<22} {rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of "
-        f"{rough_ms(now_ms)}, {'significant' if predicted.significant else 'not significant'}"
+    step = (
+        f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of {rough_ms(now_ms)}, "
+        f"{'significant' if predicted.significant else 'not significant'}"
     )
-    lines.append(_metric("overlap ratio", predicted.overlap_ratio, base.replayed_ratio, ""))
-    lines.append(_metric("exposed communication", predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms"))
+    rows = [
+        ("job step", step),
+        ("overlap ratio", _change(predicted.overlap_ratio, base.replayed_ratio, "")),
+        ("exposed communication", _change(predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms")),
+    ]
+    lines += table(rows, indent="  ")
     lines.append(
         "intervals are those of the change from step to step, and of the model's error, over "
         f"{predicted.steps} recorded steps; another launch differs by more"
@@ -159,11 +163,11 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     return [*lines, *_check(predicted.identity, (*predicted.notes, *predicted.flags))]
 
 
-def _metric(name: str, value: Value | None, base: float | None, unit: str) -> str:
+def _change(value: Value | None, base: float | None, unit: str) -> str:
     if value is None:
-        return f"  {name:<22} unknown"
+        return "unknown"
     now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
-    return f"  {name:<22} {now} -> {rough_interval(value.value, value.low, value.high, unit)}"
+    return f"{now} -> {rough_interval(value.value, value.low, value.high, unit)}"
 
 
 def gain_lines(found: Gains) -> list[str]:
@@ -171,7 +175,8 @@ def gain_lines(found: Gains) -> list[str]:
     lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
     for number, each in enumerate(found.of, start=1):
         lines += [
-            f"  {number}. {each.sentence()}   --set {each.change}",
+            f"  {number}. {each.sentence()}",
+            f"     --set {each.change}",
             *(f"     note: {note}" for note in each.notes),
         ]
     return (
@@ -184,13 +189,15 @@ def gain_lines(found: Gains) -> list[str]:
 def marginal_lines(parts: Marginals) -> list[str]:
     """Marginal costs in words."""
 
-    def row(each: MarginalCost) -> str:
-        asked = "" if each.change is None else f"   --set {each.change}"
-        return f"  {rough_interval(each.gain_ms, each.low_ms, each.high_ms):<24}  {each.what} {each.name}{asked}"
+    def row(each: MarginalCost) -> tuple[str, ...]:
+        asked = "" if each.change is None else f"--set {each.change}"
+        name = each.name if each.what == "bound" else f"{each.what} {each.name}"
+        return rough_interval(each.gain_ms, each.low_ms, each.high_ms), name, asked
 
-    lines = ["", "what a step would gain, were this alone free:"]
-    lines += [row(each) for each in parts.of[:_ROWS]]
-    lines += ["bounds:", *(row(each) for each in parts.bounds)]
+    shown = parts.of[:_ROWS]
+    rows = table([row(each) for each in (*shown, *parts.bounds)], indent="  ")
+    lines = ["", "what a step would gain, if this alone were free:", *rows[: len(shown)]]
+    lines += ["bounds:", *rows[len(shown) :]]
     return [*lines, *(f"note: {note}" for note in parts.notes)]
 
 
@@ -198,10 +205,12 @@ def path_lines(path: CriticalPath) -> list[str]:
     """The critical path in words: what adds most, in all."""
     length = path.end_ns - path.begin_ns
     lines = ["", f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms"]
-    for (part, rank, name), ns in list(path.totals_ns().items())[:_ROWS]:
-        lines.append(f"  {ns / NS_PER_MS:8.2f} ms {ns / length:4.0%}  rank {rank} {WORDS[part]} {name}".rstrip())
-    rest = sum(list(path.totals_ns().values())[_ROWS:])
-    return [*lines, f"  {rest / NS_PER_MS:8.2f} ms {rest / length:4.0%}  all the rest"] if rest else lines
+    totals = path.totals_ns()
+    rows = [(ns, f"rank {rank} {WORDS[part]} {name}") for (part, rank, name), ns in totals.items()][:_ROWS]
+    rest = sum(list(totals.values())[_ROWS:])
+    rows += [(rest, "all the rest")] if rest else []
+    cells = [(f"{ns / NS_PER_MS:.2f} ms", f"{ns / length:.0%}", what) for ns, what in rows]
+    return [*lines, *table(cells, right=(0, 1), indent="  ")] if cells else lines
 
 
 def _text(lines: Iterable[str]) -> str:

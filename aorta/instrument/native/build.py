@@ -1,17 +1,20 @@
 """Builds and loads the compiled part: `interceptor.cpp` -> an extension module for this Python and torch.
 
-Set-up builds it where there is a compiler, using torch's headers and build tool; runs load it where it exists. The
-shared library is in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), with a name derived from everything it was built from.
-Must not build anything unless asked to, or fail a run: without it collectives of CPU tensors are timed from Python.
+Set-up builds it where there is a compiler, using torch's headers and build tool; elsewhere the first run that wants it
+does, once (`ensure_built`). The shared library is in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), with a name derived
+from everything it was built from. Must not fail a run: without it collectives are timed from Python.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -29,6 +32,13 @@ HEADERS: Final = tuple(sorted(SOURCE.parent.glob("*.hpp")))
 FLAGS: Final = ("-std=c++20", "-O2")
 """The last standard named is the one that counts; torch 2.11 itself asks for C++17."""
 BUILD_COMMAND: Final = "python -m aorta.instrument.native"
+FIRST_USE: Final = "AORTA_BUILD"
+"""The variable that, set to 0, keeps runs from building it."""
+BUILD_LIMIT_S: Final = 200.0
+"""Of a build at first use; below the 300 s that ranks wait for one another. It takes about 40 s of one core."""
+_BUILD: tuple[str, ...] = (sys.executable, *BUILD_COMMAND.split()[1:])
+_OF_A_RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_log = logging.getLogger(__name__)
 
 
 def library() -> Path:
@@ -56,7 +66,7 @@ def load() -> tuple[Any | None, str | None]:
         path = library()
         path.stat()
     except FileNotFoundError:
-        return None, f"not built; {BUILD_COMMAND} does it"
+        return None, _why_not_built(path)
     except (OSError, RuntimeError) as error:  # the home folder is inaccessible, or unknown
         return None, f"cannot be looked for: {error}"
     name = _module_name(path)
@@ -71,6 +81,73 @@ def load() -> tuple[Any | None, str | None]:
     except (ImportError, OSError) as error:  # e.g. built against another torch build of the same version
         return None, f"{path} cannot be loaded: {error}"
     return module, None
+
+
+def _why_not_built(path: Path) -> str:
+    try:
+        return f"could not be built: {_failure(path).read_text().strip()}; {BUILD_COMMAND} tries again"
+    except OSError:
+        missing = "" if _has_compiler() else f": {_compiler()} not found, which g++ brings"
+        return f"not built{missing}; {BUILD_COMMAND} does it"
+
+
+def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
+    """Build the module if a run would use it and a compiler is there, once: the ranks of a host wait for the first of
+    them. A build that failed is not tried again by runs. Never raises: `compiled` says what is used, and why.
+
+    Args:
+        mode: nothing is built for "off".
+        wanted, emulated: as of `compiled`.
+    """
+    if mode == "off" or not wanted or emulated or os.environ.get(FIRST_USE) == "0" or not _has_compiler():
+        return
+    try:
+        path = library()
+        if path.exists() or _failure(path).exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (path.exists() or _failure(path).exists()):
+                _build_apart(path)
+    except (OSError, RuntimeError) as error:
+        _log.warning("the compiled interceptor cannot be built: %s", error)
+    load.cache_clear()
+
+
+def _build_apart(path: Path) -> None:
+    """Run the build in a process of its own, so that nothing of it is left in this one; note why it failed."""
+    _log.warning("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+    try:
+        done = subprocess.run(
+            _BUILD,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=BUILD_LIMIT_S,
+            check=False,
+        )
+        why = "" if done.returncode == 0 else f"exit code {done.returncode}: {' '.join(done.stderr.split())[-400:]}"
+    except subprocess.TimeoutExpired:
+        why = f"not done after {BUILD_LIMIT_S:g} s"
+    if why:
+        _failure(path).write_text(why)
+
+
+def _failure(path: Path) -> Path:
+    """The file that says why building this library failed."""
+    return path.with_suffix(".failed")
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
+def _has_compiler() -> bool:
+    return shutil.which(_compiler()) is not None
 
 
 def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any | None, str]:
@@ -112,10 +189,9 @@ def build() -> Path:
     path = library()
     if path.exists():
         return path
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    if not _has_compiler():
         raise ToolMissing(
-            f"{compiler} not found: needed to build {SOURCE.name}. Install g++, or go without: collectives are then "
+            f"{_compiler()} not found: needed to build {SOURCE.name}. Install g++, or go without: collectives are then "
             "timed from Python, which costs more"
         )
     # torch's build tool looks for ninja on the PATH, which lacks a virtual environment that is not activated.
@@ -129,6 +205,7 @@ def build() -> Path:
         )
         (made,) = Path(folder).glob("*.so")
         made.replace(path)  # atomic: another process may be loading it
+    _failure(path).unlink(missing_ok=True)
     return path
 
 

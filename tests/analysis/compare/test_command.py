@@ -50,5 +50,5 @@ def test_a_plan_and_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = ["--output", str(tmp_path / "out")]
     assert overlap_report(["--reference", f"{tmp_path}/", *out]) == 2
     assert "the folder of a plan" in capsys.readouterr().err
-    assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out]) == 0
+    assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out, "--all"]) == 0
     assert "this is the launch nearest the medians of overlap_ratio and job_step_ms, of" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_the_command_prints_every_kind_and_writes_tables(
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         f"24 3.000 0.125 0.026 42.9 % compute {GEMM}",
-        f"x1.500 [1.500, 1.500] 6 alone 0.100 ms, 6 beside 0.150 ms, rank 0, device 0 {GEMM}",
+        f"x1.500 [1.500, 1.500] 6 alone 0.100 ms, 6 overlapped 0.150 ms, rank 0, device 0 {GEMM}",
         "24 bfloat16 [8192, 4096] x [4096, 4096]: mean 0.125 ± 0.026 ms, "
         f"{FLOPS / 125e-6 / 1e12:.3f} TFLOP/s (aten::mm)",
         "rank 1, device 0, stream 7: 12 kernels in 1.500 ms, 11 gaps of 1.650 ms; launch-bound 2 of 11 with a known "
@@ -124,7 +124,7 @@ def test_bad_input_ends_with_2_and_one_message(
 def test_the_report_has_them_in_its_text_with_the_command_that_shows_more(report: tuple[Any, str]) -> None:
     made, _ = report
     assert f"compute  {GEMM}" in made.text
-    assert f"more of them: aorta kernels {made.summary['datasets']['two']['source']['path']}" in made.text
+    assert f"more: aorta kernels {made.summary['datasets']['two']['source']['path']}" in made.text
 
 
 def test_the_page_has_a_section_with_a_table_of_each_kind_there_is(report: tuple[Any, str]) -> None:

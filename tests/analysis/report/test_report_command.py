@@ -33,7 +33,7 @@ def two_runs(tmp_path: Path) -> Path:
 
 @pytest.mark.thorough
 def test_labels_are_looked_up_where_the_caller_is(two_runs: Path) -> None:
-    done = run(two_runs, "--reference", "cuda", "--candidate", "rocm")
+    done = run(two_runs, "--reference", "cuda", "--candidate", "rocm", "--all")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"cuda: {two_runs}/artifacts/cuda\n" in done.stdout
     assert f"rocm: {two_runs}/artifacts_rocm\n" in done.stdout
@@ -46,7 +46,7 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     folders = ["--log-dir", "../artifacts/cuda", "--label", "a", "--log-dir", "../artifacts_rocm", "--label", "b"]
-    done = run(elsewhere, *folders, "--output", "out", "--reference", "a", "--candidate", "b")
+    done = run(elsewhere, *folders, "--output", "out", "--reference", "a", "--candidate", "b", "--all")
     assert (done.returncode, done.stderr) == (0, "")
     assert (elsewhere / "out" / "overlap_ratio.png").exists()
     assert "reference: a; candidate: b." in done.stdout

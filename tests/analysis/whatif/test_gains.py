@@ -109,6 +109,10 @@ def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
         ((210.688, 195.422, 217.309), "211 ms (195 to 217)"),
         ((4.0, 4.0, 4.0), "4.000 ms (4.000 to 4.000)"),
         ((-1.2, -3.1, 0.4), "-1.2 ms (-3.1 to 0.4)"),
+        ((2.1, 0.3, 7.0), "2.1 ms (0.3 to 7.0)"),  # significant: without a 0 in it
+        ((1.73, -0.04, 5.12), "2 ms (0 to 5)"),
+        ((-0.0001, -0.0002, 0.0001), "0 ms"),
+        ((0.0, 0.0, 0.0), "0 ms"),
     ],
 )
 def test_an_interval_has_the_digits_that_its_width_gives_a_meaning(

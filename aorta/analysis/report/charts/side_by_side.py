@@ -309,7 +309,7 @@ def _legend(kinds: Sequence[str]) -> list[Patch]:
     named: Mapping[str, str] = {
         "forward": light("forward"),
         "backward": light("backward"),
-        "work beside the blocks": light("other-work"),
+        "other work": light("other-work"),
         **{kind: lane_color(kind) for kind in kinds},
         "exposed communication": light("exposed"),
     }

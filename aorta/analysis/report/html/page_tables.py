@@ -361,7 +361,7 @@ def _gains(label: str, rows: Sequence[GainEntry]) -> Table:
 def _marginals(label: str, parts: Iterable[MarginalEntry], bounds: Iterable[MarginalEntry]) -> Table:
     columns = (Column("what is free"), Column("is"), _GAIN)
     cells = tuple((word(each.name), word(each.what), _gain(each)) for each in (*parts, *bounds))
-    caption = "By how much a step would be shorter, were one part free; then bounds"
+    caption = "By how much a step would be shorter, if one part were free; then bounds"
     return Table(f"marginals-{label}", caption, columns, cells)
 
 

@@ -1,0 +1,114 @@
+"""Forty provocations: what a person types wrongly, the exit code, and what the last words of the answer must say.
+
+One table. A message names what was wrong, where, what is allowed, and what to do; never a traceback.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from aorta import commands
+from tests.analysis.builders import header, simulated_run, write_rank
+from tests.analysis.compare.builders import launch_set
+from tests.runs import ROOT
+
+ROWS: Final = [
+    # A name that is nearly right.
+    ("reprot run", 2, "did you mean report?"),
+    ("report --outptu x run", 2, "--outptu: did you mean --output?"),
+    ("report run --primary step_time", 2, "did you mean job_step_ms?"),
+    ("report run --primary overlap_rati", 2, "did you mean overlap_ratio?"),
+    ("report run other --fail-on overlap_rtio<-0.05", 2, "did you mean overlap_ratio?"),
+    ("report cuad", 2, "cuad: did you mean cuda?"),
+    ("report --log-dir run --label mine --reference mien", 2, "did you mean mine?"),
+    ("whatif run --set netwrk.bandwidth=x2", 2, "did you mean network.bandwidth"),
+    ("whatif run --set comm.kind.allredcue=free", 2, "did you mean allreduce?"),
+    ("study --output s --preset queue-rocm", 2, "did you mean queues-rocm?"),
+    ("train traning.max_steps=5", 1, "did you mean training?"),
+    ("train training.max_step=5", 1, "did you mean max_steps?"),
+    ("train parallel=fdsp", 1, "did you mean fsdp?"),
+    ("train workload=rankng", 1, "did you mean ranking?"),
+    ("train fabric=emulatd", 1, "did you mean emulated?"),
+    # Nothing there, or not what was asked for.
+    ("report", 2, "name a run or traces"),
+    ("report nowhere", 2, "or give a folder in place of the label"),
+    ("report ./nowhere", 2, "No such file or directory"),
+    ("report empty", 2, "nothing that can be read as a trace"),
+    ("report empty.json", 2, "empty.json"),
+    ("report cut.json.gz", 2, "cut.json.gz"),
+    ("report hollow", 2, "the file is empty"),
+    ("report torn", 2, "rank_0_metrics.jsonl"),
+    ("report zero", 0, "0 steps recorded"),
+    ("kernels run", 2, "profiling.enabled=true"),
+    ("kernels empty", 2, "nothing that can be read as a trace"),
+    ("merge empty -o m.json", 2, "empty"),
+    ("sweep run", 2, "sweep"),
+    ("whatif one", 2, "rank"),
+    ("report a b c", 2, "aorta report takes one, or a reference and a candidate"),
+    ("report run run --reference x", 2, "not both"),
+    # Numbers and words that cannot be.
+    ("report run --alpha nan", 2, "--alpha nan: above 0 and at most 0.5"),
+    ("report run --margin nan", 2, "--margin nan: above 0 and below 1"),
+    ("report run --jobs 0", 2, "--jobs 0: at least 1"),
+    ("report run other --fail-on overlap_ratio<nan", 2, "is no number"),
+    ("report traces --comm-pattern (", 2, "--comm-pattern"),
+    ("whatif run --set network.bandwidth=xnan", 2, "network.bandwidth"),
+    ("whatif run --last 1", 2, "a number from 2"),
+    ("kernels run --top 0", 2, "--top 0: at least 1"),
+    ("ab --output p --launches 0 --dry-run", 1, "launches=0: must be at least 1"),
+    ("ab --output p --timeout-s nan --dry-run", 1, "timeout_s=nan: must be greater than 0"),
+    ("ab --output p --env NOVALUE --dry-run", 1, "NAME=VALUE"),
+    ("ab --dry-run", 1, "--output"),
+    ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
+    ("train --max_steps 5", 2, "did you mean training.max_steps=VALUE?"),
+    ("train training.max_steps=nan", 1, "training.max_steps"),
+    # A folder that cannot be written, or is taken.
+    ("report run --output taken/below", 2, "--output DIR"),
+    ("kernels traces --output taken/below", 2, "taken/below: cannot be written"),
+    ("report plan --label x", 2, "not both"),
+    ("report run plan", 2, "the folder of a plan"),
+]
+"""Words after `aorta`, the exit code, what the last lines of stderr (or of stdout, where it is 0) have."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the rows name."""
+    here = tmp_path_factory.mktemp("messages")
+    for name in ("run", "other", "artifacts/cuda"):
+        simulated_run(here / name, label=Path(name).name, ranks=2, steps=5)
+    simulated_run(here / "one", label="one", ranks=1, steps=5)
+    write_rank(here / "zero", header(), [])
+    for name in ("empty", "hollow", "torn"):
+        (here / name).mkdir()
+    (here / "hollow" / "rank_0_metrics.jsonl").touch()
+    (here / "torn" / "rank_0_metrics.jsonl").write_text('{"kind": "header", "schema_ver')
+    (here / "empty.json").touch()
+    whole = gzip.compress(json.dumps({"traceEvents": [{"ph": "X"}] * 500}).encode())
+    (here / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
+    (here / "taken").write_text("a file")
+    (here / "traces").symlink_to(ROOT / "tests/samples/two_gloo_ranks/torch_profiler")
+    launch_set(here / "plan" / "reference", (0.8, 0.81))
+    launch_set(here / "plan" / "candidate", (0.8, 0.81))
+    return here
+
+
+@pytest.mark.parametrize(("words", "code", "said"), ROWS, ids=[words for words, _, _ in ROWS])
+def test_a_provocation_is_answered_with_what_to_do(
+    folder: Path, words: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["aorta"])
+    try:
+        ended = commands.main([*words.split(), *(["--no-html"] if code == 0 else [])])
+    except SystemExit as end:  # argparse's
+        ended = int(str(end.code))
+    streams = capsys.readouterr()
+    answer = streams.err if code else streams.out + streams.err
+    assert (ended, "Traceback" in answer) == (code, False), answer
+    assert said in " ".join(answer.split()), answer
