@@ -28,12 +28,14 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.judge import judge
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.config.groups.faults import FAULTS
+from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
 
 STEP = 8
 TIMEOUT_S = 4.0
+GRACE_S = 30.0
 WITHIN_S = 60.0
 SLOW_FOR_S = 6.0
 """How long slow ranks go on before they are looked at."""
@@ -50,6 +52,7 @@ def run(kind: str, ranks: int, layout: str) -> dict[str, Any]:
             f"parallel={layout}",
             f"training.output_dir={folder}",
             f"watchdog.timeout_s={TIMEOUT_S}",
+            f"watchdog.grace_s={GRACE_S}",
             f"fault.kind={kind}",
             f"fault.rank={culprit}",
             f"fault.step={STEP}",
@@ -75,7 +78,8 @@ def run(kind: str, ranks: int, layout: str) -> dict[str, Any]:
     seen = next(each for each in evidence if each.rank == culprit)
     late_s = None
     if fact.verdict not in ("dead", "slow") and seen.taken_ns is not None and seen.progress_ns is not None:
-        late_s = round((seen.taken_ns - seen.progress_ns) / 1e9 - TIMEOUT_S, 2)
+        allowed_s = GRACE_S if fact.phase in ANNOUNCED else 0.0
+        late_s = round((seen.taken_ns - seen.progress_ns) / 1e9 - allowed_s - TIMEOUT_S, 2)
     return {
         "missed": False,
         "exact": accused == {culprit},

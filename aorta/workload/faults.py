@@ -31,7 +31,9 @@ from aorta.config.groups.faults import PlannedFault
 
 T = TypeVar("T")
 _ELEMENTS: Final = 1000
-_LATE_S: Final = 1.0
+_LATE_S: Final = 3.0
+_IMPATIENT_S: Final = 2.5
+"""After this a second SIGINT is no repetition of the first (`distributed.stop_agreement`)."""
 ISSUES: Final = frozenset(
     ("skipped_collective", "swapped_order", "wrong_size", "wrong_dtype", "wrong_kind", "wrong_group")
 )
@@ -159,8 +161,9 @@ def _raise_in_a_handler() -> None:
 
 
 def _interrupt_twice() -> None:
-    for _ in range(2):
-        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(_IMPATIENT_S)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _end_by(number: signal.Signals) -> Callable[[], None]:

@@ -56,13 +56,13 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     "rank_dependent_branch": FaultFacts(
         "waits in a barrier that only it calls", "signature_mismatch", "forward", "kind", held_out=True
     ),
-    "slow_data": FaultFacts("waits a second for each batch", "slow", "data"),
+    "slow_data": FaultFacts("waits three seconds for each batch", "slow", "data"),
     "stuck_data": FaultFacts("waits for a batch without end", "stuck_outside", "data"),
     "stuck_optimizer": FaultFacts("sleeps in its optimizer without end", "stuck_outside", "optimizer"),
     "stuck_checkpoint": FaultFacts(
         "sleeps while it writes a checkpoint, without end", "stuck_outside", "checkpoint", held_out=True
     ),
-    "slow_rank": FaultFacts("takes a second longer for each forward pass", "slow", "forward"),
+    "slow_rank": FaultFacts("takes three seconds longer for each forward pass", "slow", "forward"),
 }
 """Kind -> what it is, for one rank of a data-parallel run."""
 
