@@ -16,6 +16,7 @@ from omegaconf import MISSING
 
 from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
+from aorta.config.groups.faults import Fault
 from aorta.config.groups.loop import (
     Baseline,
     Clock,
@@ -46,6 +47,7 @@ from aorta.config.groups.parallel import (
 )
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
+from aorta.config.groups.watchdog import Watchdog
 from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Workload
 
 __all__ = [
@@ -76,6 +78,7 @@ __all__ = [
     "Devices",
     "EmulatedFabric",
     "Fabric",
+    "Fault",
     "Gpt",
     "Instrument",
     "Loggers",
@@ -96,6 +99,7 @@ __all__ = [
     "Streams",
     "Telemetry",
     "Training",
+    "Watchdog",
     "Wording",
     "Workload",
     "register",
@@ -117,6 +121,8 @@ class Config:
     instrument: Instrument = field(default_factory=Instrument)
     baseline: Baseline = field(default_factory=Baseline)
     clock: Clock = field(default_factory=Clock)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    fault: Fault = field(default_factory=Fault)
     workload: Workload = MISSING
     parallel: Parallel = MISSING
     profiling: Profiling = MISSING

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aorta.command_line import shown_path
+from aorta.config.groups.faults import planned_faults
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
@@ -45,6 +46,7 @@ from aorta.runner.progress_display import announced, progress_of
 from aorta.runner.rank_process import log_to, run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
+from aorta.workload.faults import injected_faults
 from aorta.workload.task import Batch, Batches
 from aorta.workload.tasks import task_of
 
@@ -140,26 +142,34 @@ class TrainingRun:
             clocks = trace_metadata(run.clocks.result, topology.rank)
             profiler = self.profiler.begin(first, folder.traces(topology.rank).parent, shape, clocks)
             stack.enter_context(profiler)
+            planned = planned_faults(config.fault)
+            faults = stack.enter_context(injected_faults(planned, topology.rank, step.model.module, run.progress.phase))
             for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):
                     break
+                faults.begin(facts.global_step)
                 with (
                     run.calibrator.step(facts.global_step),
                     markers.iteration(facts.global_step),
                     profiler.iteration(facts.global_step),
                 ):
-                    step.run(source, facts)
-                profiler.step()
+                    step.run(faults.batches(source), facts)
+                with run.progress.phase("trace"):
+                    profiler.step()
                 trained += 1
                 interval = config.training.checkpoint_interval
                 if interval and (facts.global_step + 1) % interval == 0:
-                    checkpoints.save(facts.global_step + 1)
+                    with run.progress.phase("checkpoint"):
+                        checkpoints.save(facts.global_step + 1)
+            run.progress.enter("closing")
             run.calibrator.close()
             if config.baseline.enabled and trained:
                 profiler.close()
                 progress.close()
+                run.progress.enter("baseline")
                 self._baselines(step, batches, agreement, stop)
             ending.signal = signals.received
+        run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
         if ending.signal is None:
@@ -263,6 +273,7 @@ class TrainingRun:
                 stop,
                 self.profiler.profiles(first),
             ),
+            watchdog=config.watchdog,
         )
 
 
