@@ -18,7 +18,7 @@ from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import Job, Rank
 from aorta.autopsy.mismatches import Mismatch, mismatches
 from aorta.autopsy.order import conforms
-from aorta.autopsy.verdict import Accusation, Kind
+from aorta.autopsy.verdict import Accusation, Kind, group_words
 from aorta.autopsy.waits import OpenCollective, Waits, is_behind, is_elsewhere
 from aorta.command_line import name_ranks
 
@@ -166,7 +166,7 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
                 kind=kind,
                 rule="behind_its_peers",
                 reason=reason,
-                evidence=[_progress_there(job, one) for one in awaited[:4]],
+                evidence=list(dict.fromkeys(_progress_there(job, one) for one in awaited)),
                 phase=who.phase,
                 since_s=_since(who),
                 collective=job.name(first.channel, first.collective),
@@ -269,8 +269,7 @@ def _where(rank: Rank) -> str:
 
 
 def _in_collective(job: Job, one: OpenCollective) -> str:
-    name = job.name(one.channel, one.collective)
-    return f"{name.kind} {name.number} of {name.description or name.group}"
+    return str(job.name(one.channel, one.collective))
 
 
 def _progress_there(job: Job, one: OpenCollective) -> str:
@@ -281,7 +280,7 @@ def _progress_there(job: Job, one: OpenCollective) -> str:
             issued.setdefault(max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1, []).append(member)
     group = job.groups[one.channel.group]
     said = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
-    return f"issued in {group.description or group.name}: {said}"
+    return f"issued in {group_words(group.name, group.description)}: {said}"
 
 
 def _since(rank: Rank) -> float | None:

@@ -30,6 +30,8 @@ REPORT_EVENTS: Final = ".aorta_report"
 PROMETHEUS_FILE: Final = "aorta_{name}.prom"
 WANDB_DIR: Final = "wandb"
 """What loggers leave; the last is W&B's own name."""
+AUTOPSY_DIR: Final = "autopsy"
+"""What the watchdog saved of ranks that were stuck or died, and the report on it."""
 HISTORY_DIR: Final = "history"
 """What earlier runs and attempts left, a folder each."""
 

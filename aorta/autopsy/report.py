@@ -1,0 +1,80 @@
+"""Evidence of a run or of dumps, whatever there is, and the report on it in the run's folder.
+
+    verdict = write_autopsy(Path("artifacts/cuda"))    # autopsy/autopsy.json and autopsy/autopsy.txt
+
+Must not change or wake a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.judge import judge
+from aorta.autopsy.verdict import Verdict
+from aorta.autopsy.verdict_text import verdict_text
+from aorta.errors import InputError
+from aorta.records.run_files import AUTOPSY_DIR
+from aorta.records.whole_files import whole_file
+
+STUCK_AFTER_S: Final = 10.0
+"""A recorded rank that made progress within so many seconds is not stuck: the watchdog's least timeout."""
+_PROGRESS_DIR: Final = "progress"
+JSON_FILE: Final = "autopsy.json"
+TEXT_FILE: Final = "autopsy.txt"
+
+
+def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEvidence]:
+    """Evidence of a run folder, or of dumps of torch's Flight Recorder.
+
+    Args:
+        paths: a run folder with progress files; or dumps, and folders of dumps.
+        live: ask the running ranks of this host for their stacks.
+
+    Raises:
+        InputError: there is no evidence, or several runs.
+    """
+    runs = [path for path in paths if (path / _PROGRESS_DIR).is_dir()]
+    if not runs:
+        if live:
+            raise InputError(f"{paths[0]}: no {_PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
+        return read_dumps(paths)
+    if len(runs) > 1:
+        raise InputError(f"{runs[0]} and {runs[1]}: an autopsy is of one run")
+    module = import_module("aorta.autopsy.progress_evidence")
+    found: list[RankEvidence] = module.progress_evidence(runs[0], stacks=live, saved=not live)
+    others = [path for path in paths if path != runs[0]]
+    return [*found, *(read_dumps(others) if others else [])]
+
+
+def verdict_on(evidence: Sequence[RankEvidence], stuck_after_s: float | None = None) -> Verdict:
+    """Judge evidence; where it has ages, a rank that moved within `STUCK_AFTER_S` shows that nothing is stuck."""
+    return judge(evidence, stuck_after_s=STUCK_AFTER_S if stuck_after_s is None else stuck_after_s)
+
+
+def write_autopsy(folder: Path) -> Verdict:
+    """Write the report on a run into its folder; returns the verdict.
+
+    Raises:
+        InputError: there is no evidence in the folder.
+        OSError: the report cannot be written.
+    """
+    verdict = verdict_on(evidence_of([folder]))
+    there = folder / AUTOPSY_DIR
+    there.mkdir(exist_ok=True)
+    with whole_file(there / JSON_FILE) as part:
+        part.write_bytes(as_json(verdict))
+    with whole_file(there / TEXT_FILE) as part:
+        part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
+    return verdict
+
+
+def as_json(verdict: Verdict) -> bytes:
+    """The document that `docs/schemas/autopsy-1.schema.json` describes."""
+    return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
