@@ -8,6 +8,7 @@ is `resolve`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -158,8 +159,9 @@ NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 """Keys that repeat the chosen option: they are recorded, and not meant to be set."""
 
 
+@cache
 def register() -> None:
-    """Register the schemas with Hydra: `base_config`, and `<group>/base_<option>` for every option."""
+    """Register the schemas with Hydra, once a process: `base_config`, and `<group>/base_<option>` for every option."""
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
     for group, options in GROUPS.items():

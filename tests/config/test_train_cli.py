@@ -91,34 +91,39 @@ def test_quotes_of_the_caller_s_own_are_left_alone_and_a_slip_in_them_is_refused
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
+SLIPS = [
+    (
+        "profiling.enabeld=true",
+        ["profiling.enabeld", "=true", "keys of profiling: enabled, wait", "enabled?"],
+    ),
+    ("parallel.bucket_cap=3", ["also of parallel=ddp: ", "did you mean bucket_cap_mb?"]),
+    ("trainin.max_steps=3", ["trainin.max_steps", "did you mean training?"]),
+    ("label.x=3", ["label.x"]),
+    ("parallel.reshard_after_forward=false", ["belongs to parallel=fsdp", "reshard_after_forward=false"]),
+    ("training.max_steps=many", ["training.max_steps=many", "Integer"]),
+    ("training.overwrite=perhaps", ["training.overwrite=perhaps", "bool"]),
+    ("optimizer.lr=fast", ["optimizer.lr=fast", "Float"]),
+    ("optimizer.betas=0.9", ["optimizer.betas=0.9"]),
+    ("training.mixed_precision=fp8", ["training.mixed_precision=fp8", "[bf16, fp16, none]"]),
+    ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
+    ("training=3", ["training"]),
+    ("training.max_steps=1,2", ["training.max_steps", "multirun"]),
+    *(
+        (f"{group}=nonsense", [f"{group}=nonsense: there is no such {group}", *options])
+        for group, options in GROUPS.items()
+    ),
+    ("experiment=nonsense", ["experiment=nonsense", "full"]),
+    ("parallel=fdsp", ["parallel=fdsp: there is no such parallel; did you mean fsdp?"]),
+]
+"""Words, and what their answers say."""
+OLDER = SLIPS[:2]
+"""The older style is translated before anything looks at a word."""
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
 @pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        (
-            "profiling.enabeld=true",
-            ["profiling.enabeld", "=true", "keys of profiling: enabled, wait", "enabled?"],
-        ),
-        ("parallel.bucket_cap=3", ["also of parallel=ddp: ", "did you mean bucket_cap_mb?"]),
-        ("trainin.max_steps=3", ["trainin.max_steps", "did you mean training?"]),
-        ("label.x=3", ["label.x"]),
-        ("parallel.reshard_after_forward=false", ["belongs to parallel=fsdp", "reshard_after_forward=false"]),
-        ("training.max_steps=many", ["training.max_steps=many", "Integer"]),
-        ("training.overwrite=perhaps", ["training.overwrite=perhaps", "bool"]),
-        ("optimizer.lr=fast", ["optimizer.lr=fast", "Float"]),
-        ("optimizer.betas=0.9", ["optimizer.betas=0.9"]),
-        ("training.mixed_precision=fp8", ["training.mixed_precision=fp8", "[bf16, fp16, none]"]),
-        ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
-        ("training=3", ["training"]),
-        ("training.max_steps=1,2", ["training.max_steps", "multirun"]),
-        *(
-            (f"{group}=nonsense", [f"{group}=nonsense: there is no such {group}", *options])
-            for group, options in GROUPS.items()
-        ),
-        ("experiment=nonsense", ["experiment=nonsense", "full"]),
-        ("parallel=fdsp", ["parallel=fdsp: there is no such parallel; did you mean fsdp?"]),
-    ],
+    ("style", "word", "said"),
+    [*(((), *slip) for slip in SLIPS), *((("--override",), *slip) for slip in OLDER)],
 )
 @pytest.mark.spec("D53")
 def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):

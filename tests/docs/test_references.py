@@ -101,12 +101,15 @@ def test_every_marker_is_explained() -> None:
     assert explained == [f"`{marker.split(':')[0]}`" for marker in markers]
 
 
-def test_tests_of_devices_stand_where_the_gate_looks_for_them() -> None:
-    """`scripts/check` collects these rooms alone for its stage on the simulated device."""
-    (line,) = re.findall(r"^ *rooms=\((tests/.*)\)$", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)
-    marked = re.compile(r"\bmark\.(?:gpu|simulated|rocm)\b")
-    found = {path.relative_to(ROOT).parts[1] for path in SOURCES if marked.search(path.read_text())}
-    assert {f"tests/{room}" for room in found} == set(line.split())
+@pytest.mark.parametrize(("stage", "marks"), [(0, "alone"), (1, "gpu|simulated|rocm")])
+def test_tests_stand_where_their_stage_of_the_gate_looks_for_them(stage: int, marks: str) -> None:
+    """`scripts/check` collects these rooms alone: for its stage of times, and on the simulated device."""
+    rooms = re.findall(r"^ *rooms=\((tests/.*)\)$", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)[stage]
+    found = [path for path in SOURCES if re.search(rf"\bmark\.(?:{marks})\b", path.read_text())]
+    for room in rooms.split():
+        assert any(path.is_relative_to(ROOT / room) for path in found), f"{room} has none"
+        found = [path for path in found if not path.is_relative_to(ROOT / room)]
+    assert found == []
 
 
 def test_every_station_of_the_walks_is_where_the_architecture_page_says() -> None:

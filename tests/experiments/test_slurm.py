@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +125,15 @@ def test_a_process_count_that_is_none_is_refused(sbatch):
     code, said = sbatch(nodes=1, NPROC="two")
     assert code == 1
     assert "NPROC is 'two'; it must be a whole number of processes a node" in said
+
+
+def test_an_a_b_of_ones_own_program_as_documented(cluster, tmp_path):
+    page = (ROOT / "docs" / "compare.md").read_text()
+    words = shlex.split(re.search(r"^salloc .+$", page, re.MULTILINE)[0])
+    words[words.index("--output") + 1] = str(tmp_path / "ab")
+    path = f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"
+    done = cluster(*words, cwd=ROOT, timeout_s=600, PATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.logs()
+    report = cluster("aorta", "report", str(tmp_path / "ab"), cwd=tmp_path, timeout_s=120, PATH=path)
+    assert report.returncode == 0, report.stderr
+    assert "4 against 4 launches" in report.stdout

@@ -9,13 +9,14 @@ import pytest
 from tests.scripts.conftest import ready
 
 ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
+OF_TIMES = ["tests/known_answers", "tests/analysis/attribution"]
 PURE = ["tests/a.py", "tests/b.py"]
 SHORT = " and not thorough"
 
 
 def command_of(marks, *words):
     """The command of one stage of tests."""
-    return ["-m", "tests.run_again", "-n", "2", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
+    return ["-m", "pytest", "-n", "3", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
 
 
 def answer(sh, **said):
@@ -42,7 +43,7 @@ def gate(sh, repo, pytestconfig):
     [([], SHORT), (["--all"], ""), (["-k", "a name"], ""), (["--all", "-k", "a name"], "")],
 )
 def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
-    result = gate("check", *words)
+    result = gate("check", *words, PYTHONDONTWRITEBYTECODE="1")
     assert (result.code, result.out.splitlines()[-1]) == (0, "== all good"), result.err
     assert ("skipped (--all runs them)" in result.out) == bool(without)
     named = [word for word in words if word != "--all"]
@@ -57,13 +58,14 @@ def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
         ["-m", "aorta.instrument.native"],
         ["-m", "tests.simulated.build"],
         command_of(f"not gpu and not simulated and not alone{without}", *named),
-        command_of(f"alone and not gpu and not simulated{without}", "-n", "0", *named),
-        *([["-m", "tests.fuzzing", "--minutes", "2"]] if everything else []),
-        command_of(f"(gpu or simulated){without}", *([] if named else ROOMS), *named),
+        command_of(f"alone and not gpu and not simulated{without}", "-n", "0", *([] if named else OF_TIMES), *named),
+        *([["-m", "tests.fuzzing", "--minutes", "1"]] if everything else []),
+        command_of(f"(gpu or simulated){without}", "--dist", "loadfile", *([] if named else ROOMS), *named),
     ]
     assert not everything or (seeds[-3].startswith("--hypothesis-seed=") and seeds[-2:] == PURE)
     assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
+    assert not any("PYTHONDONTWRITEBYTECODE" in call["env"] for call in result.calls)
     assert result.calls[-1]["env"].get("HYPOTHESIS_PROFILE") == ("short" if without else None)
     assert {call["cwd"] for call in result.calls} == {str(gate.repo)}
 

@@ -7,8 +7,8 @@ trace does not hold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -64,7 +64,6 @@ class Gemms:
     lasted_ns: Int64 | None = None
 
 
-@lru_cache(maxsize=4096)
 def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
     """The shape of one product, or None where the arguments do not say it.
 
@@ -93,13 +92,22 @@ def _dtype(types: bytes, first: int) -> str | None:
     return known_dtype(names[first])[0] if first < len(names) else None
 
 
-def gemms_of(found: dict[int, Gemm | None]) -> Gemms:
-    """The products of a trace by their origin."""
-    shaped = {origin: gemm for origin, gemm in sorted(found.items()) if gemm is not None}
-    code = {gemm: place for place, gemm in enumerate(dict.fromkeys(shaped.values()))}
+def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
+    """The products of a trace by their origin; of those with the same origin the first counts.
+
+    Args:
+        origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the
+            index of its shape. shapes: may repeat; None where the trace does not say it.
+    """
+    kept = np.flatnonzero(origin >= 0)
+    origins, first = np.unique(origin[kept], return_index=True)
+    code = code[kept[first]]
+    shaped = np.array([shape is not None for shape in shapes], bool)[code] if len(code) else np.zeros(0, bool)
+    distinct: dict[Gemm | None, int] = {}
+    place = {each: distinct.setdefault(shapes[each], len(distinct)) for each in dict.fromkeys(code[shaped].tolist())}
     return Gemms(
-        np.fromiter(shaped, np.int64, len(shaped)),
-        np.fromiter((code[gemm] for gemm in shaped.values()), np.int64, len(shaped)),
-        tuple(code),
-        len(found) - len(shaped),
+        origins[shaped],
+        np.array(list(map(place.__getitem__, code[shaped].tolist())), np.int64),
+        tuple(shape for shape in distinct if shape is not None),
+        int((~shaped).sum()),
     )

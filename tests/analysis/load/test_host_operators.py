@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from aorta.analysis.load.interval_table import IntervalClass, Trace
 from aorta.analysis.load.kernel_facts import slowdowns
 from aorta.analysis.load.kernel_totals import gemm_rates, kernel_totals
-from aorta.analysis.load.kineto.host_operators import self_times
-from aorta.timeline.arrays import Spans
+from aorta.timeline.arrays import Spans, self_times
 from tests.analysis.load.kineto_files import BASE_NS, event, read, whole
 
 MAIN, WORKER = 100, 200

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from aorta.analysis.load.dtypes import known_dtype
 from aorta.analysis.load.interval_table import NULL, Interner
 from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.kineto.event_structs import Arguments
-from aorta.analysis.load.kineto.trace_events import integer
+from aorta.analysis.load.kineto.event_structs import Arguments, integer
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
 

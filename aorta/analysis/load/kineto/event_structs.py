@@ -1,5 +1,6 @@
 """What is decoded of a Kineto trace: of an event and its arguments, and of what surrounds the events (`metadata_of`:
-where it ran, and the base of its times). Everything else is skipped without being decoded.
+where it ran, and the base of its times). Everything else is skipped without being decoded. What is kept of the events
+of one kind are columns (`Rows`).
 
 Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not make a trace
 unreadable.
@@ -7,12 +8,20 @@ unreadable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from itertools import compress, count
 from typing import Any, Final, TypeAlias, Union
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from aorta.analysis.load import microseconds
+from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
+from aorta.timeline.arrays import Int64
 
 Number: TypeAlias = int | float | str | None
 
@@ -49,6 +58,14 @@ class _DigitCall(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class Untimed(msgspec.Struct, gc=False):
+    """The members of an operator that are read beside a device's rows."""
+
+    ph: str | None = None
+    name: str | int | float | None = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class _Skipped(msgspec.Struct, gc=False):
     pass
 
@@ -65,6 +82,8 @@ class DigitEvent(_Digits, gc=False):
     cat: str | None = None
 
 
+PARAMETERS: Final = "record_param_comms"
+"""The host's range that has the parameters of a collective."""
 KERNELS: Final = frozenset({"kernel", "Kernel"})
 COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
 DEVICE: Final = KERNELS | COPIES
@@ -84,8 +103,11 @@ _OTHERS: Final = (
 """Categories that make up most of a trace and are never read. One that is missing here costs time, and nothing else."""
 
 
-def _by_category(base: type[msgspec.Struct], call: type[msgspec.Struct]) -> msgspec.json.Decoder[list[Any]]:
-    read = [_of_category(category, base) for category in sorted(DEVICE | HOST)]
+def _by_category(
+    base: type[msgspec.Struct], call: type[msgspec.Struct], operator: type[msgspec.Struct]
+) -> msgspec.json.Decoder[list[Any]]:
+    read = [_of_category(category, base) for category in sorted((DEVICE | HOST) - OPERATORS)]
+    read += [_of_category(category, operator) for category in sorted(OPERATORS)]
     read += [_of_category(category, call) for category in sorted(CALLS)]
     skipped = [_of_category(category, _Skipped) for category in _OTHERS]
     return msgspec.json.Decoder(list[Union[tuple(read + skipped)]])  # type: ignore[misc]  # noqa: UP007
@@ -96,13 +118,123 @@ def _of_category(category: str, base: type[msgspec.Struct]) -> type[msgspec.Stru
     return msgspec.defstruct(name, [], bases=(base,), namespace=constants, tag_field="cat", tag=category, gc=False)
 
 
-EVENTS: Final = msgspec.json.Decoder(list[Event])
 DIGIT_EVENTS: Final = msgspec.json.Decoder(list[DigitEvent])
-EVENTS_BY_CATEGORY: Final = _by_category(_Timed, _Call)
-DIGIT_EVENTS_BY_CATEGORY: Final = _by_category(_Digits, _DigitCall)
-"""Decode the same events faster: those of other categories are skipped without being decoded. These two decoders refuse
-an unknown category, and an event without one.
+_WHOLE: Final[dict[bool, msgspec.json.Decoder[Any]]] = {False: msgspec.json.Decoder(list[Event]), True: DIGIT_EVENTS}
+_BY_CATEGORY: Final = {
+    (False, False): _by_category(_Timed, _Call, Untimed),
+    (False, True): _by_category(_Timed, _Call, _Timed),
+    (True, False): _by_category(_Digits, _DigitCall, Untimed),
+    (True, True): _by_category(_Digits, _DigitCall, _Digits),
+}
+"""Decode the same events faster, by whether digits are preserved and whether operators have times: events of other
+categories are skipped without being decoded. These decoders refuse an unknown category, and an event without one.
 """
+_REFUSALS: Final = 4
+"""Number of pieces that may fail to decode by category before this is given up; the first and the last piece of a trace
+may hold events of unknown categories.
+"""
+Piece: TypeAlias = "list[Event] | list[DigitEvent]"
+Times: TypeAlias = tuple[Int64, Int64, NDArray[np.bool_]]
+"""Starts, lengths, and which events have both."""
+
+
+class EventDecoder:
+    """Decodes pieces of the event array, by category where that is possible.
+
+    Attributes:
+        exact: whether the digits of times are preserved, because float64 loses some of this trace.
+    """
+
+    def __init__(self) -> None:
+        self.exact = False
+        self._refused = 0
+
+    def decode(self, text: bytes | memoryview, timed_operators: bool = True) -> Piece:
+        """Decode one piece. Without `timed_operators` an operator may lack everything but its name and arguments."""
+        if self._refused < _REFUSALS:
+            try:
+                return _BY_CATEGORY[self.exact, timed_operators].decode(text)
+            except msgspec.ValidationError:
+                self._refused += 1
+        events: Piece = _WHOLE[self.exact].decode(text)
+        return events
+
+    def instants(self, values: Sequence[Any]) -> tuple[Int64, NDArray[np.bool_]] | None:
+        """Nanoseconds, and which of them are known; None where decoding lost digits of one."""
+        return microseconds.of_texts(values) if self.exact else microseconds.of_numbers(values)
+
+    def times(self, events: Sequence[Any]) -> Times | None:
+        """Times of events; None where decoding lost digits of one."""
+        begun = self.instants([event.ts for event in events])
+        lasted = self.instants([event.dur for event in events])
+        if begun is None or lasted is None:
+            return None
+        return begun[0], lasted[0], begun[1] & lasted[1]
+
+
+def chosen(events: Sequence[Any], values: Sequence[Any], wanted: Set[Any]) -> list[Any]:
+    """The events whose value is wanted. No Python is run for each of them: a trace has millions."""
+    return list(compress(events, map(wanted.__contains__, values))) if wanted else []
+
+
+def where(values: Sequence[Any], wanted: Set[Any]) -> list[int]:
+    """The indices of the values that are wanted."""
+    return list(compress(count(), map(wanted.__contains__, values))) if wanted else []
+
+
+def usable(events: list[Any], times: Times, counters: Counter[str]) -> tuple[list[Any], Int64, Int64]:
+    """The events with usable times, with their starts and lengths in ns. The others are counted (W16)."""
+    start, length, known = times
+    backwards = known & (length < 0)
+    counters["without_times"] += int((~known).sum())
+    counters["negative_duration"] += int(backwards.sum())
+    keep = known & ~backwards
+    if not keep.all():
+        events = list(compress(events, keep.tolist()))
+        start, length = start[keep], length[keep]
+    return events, start, length
+
+
+class Rows:
+    """Rows of one kind, by column; times, ends included, in ns since the trace's base."""
+
+    def __init__(self) -> None:
+        self.starts: list[Int64] = []
+        self.lengths: list[Int64] = []
+        self.columns: dict[str, list[Int64]] = {}
+        self.count = 0
+
+    def add(self, start: Int64, length: Int64, **columns: Sequence[int] | Int64) -> None:
+        """Append rows. Every call must pass the same columns."""
+        self.starts.append(start)
+        self.lengths.append(length)
+        for name, values in columns.items():
+            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+        self.count += len(start)
+
+    def __getitem__(self, name: str) -> Int64:
+        return _joined(self.columns.get(name, []))
+
+    @property
+    def start(self) -> Int64:
+        """Return the start of every row."""
+        return _joined(self.starts)
+
+    @property
+    def end(self) -> Int64:
+        """Return the end of every row."""
+        return _joined(self.starts) + _joined(self.lengths)
+
+    @property
+    def fractions(self) -> bool:
+        """Return whether some time is no whole microsecond."""
+        return any(bool((_joined(parts) % 1000).any()) for parts in (self.starts, self.lengths))
+
+
+def _joined(parts: list[Int64]) -> Int64:
+    if len(parts) > 1:
+        parts[:] = [np.concatenate(parts)]
+    return parts[0] if parts else np.zeros(0, np.int64)
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -123,6 +255,38 @@ class Arguments(msgspec.Struct, gc=False):
     seq: Number = msgspec.field(default=None, name="Seq")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="Input type")
+
+
+_ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
+_NOTHING: Final = Arguments()
+_DIGITS: Final = re.compile(r"\d{1,18}")
+LARGEST: Final = 2**63
+
+
+def arguments_of(raw: msgspec.Raw | bytes) -> Arguments:
+    """Decode arguments; empty where they have an unexpected shape."""
+    try:
+        return _ARGUMENTS.decode(raw) or _NOTHING
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NOTHING
+
+
+def integer(value: Number) -> int:
+    """An integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    if type(value) is int:
+        return value if -LARGEST < value < LARGEST else NULL
+    if isinstance(value, str):
+        digits = _DIGITS.search(value)
+        value = int(digits[0]) if digits else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if value is not None and abs(value) < LARGEST else NULL
+
+
+def integers(values: Sequence[Number]) -> list[int]:
+    """`integer` of every value."""
+    of = {value: integer(value) for value in set(values)}
+    return list(map(of.__getitem__, values))
 
 
 class DistributedInfo(msgspec.Struct):

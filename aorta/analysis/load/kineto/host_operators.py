@@ -14,23 +14,53 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.load.dtypes import known_dtype
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, covered_ns, intervals
+from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
+from aorta.analysis.load.interval_table import (
+    KIND_CODE,
+    NULL,
+    Interner,
+    IntervalClass,
+    Intervals,
+    covered_ns,
+    intervals,
+)
 from aorta.analysis.load.kernel_classifier import kind_of
 from aorta.analysis.load.kineto.collective_arguments import LARGEST_BYTES, CollectiveColumns
-from aorta.analysis.load.kineto.event_structs import Arguments
-from aorta.analysis.load.kineto.trace_events import HOOKS, Rows
-from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge
+from aorta.analysis.load.kineto.event_structs import (
+    HOST,
+    OPERATORS,
+    PARAMETERS,
+    Arguments,
+    EventDecoder,
+    Piece,
+    Rows,
+    arguments_of,
+    chosen,
+    integers,
+    usable,
+    where,
+)
+from aorta.analysis.load.kineto.kernel_links import externals_of, links_of
+from aorta.analysis.load.step_markers import MARK
+from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge, self_times
 
+HELD_BYTES: Final = 128 << 20
+"""Most text of a trace that is kept until a row of a device appears."""
+HOOKS: Final = ("FSDP::", "FullyShardedDataParallel.")
+"""Ranges that FSDP2 and FSDP1 mark round their hooks. These run inside of autograd's operators, and what no operator
+in them takes they stand waiting for a collective.
+"""
+_LABELS: Final = ("gloo:", "nccl:")
 _CALL: Final = "c10d::"
 _FUNCTIONAL: Final = ("_c10d_functional::", "c10d_functional::")
-_NO_COMPUTE: Final = (_CALL, *_FUNCTIONAL, *HOOKS, "record_param_comms", "gloo:", "nccl:")
+_NO_COMPUTE: Final = (_CALL, *_FUNCTIONAL, *HOOKS, PARAMETERS, *_LABELS)
 _LABEL: Final = "gloo:"
 _ENGINE: Final = ("autograd::engine::", "torch::autograd::")
 _COMPILED: Final = ("CompiledFunction", "Torch-Compiled Region")
@@ -47,22 +77,115 @@ _DIMS: Final = msgspec.json.Decoder(list[list[int]])
 _TYPES: Final = msgspec.json.Decoder(list[str])
 
 
+class HostWork:
+    """Collects the operators of a trace, the ranges that FSDP marks round its hooks, and the labels of communication.
+
+    A trace of a device needs none of them, but Kineto writes them before the device's rows. So pieces are kept as text
+    until a row of a device appears, and read once none can come any more or `HELD_BYTES` are reached.
+
+    Attributes:
+        at_once: whether every piece is read when it comes, for which its operators need their times.
+        operators: rows of operators and hooks, by name, thread, and `origin` where they are matrix products.
+        operator_arguments: row -> arguments, of `c10d::` operators.
+        labels: rows of labels, by name and thread. label_arguments: row -> arguments.
+        names: of both.
+        counters: rows that cannot be used.
+    """
+
+    def __init__(self, decoder: EventDecoder) -> None:
+        self.at_once = False
+        self.operators, self.labels = Rows(), Rows()
+        self.operator_arguments: dict[int, Arguments] = {}
+        self.label_arguments: dict[int, Arguments] = {}
+        self.names = Interner()
+        self.counters: Counter[str] = Counter()
+        self._decoder = decoder
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._roles: dict[Any, str] = {}
+
+    def add(self, text: bytes | memoryview, events: Piece) -> None:
+        """Take a piece of the event array, as text and decoded."""
+        if self.at_once:
+            self._read(text, events)
+            return
+        self._held.append(bytes(text))
+        self._held_bytes += len(text)
+        if self._held_bytes > HELD_BYTES:
+            self.read_held()
+
+    def read_held(self) -> None:
+        """Read what was kept as text, and from now on every piece at once."""
+        self.at_once = True
+        for text in self._held:
+            self._read(text, self._decoder.decode(text))
+        self._held.clear()
+
+    def _read(self, text: bytes | memoryview, events: Piece) -> None:
+        host = [event for event in chosen(events, [event.cat for event in events], HOST) if event.ph == "X"]
+        names = [event.name for event in host]
+        for name in set(names) - self._roles.keys():
+            self._roles[name] = _role(name)
+        roles = list(map(self._roles.__getitem__, names))
+        operators = [event for event in chosen(host, roles, {"operator"}) if event.cat in OPERATORS]
+        operators += chosen(host, roles, {"hook"})
+        labels = chosen(host, roles, {"label"})
+        times = self._decoder.times(operators), self._decoder.times(labels)
+        if times[0] is None or times[1] is None:
+            self._decoder.exact = True
+            self._read(text, self._decoder.decode(text))
+            return
+        if operators:
+            self._add_operators(*usable(operators, times[0], self.counters))
+        if labels:
+            labels, start, length = usable(labels, times[1], self.counters)
+            arguments = (arguments_of(event.args) for event in labels)
+            self.label_arguments.update(enumerate(arguments, start=self.labels.count))
+            self._add(self.labels, labels, start, length)
+
+    def _add_operators(self, events: list[Any], start: Int64, length: Int64) -> None:
+        names = [event.name for event in events]
+        distinct = set(names)
+        for at in where(names, {name for name in distinct if name.startswith(_CALL)}):
+            self.operator_arguments[self.operators.count + at] = arguments_of(events[at].args)
+        products = where(names, GEMM_OPERATORS & distinct)
+        origin = np.full(len(events), NULL, np.int64)
+        origin[products] = externals_of(links_of([events[at].args for at in products]))
+        self._add(self.operators, events, start, length, origin=origin)
+
+    def _add(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
+        names = [event.name for event in events]
+        code_of = {name: self.names(name) for name in dict.fromkeys(names)}
+        rows.add(
+            start,
+            length,
+            name=list(map(code_of.__getitem__, names)),
+            thread=integers([event.tid for event in events]),
+            **columns,
+        )
+
+
+def _role(name: object) -> str:
+    """What an event is used for; empty if it is unused."""
+    if not isinstance(name, str) or name == PARAMETERS or MARK.match(name):
+        return ""
+    if name.startswith(HOOKS):
+        return "hook"
+    return "label" if name.startswith(_LABELS) else "operator"
+
+
 def host_intervals(
-    operators: Rows,
-    labels: Rows,
-    operator_arguments: Mapping[int, Arguments],
-    label_arguments: Mapping[int, Arguments],
-    names: tuple[str, ...],
-    world_size: int | None,
-    counters: Counter[str],
-    notes: list[str],
+    host: HostWork, world_size: int | None, counters: Counter[str], notes: list[str]
 ) -> tuple[Intervals, CollectiveColumns]:
     """Build the rows of compute and of communication, without ranks and steps. Gloo rows without an operator are
     counted.
-
-    Args:
-        operators: rows of the host's operators, and of `HOOKS`.
     """
+    operators, labels, operator_arguments, names = (
+        host.operators,
+        host.labels,
+        host.operator_arguments,
+        host.names.strings,
+    )
     is_label = np.array([name.startswith(_LABEL) for name in names], bool)
     communication = np.flatnonzero(is_label[labels["name"]]) if len(labels["name"]) else np.zeros(0, np.int64)
     calls = np.array(sorted(operator_arguments), np.int64)
@@ -77,7 +200,7 @@ def host_intervals(
     columns = CollectiveColumns.empty(len(communication) + len(row))
     columns.kind[: len(communication)] = kinds
     for at, label in enumerate(communication.tolist()):
-        _size(columns, at, label_arguments.get(label), world_size)
+        _size(columns, at, host.label_arguments.get(label), world_size)
     table = intervals(
         start_ns=np.concatenate((comm.start, work.start)),
         end_ns=np.concatenate((comm.end, work.end)),
@@ -241,50 +364,3 @@ def _product(shape: list[int]) -> int:
     for length in shape:
         found *= max(length, 0)
     return found
-
-
-def self_times(rows: Spans, thread: Int64) -> tuple[Int64, Spans]:
-    """Divide the time of every thread among its rows: each moment belongs to the innermost row.
-
-    Rows that overlap without nesting (times rounded to whole microseconds) are taken as if the one that began last
-    ended first: what all of them cover together stays the same.
-
-    Args:
-        rows: in any order; of rows that begin together the longest is the outermost, of equal ones the first.
-        thread: the thread of each row.
-
-    Returns:
-        Pieces that are disjoint within a thread and not empty, by thread and time, and the index of the row that each
-        of them belongs to. A row that is covered by those nested in it has no piece.
-    """
-    filled = np.flatnonzero(rows.end > rows.start)
-    order = filled[np.lexsort((-rows.end[filled], rows.start[filled], thread[filled]))]
-    owners, starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for mine in np.split(order, np.flatnonzero(np.diff(thread[order])) + 1):
-        owner, pieces = _of_thread(rows.start[mine], np.sort(rows.end[mine]))
-        owners.append(mine[owner])
-        starts.append(pieces.start)
-        ends.append(pieces.end)
-    return np.concatenate(owners), Spans(np.concatenate(starts), np.concatenate(ends))
-
-
-def _of_thread(start: Int64, end: Int64) -> tuple[Int64, Spans]:
-    """The same for one thread, from sorted starts (of rows that begin together the outermost first) and sorted ends:
-    like brackets, an end belongs to the last start that is still open.
-    """
-    count = len(start)
-    ends_before = np.searchsorted(end, start, side="right")  # what ends at a start has ended
-    starts_before = np.searchsorted(start, end, side="left")
-    # Behind an end that leaves n rows open, the innermost is the last row that began with n - 1 others open.
-    begun_beside = np.arange(count) - ends_before
-    left = starts_before - np.arange(count) - 1
-    by_depth = np.sort(begun_beside * count + np.arange(count))
-    at = np.searchsorted(by_depth, (left - 1) * count + starts_before, side="left") - 1
-    outer = np.where(left > 0, by_depth[at] % count if count else 0, -1)
-
-    times, owner = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64)
-    of_start, of_end = np.arange(count) + ends_before, np.arange(count) + starts_before
-    times[of_start], times[of_end] = start, end
-    owner[of_start], owner[of_end] = np.arange(count), outer
-    kept = np.flatnonzero((owner[:-1] >= 0) & (times[1:] > times[:-1]))
-    return owner[kept], Spans(times[kept], times[kept + 1])

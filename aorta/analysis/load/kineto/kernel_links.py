@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from aorta.analysis.load.gemm_shapes import Gemm, Gemms, gemm_of, gemms_of
+from aorta.analysis.load.gemm_shapes import Gemms, gemm_of, gemms_of
 from aorta.analysis.load.interval_table import NULL
 from aorta.analysis.load.kineto.event_structs import Number
 from aorta.analysis.load.sqlite_files import look_up
@@ -44,7 +44,9 @@ class KernelLinks:
     def __init__(self) -> None:
         self._starts: list[Int64] = []
         self._calls = array("q")
-        self._gemms: dict[int, Gemm | None] = {}
+        self._products = array("q")
+        self._shapes: list[int] = []
+        self._shape_of: dict[tuple[str, bytes, bytes], int] = {}
 
     def add_calls(self, calls: Sequence[Any], start: Int64, known: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Keep when calls began (ns), where that is known."""
@@ -56,10 +58,11 @@ class KernelLinks:
     def add_products(self, operators: Sequence[Any]) -> None:
         """Keep the shapes of matrix products (`GEMM_OPERATORS`)."""
         told = _decoded(_PRODUCTS, [operator.args for operator in operators], _Product())
+        self._products.extend(externals_of(told).tolist())
+        codes = self._shape_of
         for operator, each in zip(operators, told, strict=True):
-            external = external_of(each)
-            if external != NULL:
-                self._gemms.setdefault(external, gemm_of(operator.name, bytes(each.dims), bytes(each.types)))
+            shape = (operator.name, bytes(each.dims), bytes(each.types))
+            self._shapes.append(codes.setdefault(shape, len(codes)))
 
     def launches(self, correlation: Int64) -> Int64:
         """When the call that launched each row began, in the time of the rows; `NULL` where the trace does not say."""
@@ -71,7 +74,8 @@ class KernelLinks:
 
     def gemms(self) -> Gemms:
         """The matrix products of the trace."""
-        return gemms_of(self._gemms)
+        shapes = [gemm_of(*shape) for shape in self._shape_of]
+        return gemms_of(np.array(self._products, np.int64), np.array(self._shapes, np.int64), shapes)
 
 
 def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:
@@ -82,11 +86,6 @@ def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:
 def externals_of(links: Sequence[Links]) -> Int64:
     """The ids of the host operators, or `NULL`."""
     return idents([each.external if each.external is not None else each.external_old for each in links])
-
-
-def external_of(links: Links) -> int:
-    """The id of the host operator, or `NULL`."""
-    return _ident(links.external if links.external is not None else links.external_old)
 
 
 def idents(values: Sequence[Number]) -> Int64:

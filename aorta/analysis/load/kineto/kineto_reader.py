@@ -30,9 +30,9 @@ from aorta.analysis.load.interval_table import (
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
 from aorta.analysis.load.kineto.collective_arguments import CollectiveColumns, from_arguments, group_ranks
 from aorta.analysis.load.kineto.engine_copies import launched_by_collectives, unknown
-from aorta.analysis.load.kineto.event_structs import Metadata, metadata_of
+from aorta.analysis.load.kineto.event_structs import Metadata, Rows, metadata_of
 from aorta.analysis.load.kineto.host_operators import host_intervals
-from aorta.analysis.load.kineto.trace_events import EventColumns, Rows, external_id
+from aorta.analysis.load.kineto.trace_events import EventColumns, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.sqlite_files import look_up
@@ -53,9 +53,11 @@ def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier
     Raises:
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
-    columns = EventColumns(classifier, host_work=True)
+    columns = EventColumns(classifier)
     array = EventArray(stream, columns.decode, path)
     # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
+    if columns.host is not None and metadata_of(array.head, {}, path).devices == []:
+        columns.host.read_held()
     for piece in array.pieces():
         columns.take(piece)
     return _trace(columns, metadata_of(array.head, array.tail, path), path)
@@ -66,20 +68,16 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     counters["events"] = columns.events
     distributed = metadata.distributed
     world_size = distributed.world_size if distributed is not None else None
-    on_device = columns.device.count > 0
-    if on_device:
+    host = columns.host
+    on_device = host is None
+    if host is None:
         table, collectives = _device_intervals(columns)
+        fractions = columns.device.fractions
     else:
-        table, collectives = host_intervals(
-            columns.operators,
-            columns.labels,
-            columns.operator_arguments,
-            columns.label_arguments,
-            columns.names.strings,
-            world_size,
-            counters,
-            notes,
-        )
+        host.read_held()
+        counters.update(host.counters)
+        table, collectives = host_intervals(host, world_size, counters, notes)
+        fractions = host.operators.fractions or host.labels.fractions
     if not len(table):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
         raise InputError(
@@ -137,12 +135,12 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         host=metadata.host,
         group_ranks=groups,
         group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
-        resolution_ns=1 if columns.fractions else 1000,
+        resolution_ns=1 if fractions or columns.marks.fractions else 1000,
         counters={name: count for name, count in counters.items() if count or name == "events"},
         notes=tuple(notes),
         copies_observed=on_device,
         unseen=unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric),
-        gemms=_gemms(columns, on_device),
+        gemms=columns.links.gemms() if host is None else _host_gemms(columns.links.gemms(), host.operators),
     )
 
 
@@ -189,10 +187,7 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     return table, collectives
 
 
-def _gemms(columns: EventColumns, on_device: bool) -> Gemms:
-    gemms, operators = columns.links.gemms(), columns.operators
-    if on_device:
-        return gemms
+def _host_gemms(gemms: Gemms, operators: Rows) -> Gemms:
     # A product that contains another (a DTensor's: that of its local part) is only the inner one.
     products = np.flatnonzero(operators["origin"] != NULL)
     start, end, thread = operators.start[products], operators.end[products], operators["thread"][products]

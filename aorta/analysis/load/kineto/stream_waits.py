@@ -20,8 +20,7 @@ import numpy as np
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import EventArray
 from aorta.analysis.load.interval_table import NULL
-from aorta.analysis.load.kineto.event_structs import DEVICE, DIGIT_EVENTS, DigitEvent, Number, metadata_of
-from aorta.analysis.load.kineto.trace_events import integer
+from aorta.analysis.load.kineto.event_structs import DEVICE, DIGIT_EVENTS, DigitEvent, Number, integer, metadata_of
 from aorta.analysis.load.open import opened, reading
 
 _SYNC: Final = "cuda_sync"
