@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aorta.autopsy.ras import read_ras
 from aorta.autopsy.report import as_json, evidence_of, verdict_on
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.command_line import command, to_stdout
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     paths = [_located(word) for word in options.paths]
     evidence = evidence_of(paths, live=options.live)
+    if options.ras is not None:
+        evidence += read_ras(options.ras, evidence)
     verdict = verdict_on(evidence, options.stuck_after)
     if options.json:
         to_stdout(as_json(verdict).decode().rstrip())
@@ -69,6 +72,11 @@ def parser() -> argparse.ArgumentParser:
         "--live",
         action="store_true",
         help="look at the ranks of this host now, and ask each for its stack; they go on as before",
+    )
+    parser.add_argument(
+        "--ras",
+        metavar="FILE|HOST:PORT",
+        help="what NCCL's RAS says of the processes (JSON), or its port to ask, as localhost:28028",
     )
     parser.add_argument(
         "--stuck-after",

@@ -158,6 +158,8 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
             reason = f"its host issued {_in_collective(job, first)}, its device has not begun it; {peers} have"
         elif who.phase is not None:
             kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {_in_collective(job, first)}"
+        elif who.unresponsive:
+            reason = f"RAS gets no answer from it, and {peers} wait in {_in_collective(job, first)}"
         else:
             reason = f"it has not issued {_in_collective(job, first)}"
         found.append(
