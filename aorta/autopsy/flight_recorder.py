@@ -259,7 +259,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
     state: CollectiveState = "started" if entry.state == "started" else "issued"
     if entry.state == "completed" or (of_gloo and entry.retired):  # gloo's finished work stays scheduled
         state = "completed"
-    sizes = [math.prod(shape) for shape in entry.input_sizes]
+    sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
     whole = len(known) == len(items) == len(sizes) > 0
