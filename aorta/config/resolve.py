@@ -25,6 +25,7 @@ from aorta.config.groups.loop import calibration_steps
 from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
 from aorta.config.groups.parallel import parallel_rules
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
+from aorta.config.groups.watchdog import watchdog_rules
 from aorta.config.groups.workload import workload_rules
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
@@ -37,7 +38,7 @@ HOW_TO_BUILD = (
     "the configuration file does not build on AORTA's: begin it with\n  defaults:\n    - default\n    - _self_"
 )
 MAX_FAKE_DRIFT_PPM = 10_000
-NOT_IN_HASH = ("label", "baseline", "training.output_dir", "training.overwrite", "training.start_step")
+NOT_IN_HASH = ("label", "baseline", "watchdog", "training.output_dir", "training.overwrite", "training.start_step")
 
 
 def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -279,6 +280,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"training.start_step={training.start_step}: must be below the {planned} steps planned "
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
+    yield from watchdog_rules(config.watchdog)
     yield from workload_rules(config)
     yield from microbenchmark_rules(config)
     yield from parallel_rules(config)

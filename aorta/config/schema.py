@@ -46,6 +46,7 @@ from aorta.config.groups.parallel import (
 )
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
 from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
+from aorta.config.groups.watchdog import Watchdog
 from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Workload
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "Streams",
     "Telemetry",
     "Training",
+    "Watchdog",
     "Wording",
     "Workload",
     "register",
@@ -117,6 +119,7 @@ class Config:
     instrument: Instrument = field(default_factory=Instrument)
     baseline: Baseline = field(default_factory=Baseline)
     clock: Clock = field(default_factory=Clock)
+    watchdog: Watchdog = field(default_factory=Watchdog)
     workload: Workload = MISSING
     parallel: Parallel = MISSING
     profiling: Profiling = MISSING

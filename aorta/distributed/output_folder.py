@@ -19,8 +19,10 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import RunIncomplete
 from aorta.records.clock_offsets import CLOCK_SYNC_FILE
+from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.rpc_files import RPC_FILE
 from aorta.records.run_files import (
+    AUTOPSY_DIR,
     COPY_OVERLAP_FILE,
     HISTORY_DIR,
     MANIFEST_FILE,
@@ -155,7 +157,7 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
     files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE, STREAMS_FILE)
-    names = (*files, LOG_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
+    names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     for pattern in (RANK_FILE_GLOB, PROMETHEUS_FILE.format(name="*")):
         yield from path.glob(pattern)
     yield from (path / name for name in names if name not in stays and (path / name).exists())

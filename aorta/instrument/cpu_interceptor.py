@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,11 +33,20 @@ from aorta.instrument.dispatcher import (
     worker_threads,
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.event_clock import EventClock
+from aorta.instrument.event_clock import EventClock, on_host
 from aorta.instrument.in_flight import Group, InFlight, Waited, name_of
-from aorta.instrument.operators import OPERATORS, Operator, is_async, offered, position_of_async_op, position_of_group
+from aorta.instrument.operators import (
+    OPERATORS,
+    Operator,
+    is_async,
+    offered,
+    position_of_async_op,
+    position_of_group,
+    position_of_peer,
+)
 from aorta.instrument.timed_work import KeptAlive, TimedWork
-from aorta.records.schema import STALL_CUTOFF_NS
+from aorta.records.progress_file import NOWHERE, WHEN_UNKNOWN, Progress
+from aorta.records.schema import STALL_CUTOFF_NS, EndSource
 
 _T = TypeVar("_T")
 
@@ -67,14 +76,17 @@ class _Call(NamedTuple):
     """What an operator's schema says about its arguments, looked up once."""
 
     operator: Operator
+    number: int
     group_at: int
     async_at: int | None
+    peer_at: int | None
 
 
 class Member(NamedTuple):
     """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
     tensors blocks the device and not the host. `early`: those complete after their futures do
-    (`dispatcher.ends_on_streams`). `shared`: see `dispatcher.shares_communicator`.
+    (`dispatcher.ends_on_streams`). `shared`: see `dispatcher.shares_communicator`. `listed`: its index in the progress
+    file.
     """
 
     name: str
@@ -82,12 +94,19 @@ class Member(NamedTuple):
     on_device: bool
     early: bool
     shared: bool | None
+    listed: int
 
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The name without its module: `torch.float32` -> `float32`."""
     return str(dtype).removeprefix("torch.")
+
+
+DTYPES: Final = tuple(
+    sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=dtype_name)
+)
+"""Every dtype of this torch; a progress file has their positions."""
 
 
 def group_seen(process_group: dist.ProcessGroup) -> Group:
@@ -108,6 +127,7 @@ class CpuInterceptor:
         on_wait: called with each wait of the caller, also one that did not block.
         on_call: called with the host's times round each call of a backend that took longer than `shortest_call_ns`:
             handing a collective over is host work, and a stall only from a length on that the step builder knows.
+        progress: of the rank, in which collectives are noted.
         links: of the emulated fabric, which delays completion; None = the real network.
     """
 
@@ -120,7 +140,9 @@ class CpuInterceptor:
         links: HostLinks | None = None,
         on_call: Callable[[int, int], None] = lambda _begin, _end: None,
         shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress or Progress()
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_wait = on_issue, on_wait
         self._links = links
@@ -128,8 +150,8 @@ class CpuInterceptor:
         self._kept = KeptAlive()
         self._count: dict[str, int] = {}
         self._calls = {
-            name: _Call(operator, position_of_group(name), position_of_async_op(name))
-            for name, operator in offered().items()
+            name: _Call(operator, number, position_of_group(name), position_of_async_op(name), position_of_peer(name))
+            for number, (name, operator) in enumerate(offered().items())
         }
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, Member] = {}
@@ -138,15 +160,14 @@ class CpuInterceptor:
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """Handle one call of an operator."""
-        operator, group_at, async_at = self._calls[name]
+        call = self._calls[name]
+        operator, group_at, async_at = call.operator, call.group_at, call.async_at
         tensor = first_tensor(args)
         process_group = group_in(args[group_at])
         member = self._member(process_group)
         group = member.name
         # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
-        counter = f"{group}/{operator.kind}" if operator.point_to_point else group
-        seq = self._count.get(counter, 0)
-        self._count[counter] = seq + 1
+        seq = self._next(f"{group}/{operator.kind}" if operator.point_to_point else group)
         on_host = tensor is None or tensor.is_cpu
         self._be_late(on_host=on_host)
         issued = InFlight(
@@ -163,6 +184,7 @@ class CpuInterceptor:
             or counts_point_to_point(process_group, tensor.device),
         )
         self._on_issue(issued)
+        self._note_progress(call, member, args, issued)
         asynchronous = is_async(args, async_at)
         # The host waits for a barrier, whatever its backend.
         elsewhere = on_host or operator.argument is None
@@ -193,6 +215,21 @@ class CpuInterceptor:
         if self._links is not None:
             self._links.close()
 
+    def _next(self, counter: str) -> int:
+        count = self._count.get(counter, 0)
+        self._count[counter] = count + 1
+        return count
+
+    def _note_progress(self, call: _Call, member: Member, args: tuple[Any, ...], issued: InFlight) -> None:
+        """In the rank's progress file sends and receives are counted by peer: the two ranks of a pair agree on that
+        alone.
+        """
+        peer = NOWHERE if call.peer_at is None else args[call.peer_at]
+        number = self._next(f"{issued.group}/{issued.kind}/{peer}") if call.operator.point_to_point else issued.seq
+        issued.noted = self._progress.issue(
+            member.listed, number, call.number, issued.dtype, issued.bytes, peer, issued.issue_ns
+        )
+
     def _be_late(self, *, on_host: bool) -> None:
         if self._links is not None and on_host:
             self._links.be_late()
@@ -200,8 +237,10 @@ class CpuInterceptor:
     def _member(self, group: dist.ProcessGroup) -> Member:
         member = self._members.get(group)
         if member is None:
-            member = self._members[group] = Member(group.group_name, group.size(), *self._on_streams(group))
-            self._groups[member.name] = group_seen(group)
+            name = group.group_name
+            self._groups[name] = seen = group_seen(group)
+            listed = self._progress.group(name, seen.ranks)
+            member = self._members[group] = Member(name, group.size(), *self._on_streams(group), listed)
         return member
 
     def _is_moved(self, _member: Member, _async_at: int | None) -> bool:
@@ -223,7 +262,7 @@ class CpuInterceptor:
             self._on_call(issued.issue_ns, returned_ns)
         work = work_in(result)
         if work is None:  # it is over, and there is nothing to wait for
-            issued.stamp("wait")
+            self._over(issued)
             if issued.end is not None:
                 self._host_wait(Waited(name_of(issued), issued.issue_ns, issued.end, blocked=False))
             return result
@@ -253,6 +292,7 @@ class CpuInterceptor:
 
         def over(done: Any) -> None:
             issued.on_completion(done)
+            self._over(issued, "future")
             self._called_back.pop(id(issued), None)
 
         future.add_done_callback(over)
@@ -265,11 +305,16 @@ class CpuInterceptor:
         begin, blocked, over = time.perf_counter_ns(), not issued.look(), False
         try:
             outcome = inner()
-            issued.stamp("wait")  # not reached after an error: a timeout, say, is not the end
+            self._over(issued)  # not reached after an error: a timeout, say, is not the end
             over = True
             return outcome
         finally:
             self._host_wait(Waited(name_of(issued), begin, time.perf_counter_ns(), blocked, over))
+
+    def _over(self, issued: InFlight, source: EndSource = "wait") -> None:
+        issued.stamp(source)
+        end = issued.end
+        self._progress.completed(issued.noted, int(end) if end is not None and on_host(end) else WHEN_UNKNOWN)
 
     def _host_wait(self, wait: Waited) -> None:
         self._on_wait(wait)

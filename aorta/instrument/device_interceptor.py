@@ -40,6 +40,7 @@ from aorta.instrument.event_clock import EventClock, Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited, name_of
 from aorta.instrument.operators import Operator, tensors_in
 from aorta.instrument.timed_work import IssuedWork, TimedWork
+from aorta.records.progress_file import Progress
 
 
 class _Lent:
@@ -81,6 +82,7 @@ class DeviceInterceptor(CpuInterceptor):
         dedicated_async: run asynchronous collectives there too. The backend has a stream of its own for those, which
             their kernels leave only if it is asked for a synchronous one.
         device_link: of the emulated fabric, for collectives of device tensors; None = the real network.
+        progress: as of `CpuInterceptor`.
     """
 
     def __init__(
@@ -97,8 +99,9 @@ class DeviceInterceptor(CpuInterceptor):
         dedicated_async: bool = False,
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        super().__init__(clock, groups, on_issue, on_wait, links)
+        super().__init__(clock, groups, on_issue, on_wait, links, progress=progress)
         self._on_stream_wait, self._device = on_stream_wait, device
         self._order = StreamOrder()
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from aorta.instrument.event_clock import Mark
+from aorta.records.progress_file import NOWHERE
 from aorta.records.schema import Collective, EndSource, Wait
 from aorta.timeline.intervals import Interval
 
@@ -47,6 +48,7 @@ class InFlight:
         by_future: a backward pass took its future, and waits for that at its end (DDP).
         untimed: why it can have no end, if so.
         backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
+        noted: its index in the rank's progress file.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class InFlight:
     by_future: bool = False
     untimed: str | None = None
     backend_end_ns: int | None = None
+    noted: int = NOWHERE
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
     completion: Completion | None = field(default=None, repr=False)

@@ -33,6 +33,7 @@ from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
+from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
@@ -59,6 +60,7 @@ class Instrumentation:
         together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
         with
             steps unread).
+        progress: of the rank, in which steps, phases and collectives are noted; None: nowhere.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -79,6 +81,7 @@ class Instrumentation:
         dedicated_async: bool = False,
         together: int = 1,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
+        progress: Progress | None = None,
     ) -> None:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
@@ -100,6 +103,7 @@ class Instrumentation:
             sink,
             # An unread step on a device keeps its events and its collectives' tensors alive (R2).
             together=together if device.type == "cpu" else 1,
+            progress=progress,
         )
         self._device, self.clock, self._mode = device, clock, mode
         self._dedicated_async = dedicated_async
@@ -244,17 +248,25 @@ class Instrumentation:
                 dedicated=dedicated,
                 dedicated_async=self._dedicated_async,
                 priority=stream_priority,
+                progress=recorder.progress,
             )
             return on_device
         if module is not None:
             recorder.quiet_interceptor = tap = NativeCpuInterceptor(
-                module, self.groups, shortest_call_ns=shortest_call_ns
+                module, self.groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
             )
             return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return CpuInterceptor(
-                clock, self.groups, recorder.on_issue, recorder.on_wait, links, recorder.on_call, shortest_call_ns
+                clock,
+                self.groups,
+                recorder.on_issue,
+                recorder.on_wait,
+                links,
+                recorder.on_call,
+                shortest_call_ns,
+                recorder.progress,
             )
         from_python = DeviceInterceptor(
             clock,
@@ -268,6 +280,7 @@ class Instrumentation:
             dedicated_async=self._dedicated_async,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
+            progress=recorder.progress,
         )
         recorder.on_begin = from_python.begin
         return from_python

@@ -109,7 +109,7 @@ class OpenStep:
     the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
     times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
     range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
-    `kernels`: those of a window that the step is part of, if of any.
+    `kernels`: those of a window that the step is part of, if of any. `noted`: its collectives in the progress file.
     """
 
     facts: StepFacts
@@ -139,6 +139,7 @@ class OpenStep:
     native_events: NativeEvents | None = None
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None
+    noted: range = range(0)
 
     def marks(self) -> Iterator[Mark | None]:
         """All marks recorded by Python code."""

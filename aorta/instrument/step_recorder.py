@@ -22,6 +22,7 @@ from aorta.instrument.open_step import Counts, NativeEvents, OpenStep, Scalar, S
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.window_kernels import WindowKernels
+from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES, Unseen
 
@@ -58,22 +59,33 @@ class QuietInterceptor(Protocol):
         """Stop recording, and discard the events since `begin`."""
 
 
+_UNNOTED = Progress()
+
+
 class _Bracket:
-    """A range that is noted in `rows` of the step that was running when it began; None: there was none."""
+    """A range that is noted in `rows` of the step that was running when it began; None: there was none. In `progress`
+    it is a phase, where it has the name of one.
+    """
 
-    __slots__ = ("_clock", "_name", "_phase", "_rows", "_span")
+    __slots__ = ("_before", "_clock", "_name", "_phase", "_progress", "_rows", "_span")
 
-    def __init__(self, clock: EventClock, rows: list[Range] | None, name: str, phase: str) -> None:
+    def __init__(
+        self, clock: EventClock, rows: list[Range] | None, name: str, phase: str, progress: Progress = _UNNOTED
+    ) -> None:
         self._clock, self._rows, self._name, self._phase = clock, rows, name, phase
+        self._progress = progress
 
     def __enter__(self) -> None:
+        self._before = self._progress.enter(self._name)
         if self._rows is not None:
             self._span = Range(self._name, self._phase, self._clock.mark())
             self._rows.append(self._span)
 
-    def __exit__(self, *_how: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
         if self._rows is not None:
             self._span.end = self._clock.mark()
+        if kind is None:  # after an error the phase stays, for whoever asks where it happened
+            self._progress.enter(self._before)
 
 
 class StepRecorder:
@@ -85,6 +97,7 @@ class StepRecorder:
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: receives finished steps in order.
         together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
+        progress: of the rank, in which steps and phases are noted; None: nowhere.
 
     Attributes:
         unseen: why steps that begin now are not observed; None when they are.
@@ -105,7 +118,9 @@ class StepRecorder:
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         together: int = 1,
+        progress: Progress | None = None,
     ) -> None:
+        self.progress = progress or Progress()
         self._clock, self._reader = clock, reader
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._current: OpenStep | None = None
@@ -136,11 +151,12 @@ class StepRecorder:
         """Begin a step; one that was open is discarded."""
         self.abandon()
         self._clock.new_epoch()
+        self.progress.begin_step(facts.global_step)
         self.on_begin()
         # A mark would become part of a graph that is being captured: then only the host's clock tells.
         start = self._clock.mark() or time.perf_counter_ns()
         begun = OpenStep(facts, start, self._issued_by_backends(), self.unseen, self.no_copies)
-        begun.kernels = self.kernels
+        begun.kernels, begun.noted = self.kernels, range(issued := self.progress.issued, issued)
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.begin()
         self._current = begun
@@ -155,7 +171,8 @@ class StepRecorder:
             done.unseen = Unseen(_CAPTURED, compute=True)
         if self.quiet_interceptor is not None:
             done.native_events = self.quiet_interceptor.end()  # also reports how many collectives were captured
-        done.captured = self._captured
+        done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
+        self.progress.end_step()
         done.user_marks = self.user_marks.take()
         if self.gradients is not None:
             if done.facts.warmup:  # slower than others, and not in the same way everywhere
@@ -181,7 +198,8 @@ class StepRecorder:
 
     def aux(self, name: str) -> AbstractContextManager[None]:
         """A `with` block of work that is neither compute nor communication."""
-        return _Bracket(self._clock, None if self._current is None else self._current.aux, name, "aux")
+        rows = None if self._current is None else self._current.aux
+        return _Bracket(self._clock, rows, name, "aux", self.progress)
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
         """A `with` block in which the stages of a pipeline work on a step; what is waited for in their process group
@@ -332,6 +350,9 @@ class StepRecorder:
         ended = True
         for issued in step.collectives:  # query all, so that each end is known as early as possible
             ended &= issued.look() and self._happened(issued.end)
+        if ended and not on_host(step.end):  # the interceptors have noted those on the host already
+            for index in step.noted:
+                self.progress.completed(index, WHEN_UNKNOWN)
         ended &= all(copied.end is None or self._happened(copied.end) for copied in step.copies)
         return ended or late
 

@@ -1,8 +1,8 @@
 """`aorta.record`: records a run around a training loop that AORTA did not write.
 
 Its folder has the same content as that of `train.py`: `run.json` and a record per rank, from a header to a footer that
-says why the block ended. Must not change what is trained, handle signals, configure logging, or leave anything
-installed on exit.
+says why the block ended. Must not change what is trained, handle a signal that the program or the system uses,
+configure logging, or leave anything installed on exit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aorta.config.groups.watchdog import Watchdog, watchdog_rules
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
@@ -38,6 +39,7 @@ from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.profilers import Profiling, profiler_of
 from aorta.runner.rank_record import Ending, RankRecordWriter
 from aorta.runner.recorded_run import RunSite, recorded_run
+from aorta.runner.watchdog import noted_phases
 
 Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
@@ -80,7 +82,8 @@ class Recording:
         self._must_be_open("step")
         self._recorder.end()
         self._calibrator.after(self._next)
-        self._profiler.step()
+        with self._recorder.progress.phase("trace"):
+            self._profiler.step()
         self._next += 1
         self._begin()
 
@@ -88,6 +91,13 @@ class Recording:
         """Begin the current step here instead: after an evaluation or a checkpoint, which are no part of it."""
         self._must_be_open("restart")
         self._begin()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Announce a debugger's stop or a long evaluation to the watchdog: `with recording.pause(): ...`. It waits for
+        as long as the block takes.
+        """
+        self._must_be_open("pause")
+        return self._recorder.progress.phase("paused")
 
     def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
         """Add values to the current step; call it before `step`.
@@ -158,6 +168,7 @@ def record(
     loggers: Sequence[str | Logger] = (),
     logger_interval: int = Telemetry().logger_interval,
     calibration: str | int = InstrumentSettings().calibration,
+    watchdog_timeout_s: float | None = Watchdog().timeout_s,
 ) -> Iterator[Recording]:
     """Record the training inside the `with` block, on every rank of the default process group (or in one process).
 
@@ -187,6 +198,9 @@ def record(
         logger_interval: steps from one that is logged to the next.
         calibration: steps behind the warm-up that torch.profiler's kernels measure as well, as
             `instrument.calibration`: "auto", "off", or a number. A profiler of your own that runs then comes first.
+        watchdog_timeout_s: seconds without progress after which an autopsy of the run is written, as
+            `watchdog.timeout_s`; None: learned from the run's own steps; 0: no watchdog. Announce what takes long with
+            `recording.pause()`.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
@@ -209,6 +223,8 @@ def record(
         logger_interval,
         str(calibration),
     )
+    for broken in watchdog_rules(watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
+        raise ConfigError(f"aorta.record: {broken}")
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)
     device = device_of(model)
@@ -229,6 +245,7 @@ def record(
             calibration=calibration_plan(
                 asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
             ),
+            watchdog=watchdog,
         )
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
         instrument = stack.enter_context(run.instrument())
@@ -237,6 +254,7 @@ def record(
         for module in (*(block for _, block in found), model):
             instrument.watch_backward(module)
         instrument.watch_gradients(model)
+        stack.enter_context(noted_phases(model, run.progress))
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
         stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
@@ -251,6 +269,7 @@ def record(
                 if error.code not in (None, 0):
                     raise
                 leaving = error
+            run.progress.enter("closing")
             run.calibrator.close()
             _complete(recording, run.record, instrument)
         except BaseException as error:

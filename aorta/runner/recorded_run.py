@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from aorta.config.resolve import Resolved
-from aorta.config.schema import Clock, Mode, Telemetry
+from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.device_metrics.device_identity import identify
 from aorta.device_metrics.sampler import DeviceSampler, open_source
@@ -48,6 +48,7 @@ from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
 from aorta.loggers import Logger
 from aorta.loggers.clients import Place
 from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.progress_file import Progress
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
     SCHEMA_VERSION,
@@ -66,6 +67,7 @@ from aorta.runner.calibration import Calibrator
 from aorta.runner.live_loggers import LiveLoggers
 from aorta.runner.rank_process import log_to
 from aorta.runner.rank_record import RankRecordWriter
+from aorta.runner.watchdog import noted_progress
 
 _log = logging.getLogger(__name__)
 _TIMERS: dict[Platform, Timer] = {
@@ -112,6 +114,7 @@ class RunRequest:
         own_loggers: loggers of the caller, beside those that `telemetry` names.
         samples_per_step: of all ranks together; None where it is not known.
         calibration: which steps are measured by kernels as well; None: on a CPU.
+        watchdog: that group of the configuration.
     """
 
     asked: Asked
@@ -130,6 +133,7 @@ class RunRequest:
     own_loggers: Sequence[Logger] = ()
     samples_per_step: int | None = None
     calibration: CalibrationPlan | None = None
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class RecordedRun:
         record: this rank's, with its header written.
         clocks: of the ranks, measured once; the code that ends the run measures them again after the footer.
         calibrator: is told of each step by whoever drives the run.
+        progress: of this rank, for whoever reads it from outside.
     """
 
     request: RunRequest
@@ -149,6 +154,7 @@ class RecordedRun:
     devices: DeviceSampler
     loggers: LiveLoggers
     calibrator: Calibrator
+    progress: Progress
 
     def instrument(
         self,
@@ -179,6 +185,7 @@ class RecordedRun:
             fabric=fabric,
             together=together,
             cutoff=self.record.header.stall_cutoff,
+            progress=self.progress,
         )
         self.calibrator.attach(instrument.recorder)
         return instrument
@@ -211,8 +218,12 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     calibrator = Calibrator(request.calibration, site.device, record.writer.write)
     record.before_footer = calibrator.finish
     try:
-        with devices, live_loggers(request, site, record.header) as loggers:
-            yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator)
+        with (
+            devices,
+            live_loggers(request, site, record.header) as loggers,
+            noted_progress(site.folder, site.topology, request.warmup_steps, request.watchdog) as progress,
+        ):
+            yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, progress)
     finally:
         record.writer.close()
     if alone is not None:  # where its numbers are looked for, and the start has scrolled away
@@ -336,6 +347,7 @@ def open_instrument(
     fabric: EmulatedNetwork | None = None,
     together: int = 1,
     cutoff: StallCutoff | None = None,
+    progress: Progress | None = None,
 ) -> Instrumentation:
     """The instrument as a configuration asks for it; whoever takes it closes it.
 
@@ -344,6 +356,7 @@ def open_instrument(
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
         fabric, together: as `Instrumentation` takes them.
         cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
+        progress: as `Instrumentation` takes it.
     """
     return Instrumentation(
         device,
@@ -358,6 +371,7 @@ def open_instrument(
         dedicated_async=settings.dedicated_async,
         together=together,
         stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
+        progress=progress,
     )
 
 

@@ -147,17 +147,22 @@ class TrainingRun:
                     profiler.iteration(facts.global_step),
                 ):
                     step.run(source, facts)
-                profiler.step()
+                with run.progress.phase("trace"):
+                    profiler.step()
                 trained += 1
                 interval = config.training.checkpoint_interval
                 if interval and (facts.global_step + 1) % interval == 0:
-                    checkpoints.save(facts.global_step + 1)
+                    with run.progress.phase("checkpoint"):
+                        checkpoints.save(facts.global_step + 1)
+            run.progress.enter("closing")
             run.calibrator.close()
             if config.baseline.enabled and trained:
                 profiler.close()
                 progress.close()
+                run.progress.enter("baseline")
                 self._baselines(step, batches, agreement, stop)
             ending.signal = signals.received
+        run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
         if ending.signal is None:
@@ -261,6 +266,7 @@ class TrainingRun:
                 stop,
                 self.profiler.profiles(first),
             ),
+            watchdog=config.watchdog,
         )
 
 

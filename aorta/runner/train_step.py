@@ -200,7 +200,7 @@ class TrainStep:
         assert pipeline is not None
         with recorder.aux("data"):
             batch = next(batches)
-        with recorder.pipeline(pipeline.group_name):
+        with recorder.pipeline(pipeline.group_name), recorder.progress.phase("pipeline"):
             loss = pipeline.step(batch.inputs, batch.target, self.loss)
         return [] if loss is None else [loss]
 
@@ -211,13 +211,14 @@ class TrainStep:
             with recorder.aux("data"):
                 batch = next(batches)
                 inputs, target = self.model.cut(batch.inputs, batch.target)
-            with self.model.micro_batch(micro == count - 1):
+            with self.model.micro_batch(micro == count - 1), recorder.progress.phase("forward"):
                 with self.model.arithmetic():
                     output = self.model.module(*inputs)
                     # A view, so that the end of the loss's backward is marked before FSDP gathers the last block again:
                     # both hook this tensor, and hooks of one tensor run in the order of registration.
                     loss = self.loss(output.view_as(output), target) / count
                 scaled = self.scaler.scale(loss)
+                recorder.progress.enter("backward")
                 scaled.backward()
             losses.append(loss.detach())
         return losses

@@ -79,7 +79,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, backend: Backend, operators: Seque
                 backend.run(operator)
                 return None  # it is over
 
-            tap(operator, (tensors, object()), original)
+            tap(operator, (tensors, object(), 0, 0), original)  # a send or receive: its peer and tag
     recorder.finish()
     return lines[0]
 

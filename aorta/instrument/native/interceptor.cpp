@@ -42,6 +42,7 @@ using aorta::Future;
 using aorta::Name;
 using aorta::NO_MARK;
 using aorta::Noted;
+using aorta::Progress;
 using aorta::now_ns;
 using aorta::Span;
 using aorta::Step;
@@ -147,12 +148,17 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each new group, and returns its `on_device`, `early` and `shared`.
+  // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared`, and its index in `progress`.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
-      std::shared_ptr<Device> device)
-      : operators_(operators), enqueue_ns_(enqueue_ns), on_group_(std::move(on_group)), device_(std::move(device)) {
+      std::shared_ptr<Device> device,
+      std::shared_ptr<Progress> progress)
+      : operators_(operators),
+        enqueue_ns_(enqueue_ns),
+        on_group_(std::move(on_group)),
+        device_(std::move(device)),
+        progress_(std::move(progress)) {
     device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
                           : c10::DispatchKey::CPU;
   }
@@ -350,6 +356,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::optional<bool> shared;      // `dispatcher.shares_communicator`
+    int64_t listed;                  // its index in the progress file
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
@@ -373,7 +380,23 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     const std::lock_guard<std::mutex> held(counts_mutex_);
     step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
+    if (progress_) {
+      note_progress(index, group, arguments, row);
+    }
     return row;
+  }
+
+  // In the rank's progress file sends and receives are counted by peer: the two ranks of a pair agree on that alone.
+  void note_progress(size_t index, Group& group, c10::ArrayRef<IValue> arguments, const Collective& row) {
+    const Operator& op = operators_[index].second;
+    const int64_t peer = op.peer_at ? arguments[*op.peer_at].toInt() : Progress::NOWHERE;
+    const int64_t number =
+        op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(peer)]++ : row.seq;
+    const int64_t place = progress_->issue(
+        group.listed, number, static_cast<int64_t>(index), row.dtype, row.bytes, peer, row.issue_ns);
+    if (row.end) {
+      row.end->note_in(progress_, place);
+    }
   }
 
   aorta::Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
@@ -527,10 +550,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    std::tuple<bool, bool, std::optional<bool>> on_streams;
+    std::tuple<bool, bool, std::optional<bool>, int64_t> seen;
     {
       const py::gil_scoped_acquire interpreter;
-      on_streams = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>>>();
+      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, int64_t>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -540,9 +563,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
         size,
         counts,
         std::vector<bool>(operators_.size()),
-        std::get<0>(on_streams),
-        std::get<1>(on_streams),
-        std::get<2>(on_streams),
+        std::get<0>(seen),
+        std::get<1>(seen),
+        std::get<2>(seen),
+        std::get<3>(seen),
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
@@ -571,6 +595,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const int64_t enqueue_ns_;
   py::function on_group_;
   const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Progress> progress_;
   c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
   std::atomic<int64_t> captured_{0};
   std::atomic<int64_t> launches_{0};
@@ -663,12 +688,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         }
         return names;
       });
+  pybind11::class_<Progress, std::shared_ptr<Progress>>(module, "Progress")
+      .def(pybind11::init<
+           const std::string&,
+           int64_t,
+           int64_t,
+           int64_t,
+           int64_t,
+           int64_t,
+           const std::vector<at::ScalarType>&>());
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
            const std::vector<std::pair<std::string, Operator>>&,
            int64_t,
            py::function,
-           std::shared_ptr<Device>>())
+           std::shared_ptr<Device>,
+           std::shared_ptr<Progress>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)

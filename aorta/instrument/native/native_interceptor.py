@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.cpu_interceptor import dtype_name, group_seen
+from aorta.instrument.cpu_interceptor import DTYPES, dtype_name, group_seen
 from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, counts_point_to_point
@@ -26,6 +26,7 @@ from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InF
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.records.progress_file import RING_WORDS, Progress
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 _CPU = torch.device("cpu")
@@ -39,6 +40,7 @@ class NativeCpuInterceptor:
         groups: filled with every process group when first seen, by name.
         device: the compiled module's device object, for a run on an accelerator.
         shortest_call_ns: a backend's call that takes longer is told, as one that may have been a stall.
+        progress: of the rank, in which compiled code notes the collectives.
 
     Raises:
         InstrumentError: see `dispatcher.check_torch`.
@@ -50,9 +52,11 @@ class NativeCpuInterceptor:
         groups: dict[str, Group],
         device: Any | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        progress: Progress | None = None,
     ) -> None:
         check_torch()
         self._groups = groups
+        self._progress = progress or Progress()
         self._counts_point_to_point: dict[str, bool] = {}
         here = offered()
         self._operators = tuple(here.values())
@@ -73,7 +77,9 @@ class NativeCpuInterceptor:
             )
             for name, operator in here.items()
         ]
-        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device)
+        path = self._progress.path
+        ring = None if path is None else module.Progress(str(path), *RING_WORDS, list(DTYPES))
+        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, ring)
         self.ranges = NativeRanges(module, self._tap)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
@@ -141,11 +147,16 @@ class NativeCpuInterceptor:
         """No further collective will arrive: release the compiled object, which references this one."""
         self._tap = None
 
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
-        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`."""
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
+        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`, and its index
+        in the progress file.
+        """
         name = process_group.group_name
-        self._groups[name] = group_seen(process_group)
+        self._groups[name] = seen = group_seen(process_group)
         self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
+        return *self._on_streams(process_group), self._progress.group(name, seen.ranks)
+
+    def _on_streams(self, _process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         return False, False, None
 
 
@@ -195,6 +206,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         dedicated_async: as of `device_interceptor.DeviceInterceptor`.
         on_captured: called for each collective that is being captured into a graph.
         priority: of AORTA's own streams; None: that of the stream a collective was issued on.
+        progress: as of `NativeCpuInterceptor`.
     """
 
     def __init__(
@@ -208,13 +220,14 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         dedicated: bool,
         dedicated_async: bool = False,
         priority: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._streams, self._device, self._clock = DeviceStreams(device), device, clock
         self._on_stream_wait = on_stream_wait
         compiled = module.Device(
             clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
         )
-        super().__init__(module, groups, compiled)
+        super().__init__(module, groups, compiled, progress=progress)
         self._order = StreamOrder(lambda stream: [self._name(*name) for name in compiled.take_joined(stream)])
         self._on_captured: Callable[[], None] = lambda: None
         self._counted_launch: int | None = None
@@ -264,8 +277,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             issued.counted = issued.launch != self._counted_launch
             self._counted_launch = issued.launch
 
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
-        super()._saw(process_group)
+    def _on_streams(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         ordered = on_streams(process_group, self._device)
         if ordered[1]:
             counted = counts_point_to_point(process_group, self._device)

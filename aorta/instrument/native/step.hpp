@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "host_clock.hpp"
+#include "progress.hpp"
 
 namespace aorta {
 
@@ -37,7 +38,14 @@ class End {
   void stamp(Source source, int64_t at_ns) {
     int64_t unknown = 0;
     // In one word, so that time and source are read together.
-    both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel);
+    if (both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel) && progress_) {
+      progress_->completed(progress_index_, at_ns);
+    }
+  }
+  // Where its completion is noted as well; before it is issued.
+  void note_in(std::shared_ptr<Progress> progress, int64_t index) {
+    progress_ = std::move(progress);
+    progress_index_ = index;
   }
   // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
@@ -73,6 +81,8 @@ class End {
 
  private:
   std::atomic<int64_t> both_{0};
+  std::shared_ptr<Progress> progress_;
+  int64_t progress_index_ = Progress::NOWHERE;
   std::mutex mutex_;
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };

@@ -1,0 +1,181 @@
+"""Evidence of a recorded run: its progress files, what the watchdog saved, /proc, and how its ranks ended.
+
+    progress_evidence(Path("artifacts/cuda"))    # also while the job hangs, and after all of it died
+
+Must not change or wake a rank, unless stacks are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
+from aorta.autopsy.processes import exit_of_zombie, fatal_in, process_state, stacks_of
+from aorta.records.clocks import boot_id
+from aorta.records.progress_file import (
+    STACKS_FILE,
+    WHEN_UNKNOWN,
+    ProgressCollective,
+    ProgressFacts,
+    ProgressSeen,
+    UnreadableProgress,
+    progress_files,
+    read_progress,
+)
+from aorta.records.run_files import AUTOPSY_DIR, RANK_FILE
+from aorta.records.untrusted_files import read_small
+
+EVIDENCE_FILE: Final = "rank_{rank}.json"
+_TAIL_BYTES: Final = 1 << 20
+_KINDS: Final = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+
+
+def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = True) -> list[RankEvidence]:
+    """Evidence of each rank that has a progress file in `run_folder`, by rank; empty where there is none.
+
+    Args:
+        stacks: ask running ranks of this host for their stacks, by the signal that they chose for it.
+        saved: where the watchdog saved evidence and the rank has made no progress since, take that: the launcher may
+            have ended the rank meanwhile.
+    """
+    return [_evidence(run_folder, path, stacks=stacks, saved=saved) for path in progress_files(run_folder)]
+
+
+def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> RankEvidence:
+    try:
+        seen = read_progress(path)
+    except (OSError, UnreadableProgress) as error:
+        rank = int(path.stem.removeprefix("rank_"))
+        return RankEvidence(rank=rank, source="progress", path=str(path), torn=str(error))
+    earlier = saved_evidence(run_folder, seen.facts.rank) if saved else None
+    if earlier is not None and earlier.pid == seen.facts.pid and earlier.progress_ns == seen.state.progress_ns:
+        return earlier
+    state = _process_state(seen.facts)
+    ended, at_end = _exit(run_folder, path, seen) if state == "dead" or seen.state.exit_code else (None, [])
+    facts = seen.facts
+    taken: list[ThreadStack] = []
+    if stacks and state == "running" and facts.stack_signal is not None and seen.state.exit_code is None:
+        taken = stacks_of(facts.pid, facts.stack_signal, stacks_file(path), facts.main_thread)
+    return _rank_evidence(path, seen, state, ended, taken or at_end)
+
+
+def _rank_evidence(
+    path: Path, seen: ProgressSeen, state: ProcessState, ended: RankExit | None, stacks: list[ThreadStack]
+) -> RankEvidence:
+    facts, loop = seen.facts, seen.state
+    return RankEvidence(
+        rank=facts.rank,
+        world_size=facts.world_size,
+        source="progress",
+        path=str(path),
+        clock=f"CLOCK_MONOTONIC of {facts.host}, boot {facts.boot_id}",
+        host=facts.host,
+        pid=facts.pid,
+        state=state,
+        exit=ended,
+        taken_ns=time.perf_counter_ns() if _is_here(facts) else None,
+        progress_ns=loop.progress_ns,
+        step=loop.step,
+        phase=None if loop.phase == "none" else loop.phase,
+        phase_since_ns=loop.phase_since_ns,
+        groups=[GroupEvidence(name=group.name, ranks=tuple(sorted(group.ranks))) for group in seen.groups],
+        collectives=[_collective(row) for row in seen.collectives],
+        lost=seen.issued - len(seen.collectives),
+        stacks=stacks,
+        torn=seen.torn,
+    )
+
+
+def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
+    """What the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
+    try:
+        return msgspec.json.decode(
+            read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), type=RankEvidence
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def stacks_file(progress_file: Path) -> Path:
+    """Where the rank of a progress file writes its stacks."""
+    return progress_file.with_name(STACKS_FILE.format(rank=progress_file.stem.removeprefix("rank_")))
+
+
+def _collective(row: ProgressCollective) -> CollectiveEvidence:
+    group = row.group
+    peer = row.peer if group is None or row.peer is None or row.peer >= len(group.ranks) else group.ranks[row.peer]
+    return CollectiveEvidence(
+        group="" if group is None else group.name,
+        number=row.number,
+        kind=_KINDS.get(row.kind, row.kind),
+        state="issued" if row.completed_ns is None else "completed",
+        bytes=row.bytes,
+        dtype=row.dtype,
+        peer=peer,
+        issued_ns=row.issued_ns,
+        completed_ns=None if row.completed_ns == WHEN_UNKNOWN else row.completed_ns,
+    )
+
+
+def _is_here(facts: ProgressFacts) -> bool:
+    return facts.host == socket.gethostname() and facts.boot_id == boot_id()
+
+
+def _process_state(facts: ProgressFacts) -> ProcessState:
+    if _is_here(facts):
+        return process_state(facts.pid, facts.start_ticks)
+    # After a reboot of its host a process is gone; of another host nothing is known.
+    return "dead" if facts.host == socket.gethostname() else "unknown"
+
+
+def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | None, list[ThreadStack]]:
+    """How a rank ended, from whoever says so, and its stacks at that moment where it left them."""
+    facts = seen.facts
+    ended, stacks = fatal_in(stacks_file(path), facts.main_thread)
+    if ended is not None:
+        return ended, stacks
+    earlier = saved_evidence(run_folder, facts.rank)
+    for found in (
+        _exit_in_record(run_folder, facts.rank),
+        exit_of_zombie(facts.pid, facts.start_ticks) if _is_here(facts) else None,
+        earlier.exit if earlier is not None and earlier.pid == facts.pid else None,
+        _exit_in_error_file(facts),
+    ):
+        if found is not None:
+            return found, []
+    return None if seen.state.exit_code is None else RankExit(exit_code=seen.state.exit_code), []
+
+
+def _exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
+    """What the footer of the rank's record says; None where the record ends without one."""
+    try:
+        with (run_folder / RANK_FILE.format(rank=rank)).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            last = json.loads(file.read().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    if not isinstance(last, dict) or last.get("record") != "footer":
+        return None
+    return RankExit(signal=last.get("signal"), exit_code=last.get("exit_code"), exception=last.get("error"))
+
+
+def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
+    """The exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
+    try:
+        content: Any = json.loads(read_small(Path(facts.error_file or "")))
+        message = content["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    text = message.get("message") if isinstance(message, dict) else message
+    return RankExit(exception=str(text).strip().splitlines()[0]) if str(text).strip() else None

@@ -1,0 +1,235 @@
+"""A process beside the ranks of one host: reads their progress files, and writes an autopsy when they are stuck or die.
+
+    python -m aorta.autopsy.watchdog '{"folder": ...}'     # started by `aorta.runner.watchdog` in local rank 0
+
+It shares nothing with the ranks but files, so that it sees a rank that holds the interpreter lock, is stopped, or was
+killed, and it ends when each of them has ended. Must not import torch, end or delay a rank, or outlive them all.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aorta.autopsy.evidence import RankEvidence, RankExit
+from aorta.autopsy.processes import exit_of_zombie, process_state
+from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
+from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.run_files import AUTOPSY_DIR
+from aorta.records.whole_files import whole_file
+
+LEAST_S: Final = 10.0
+TIMES_LARGEST_GAP: Final = 10
+"""The learned timeout: so many times the largest gap between two signs of progress behind the warm-up, and at least
+`LEAST_S`. Twice what a straggler of five times the usual pace needs."""
+LEARNING_STEPS: Final = 5
+"""Steps behind the warm-up from which a timeout is learned; before them `grace_s` holds."""
+_POLL_S: Final = 0.25
+_ASLEEP_S: Final = 5.0
+"""A pause between two looks that is longer means that the host was asleep, and the ranks too."""
+_FILES_WITHIN_S: Final = 60.0
+_OTHERS_WITHIN_S: Final = 0.3
+"""How long after the first rank died the others may, before their state is taken."""
+
+
+class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What is watched: the run in `folder`, on the host of the process.
+
+    Attributes:
+        ranks: of this host.
+        timeout_s: without progress, from the end of the first step on; None: learned from the run's own steps.
+        grace_s: the same before that, and in a phase that is announced (checkpoint, evaluation, ...).
+    """
+
+    folder: str
+    run_id: str
+    attempt: int
+    ranks: tuple[int, ...]
+    timeout_s: float | None = None
+    grace_s: float = 600.0
+
+
+class Patience:
+    """How long the ranks of a host may go without progress."""
+
+    def __init__(self, timeout_s: float | None, grace_s: float, warmup_steps: int) -> None:
+        self._timeout_s, self._grace_s = timeout_s, grace_s
+        self._ready = warmup_steps + LEARNING_STEPS if timeout_s is None else 1
+        self._warmup_steps = warmup_steps
+        self._largest_gap_ns = 0
+        self._last: dict[int, ProgressState] = {}
+        self._quiet_until_ns = 0
+
+    def timeout_s(self, states: dict[int, ProgressState]) -> float:
+        """The limit now."""
+        if min(state.steps_done for state in states.values()) < self._ready:
+            return max(self._grace_s, self._timeout_s or 0)
+        return self._timeout_s or max(LEAST_S, TIMES_LARGEST_GAP * self._largest_gap_ns / 1e9)
+
+    def overdue(self, states: dict[int, ProgressState], now_ns: int) -> dict[int, float]:
+        """Ranks without progress for longer than allowed, and for how many seconds; learns from those with progress.
+
+        While one rank is paused or in an announced phase, the others may be waiting for it: time without progress
+        counts from its end on.
+        """
+        if any(self._is_excused(state, now_ns) for state in states.values()):
+            self._quiet_until_ns = now_ns
+        limit_ns = int(self.timeout_s(states) * 1e9)
+        late = {}
+        for rank, state in states.items():
+            self._learn(rank, state)
+            idle_ns = now_ns - max(state.progress_ns, self._quiet_until_ns)
+            if idle_ns > limit_ns:
+                late[rank] = idle_ns / 1e9
+        return late
+
+    def was_asleep(self, now_ns: int) -> None:
+        """Nobody was running until now."""
+        self._quiet_until_ns = now_ns
+
+    def _is_excused(self, state: ProgressState, now_ns: int) -> bool:
+        if state.phase == "paused":
+            return True
+        return state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
+
+    def _learn(self, rank: int, state: ProgressState) -> None:
+        before = self._last.get(rank)
+        self._last[rank] = state
+        if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self._quiet_until_ns:
+            return
+        self._largest_gap_ns = max(self._largest_gap_ns, state.progress_ns - before.progress_ns)
+
+
+class Watchdog:
+    """Watches until every rank has ended; `run` is its whole life."""
+
+    def __init__(self, task: WatchdogTask) -> None:
+        self._task, self._folder = task, Path(task.folder)
+        self._watches: dict[int, ProgressWatch] = {}
+        self._processes: dict[int, int] = {}
+        self._exits: dict[int, RankExit] = {}
+        self._dead: set[int] = set()
+        self._reported: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Watch."""
+        if not self._open():
+            return
+        warmup = max(watch.facts.warmup_steps for watch in self._watches.values())
+        patience = Patience(self._task.timeout_s, self._task.grace_s, warmup)
+        poller, looked_ns = select.poll(), time.perf_counter_ns()
+        for process in self._processes.values():
+            poller.register(process, select.POLLIN)
+        while True:
+            for process, _ in poller.poll(_POLL_S * 1000):
+                poller.unregister(process)
+            now_ns = time.perf_counter_ns()
+            if now_ns - looked_ns > _ASLEEP_S * 1e9:
+                patience.was_asleep(now_ns)
+            looked_ns = now_ns
+            states = self._alive()
+            failed = self._failed()
+            if failed and not self._reported:
+                time.sleep(_OTHERS_WITHIN_S)
+                self._alive()
+                self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
+            if not states:
+                return
+            late = patience.overdue(states, now_ns)
+            self._reported = {
+                rank: at for rank, at in self._reported.items() if rank not in states or states[rank].progress_ns == at
+            }
+            if late and not self._reported:
+                seconds = max(late.values())
+                self._report(late, f"made no progress for {seconds:.0f} s")
+
+    def _open(self) -> bool:
+        """Map the progress files of the task's ranks; whether there are any. The first rank's was there before this
+        process: where it is gone, another run has the folder.
+        """
+        deadline = time.monotonic() + _FILES_WITHIN_S
+        while len(self._watches) < len(self._task.ranks) and time.monotonic() < deadline:
+            for path in progress_files(self._folder):
+                with suppress(OSError, UnreadableProgress):
+                    watch = ProgressWatch(path)
+                    facts = watch.facts
+                    known = facts.rank in self._watches or facts.rank not in self._task.ranks
+                    if known or (facts.run_id, facts.attempt) != (self._task.run_id, self._task.attempt):
+                        continue
+                    self._watches[facts.rank] = watch
+                    with suppress(OSError):  # gone already
+                        self._processes[facts.rank] = os.pidfd_open(facts.pid)
+            if self._task.ranks[0] not in self._watches:
+                return False
+            if len(self._watches) < len(self._task.ranks):
+                time.sleep(0.05)
+        return bool(self._watches)
+
+    def _alive(self) -> dict[int, ProgressState]:
+        """State of each rank that is in its recorded loop; notes those that have died in there."""
+        states = {}
+        for rank, watch in self._watches.items():
+            state, facts = watch.state(), watch.facts
+            if process_state(facts.pid, facts.start_ticks) == "dead":
+                if rank not in self._dead:
+                    self._dead.add(rank)
+                    if ended := exit_of_zombie(facts.pid, facts.start_ticks):
+                        self._exits[rank] = ended
+            elif state.exit_code is None:
+                states[rank] = state
+        return states
+
+    def _failed(self) -> list[int]:
+        """Ranks that died in their recorded loop, or left it with an error; a run that a signal ends in order has
+        none.
+        """
+        failed = []
+        for rank, watch in self._watches.items():
+            code = watch.state().exit_code
+            if (code is None and rank in self._dead) or (code is not None and 0 < code < SIGNAL_EXIT_BASE):
+                failed.append(rank)
+        return failed
+
+    def _report(self, accused: dict[int, float], what: str) -> None:
+        """Save evidence of every rank, have the report written, and say so in one line."""
+        self._reported = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
+        try:
+            self._save(progress_evidence(self._folder, stacks=True, saved=False))
+            explanation = _explained(self._folder)
+        except OSError as error:
+            explanation = f"its evidence cannot be saved in {self._folder / AUTOPSY_DIR}: {error.strerror or error}"
+        who = f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))}"
+        with suppress(OSError):
+            sys.stderr.write(f"aorta watchdog: {who} {what}; {explanation}\n")
+            sys.stderr.flush()
+
+    def _save(self, evidence: list[RankEvidence]) -> None:
+        folder = self._folder / AUTOPSY_DIR
+        folder.mkdir(exist_ok=True)
+        for each in evidence:
+            if each.rank in self._watches:
+                each.exit = each.exit or self._exits.get(each.rank)
+                with whole_file(folder / EVIDENCE_FILE.format(rank=each.rank)) as part:
+                    part.write_bytes(msgspec.json.encode(each))
+
+
+def _explained(folder: Path) -> str:
+    """Where the report is, once it is written; every host writes it, from the evidence that it can see."""
+    try:
+        import_module("aorta.autopsy.report").write_autopsy(folder)
+    except Exception as error:  # noqa: BLE001  the evidence is saved, whatever is wrong with the report
+        return f"evidence in {folder / AUTOPSY_DIR}, whose report failed: {error}"
+    return f"see {folder / AUTOPSY_DIR}"
+
+
+if __name__ == "__main__":
+    Watchdog(msgspec.json.decode(sys.argv[1], type=WatchdogTask)).run()

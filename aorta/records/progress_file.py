@@ -1,0 +1,459 @@
+"""Progress of one rank in a file mapped into its memory: `progress/rank_<rank>.bin` in the run's folder.
+
+    progress = ProgressFile.create(path, facts)     # in the rank
+    with progress.phase("checkpoint"):
+        ...
+    seen = read_progress(path)                      # anywhere on the host, also while the rank is stuck or dead
+
+The rank only stores into memory; the kernel keeps the pages when the rank is killed, stopped, or holds the interpreter
+lock, so that nobody in the rank has to answer. Compiled interceptors write the ring through a mapping of their own
+(`instrument/native/progress.hpp`). Times are nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`.
+
+Layout, version 1: little-endian 64-bit words, a page of header and state, facts as JSON, groups as JSON lines, and a
+ring of `SLOTS` collectives. A slot's stamp is 0 while it is written, and then 1 + the number of the collective; step
+and phase are written between two increments of a counter, which is odd meanwhile. So a reader knows what is torn.
+
+Must not import torch, wait for anything, or raise into a training loop once the file is there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+PROGRESS_DIR: Final = "progress"
+PROGRESS_FILE: Final = "rank_{rank}.bin"
+PROGRESS_FILE_GLOB: Final = "rank_*.bin"
+STACKS_FILE: Final = "rank_{rank}.stacks"
+"""Where the rank's faulthandler writes its stacks, when it is asked to by a signal or dies by one."""
+MAGIC: Final = b"AORTAPRG"
+VERSION: Final = 1
+SLOTS: Final = 1024
+SLOT_WORDS: Final = 16
+PHASES: Final = (
+    *("none", "step", "data", "forward", "backward", "pipeline", "optimizer", "clip", "loss_read"),
+    *("checkpoint", "evaluation", "baseline", "trace", "closing", "paused"),
+)
+ANNOUNCED: Final = frozenset({"checkpoint", "evaluation", "baseline", "trace", "closing"})
+"""Phases that may take much longer than a step."""
+WHEN_UNKNOWN: Final = -1
+"""Completion time of a collective that is known to have completed, though not when."""
+NOWHERE: Final = -1
+"""Index of a collective that has no slot, of a group that is not listed, of a peer that is not known."""
+
+_WORD: Final = 8
+_STATE_AT: Final = 512
+_FACTS_AT: Final = 1024
+_GROUPS_AT: Final = 8192
+_RING_AT: Final = 65536
+_BYTES: Final = _RING_AT + SLOTS * SLOT_WORDS * _WORD
+_HEADER: Final = struct.Struct("<8sqqq")  # magic, version, slots, bytes of facts
+# Words of the state, from _STATE_AT on.
+_TURN, _STEP, _PHASE, _SINCE, _STEPS_DONE, _LOOP_NS, _ENDED, _EXIT, _GROUPS_BYTES, _ISSUED, _RING_NS = range(11)
+# Words of a slot.
+_STAMP, _GROUP, _NUMBER, _KIND, _DTYPE, _SIZE, _PEER, _ISSUED_NS, _COMPLETED_NS = range(9)
+_TRIES: Final = 10
+_RETRY_S: Final = 0.001
+
+
+class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while a rank runs.
+
+    Attributes:
+        start_ticks: of the process, as field 22 of /proc/PID/stat; tells a process from a later one of the same pid.
+        opened_ns: when the file was created.
+        warmup_steps: first steps, whose pace says nothing about later ones.
+        main_thread: identity of the thread that trains, as faulthandler prints it.
+        stack_signal: makes the rank's faulthandler write its stacks; None: none is registered.
+        error_file: in which torchrun's workers leave their exception; None: there is none.
+        kinds, dtypes, phases: names of the numbers in the file.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    pid: int
+    start_ticks: int
+    host: str
+    boot_id: str
+    run_id: str
+    attempt: int
+    opened_ns: int
+    warmup_steps: int
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    phases: tuple[str, ...] = PHASES
+    main_thread: int | None = None
+    stack_signal: int | None = None
+    error_file: str | None = None
+
+
+class ProgressGroup(msgspec.Struct, frozen=True):
+    """A process group of the rank: its global ranks, by rank within the group."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, or one send or receive, as it was issued.
+
+    Attributes:
+        index: counts all that the rank issued.
+        group: None where it is not listed.
+        number: counts those of the group; of send and receive those with this peer in this direction.
+        peer: rank within the group.
+        completed_ns: None: not seen to have completed. `WHEN_UNKNOWN`: has completed at an unknown time.
+    """
+
+    index: int
+    group: ProgressGroup | None
+    number: int
+    kind: str
+    dtype: str | None
+    bytes: int
+    peer: int | None
+    issued_ns: int
+    completed_ns: int | None
+
+
+class ProgressState(NamedTuple):
+    """Where a rank is in its loop.
+
+    Attributes:
+        step: the open step, or the last one that ended; None before the first.
+        phase: "none" outside of a step.
+        steps_done: how many steps have ended.
+        progress_ns: when a step or phase last began or ended, or a collective was issued or seen to complete.
+        exit_code: with which the rank has left the recorded part of its program; None while it is in there, or when it
+            died in there.
+    """
+
+    step: int | None
+    phase: str
+    phase_since_ns: int
+    steps_done: int
+    progress_ns: int
+    exit_code: int | None
+
+
+class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The file as read at one moment.
+
+    Attributes:
+        issued: how many collectives the rank has issued.
+        collectives: the newest of them, the oldest first.
+        torn: what could not be read, if anything.
+    """
+
+    facts: ProgressFacts
+    state: ProgressState
+    groups: tuple[ProgressGroup, ...]
+    issued: int
+    collectives: tuple[ProgressCollective, ...]
+    torn: str | None
+
+
+class UnreadableProgress(ValueError):
+    """A file is no progress file, of another version, or too short."""
+
+
+class Progress:
+    """Notes nothing: of a loop that has no file."""
+
+    path: Path | None = None
+
+    def begin_step(self, step: int) -> None:
+        """A step begins."""
+
+    def end_step(self) -> None:
+        """The open step has ended, and is counted."""
+
+    def enter(self, phase: str) -> str:
+        """A phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
+        return phase
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase, as a `with` block; afterwards the one before it goes on. After an error it stays: for whoever asks
+        where that happened.
+        """
+        before = self.enter(name)
+        yield
+        self.enter(before)
+
+    def group(self, _name: str, _ranks: Sequence[int]) -> int:
+        """List a process group; returns its index, or `NOWHERE` where there is no space."""
+        return NOWHERE
+
+    def issue(
+        self, _group: int, _number: int, _kind: int, _dtype: str | None, _size: int, _peer: int, _issued_ns: int
+    ) -> int:
+        """A collective is issued; returns its index."""
+        return NOWHERE
+
+    def completed(self, index: int, at_ns: int) -> None:
+        """A collective has completed, at a time or `WHEN_UNKNOWN`."""
+
+    @property
+    def issued(self) -> int:
+        """How many collectives have been issued."""
+        return 0
+
+    def end(self, exit_code: int) -> None:
+        """The rank leaves the recorded part of its program. What follows is not noted."""
+
+
+class ProgressFile(Progress):
+    """The writer; made by `create`. Step and phase are the training thread's alone to write."""
+
+    path: Path
+
+    def __init__(self, path: Path, memory: mmap.mmap, facts: ProgressFacts) -> None:
+        self.path = path
+        self._memory, self._words = memory, memoryview(memory).cast("q")
+        self._state = self._words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        self._phase_numbers = {name: number for number, name in enumerate(facts.phases)}
+        self._phases = facts.phases
+        self._dtypes = {name: number for number, name in enumerate(facts.dtypes)}
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._state[_STEP] = NOWHERE
+        self._state[_LOOP_NS] = self._state[_SINCE] = facts.opened_ns
+
+    @classmethod
+    def create(cls, path: Path, facts: ProgressFacts) -> ProgressFile:
+        """A new file in place of an older one, with all of its space reserved: on a full disk a later store would end
+        the process.
+
+        Raises:
+            OSError: it cannot be created or reserved, or its file system maps no files.
+        """
+        encoded = msgspec.json.encode(facts)
+        if len(encoded) > _GROUPS_AT - _FACTS_AT:
+            raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # another process may have it mapped
+        with path.open("x+b") as file:
+            os.posix_fallocate(file.fileno(), 0, _BYTES)
+            memory = mmap.mmap(file.fileno(), _BYTES)
+        memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
+        progress = cls(path, memory, facts)
+        memory[: _HEADER.size] = _HEADER.pack(MAGIC, VERSION, SLOTS, len(encoded))
+        return progress
+
+    def begin_step(self, step: int) -> None:
+        self._note(step, "step")
+
+    def end_step(self) -> None:
+        self._state[_STEPS_DONE] += 1
+        self._note(self._state[_STEP], "none")
+
+    def enter(self, phase: str) -> str:
+        before = self._phases[self._state[_PHASE]]
+        if phase in self._phase_numbers:
+            self._note(self._state[_STEP], phase)
+            return before
+        return phase
+
+    def _note(self, step: int, phase: str) -> None:
+        state, now_ns = self._state, time.perf_counter_ns()
+        state[_TURN] += 1
+        state[_STEP], state[_PHASE], state[_SINCE] = step, self._phase_numbers[phase], now_ns
+        state[_LOOP_NS] = now_ns
+        state[_TURN] += 1
+
+    def group(self, name: str, ranks: Sequence[int]) -> int:
+        group = ProgressGroup(name, tuple(ranks))
+        known = self._groups.get((name, group.ranks))
+        if known is not None:
+            return known
+        line, used = msgspec.json.encode(group) + b"\n", self._state[_GROUPS_BYTES]
+        if _GROUPS_AT + used + len(line) > _RING_AT:
+            return NOWHERE
+        self._memory[_GROUPS_AT + used : _GROUPS_AT + used + len(line)] = line
+        self._state[_GROUPS_BYTES] = used + len(line)
+        index = self._groups[(name, group.ranks)] = len(self._groups)
+        return index
+
+    def issue(self, group: int, number: int, kind: int, dtype: str | None, size: int, peer: int, issued_ns: int) -> int:
+        state, words = self._state, self._words
+        index = state[_ISSUED]
+        at = _RING_AT // _WORD + index % SLOTS * SLOT_WORDS
+        state[_ISSUED] = index + 1  # first, so that a slot that was never finished is missed
+        words[at + _STAMP] = 0
+        words[at + _GROUP], words[at + _NUMBER], words[at + _KIND] = group, number, kind
+        words[at + _DTYPE] = NOWHERE if dtype is None else self._dtypes.get(dtype, NOWHERE)
+        words[at + _SIZE], words[at + _PEER] = size, peer
+        words[at + _ISSUED_NS], words[at + _COMPLETED_NS] = issued_ns, 0
+        words[at + _STAMP] = index + 1
+        state[_RING_NS] = issued_ns
+        return index
+
+    def completed(self, index: int, at_ns: int) -> None:
+        at = _RING_AT // _WORD + index % SLOTS * SLOT_WORDS
+        if index != NOWHERE and self._words[at + _STAMP] == index + 1:
+            self._words[at + _COMPLETED_NS] = at_ns
+            self._state[_RING_NS] = max(self._state[_RING_NS], at_ns)
+
+    @property
+    def issued(self) -> int:
+        return self._state[_ISSUED]
+
+    def end(self, exit_code: int) -> None:
+        self._state[_EXIT] = exit_code
+        self._state[_ENDED] = 1
+
+
+RING_WORDS: Final = (_STATE_AT // _WORD + _ISSUED, _STATE_AT // _WORD + _RING_NS, _RING_AT // _WORD, SLOTS, SLOT_WORDS)
+"""For a writer of the ring in compiled code: words of the count and the time of progress, the first slot's, how many
+slots there are, and how many words each has."""
+
+
+class ProgressWatch:
+    """A file that is looked at again and again, mapped for reading.
+
+    Raises:
+        OSError, UnreadableProgress: as `read_progress`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.path, self.facts = path, _facts(path, self._memory)
+        self._state = _words_of(path, self._memory)[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+
+    def state(self) -> ProgressState:
+        """The state as it is now; step and phase may be of two moments that follow each other closely."""
+        return _state(self._state, self.facts)
+
+
+def read_progress(path: Path) -> ProgressSeen:
+    """The file as it is now. What is being written meanwhile is read again, and named in `torn` where that does not
+    help.
+
+    Raises:
+        OSError: it cannot be read.
+        UnreadableProgress: it is no progress file, of another version, or too short.
+    """
+    for _ in range(_TRIES):
+        data = path.read_bytes()
+        words = _words_of(path, data)
+        facts = _facts(path, data)
+        state = words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        groups, torn = _groups(data, state[_GROUPS_BYTES])
+        collectives, lost = _collectives(words, _words_of(path, path.read_bytes()), facts, groups)
+        if lost:
+            torn.append(f"{lost} of the newest collectives: they were being written")
+        if state[_TURN] % 2:
+            torn.append("step and phase: they were being written")
+        if not torn:
+            break
+        time.sleep(_RETRY_S)
+    return ProgressSeen(
+        facts=facts,
+        state=_state(state, facts),
+        groups=groups,
+        issued=state[_ISSUED],
+        collectives=collectives,
+        torn="; ".join(torn) or None,
+    )
+
+
+def start_ticks(pid: int | str) -> int:
+    """When a process started, in ticks since boot: field 22 of /proc/PID/stat (proc(5)). 0 where there is no /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    # The second field may hold blanks and parentheses.
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def progress_files(run_folder: Path) -> list[Path]:
+    """The progress files of a run, by rank; empty where there are none."""
+    try:
+        found = list((run_folder / PROGRESS_DIR).glob(PROGRESS_FILE_GLOB))
+    except OSError:
+        return []
+    numbered = [(path.stem.removeprefix("rank_"), path) for path in found]
+    return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
+
+
+def _state(state: memoryview, facts: ProgressFacts) -> ProgressState:
+    return ProgressState(
+        step=None if state[_STEP] == NOWHERE else state[_STEP],
+        phase=_name(facts.phases, state[_PHASE]) or "none",
+        phase_since_ns=state[_SINCE],
+        steps_done=state[_STEPS_DONE],
+        progress_ns=max(state[_LOOP_NS], state[_RING_NS]),
+        exit_code=state[_EXIT] if state[_ENDED] else None,
+    )
+
+
+def _words_of(path: Path, data: bytes | mmap.mmap) -> memoryview:
+    if len(data) < _BYTES or data[: len(MAGIC)] != MAGIC:
+        raise UnreadableProgress(f"{path}: is not a progress file, or is cut off: {len(data)} bytes of {_BYTES}")
+    _, version, slots, _ = _HEADER.unpack_from(data)
+    if version != VERSION or slots != SLOTS:
+        raise UnreadableProgress(
+            f"{path}: version {version} with {slots} slots; this AORTA reads version {VERSION} with {SLOTS}"
+        )
+    return memoryview(data)[:_BYTES].cast("q")
+
+
+def _facts(path: Path, data: bytes | mmap.mmap) -> ProgressFacts:
+    size = _HEADER.unpack_from(data)[3]
+    try:
+        return msgspec.json.decode(data[_FACTS_AT : _FACTS_AT + size], type=ProgressFacts)
+    except msgspec.DecodeError as error:
+        raise UnreadableProgress(f"{path}: its facts cannot be read: {error}") from error
+
+
+def _groups(data: bytes, size: int) -> tuple[tuple[ProgressGroup, ...], list[str]]:
+    try:
+        lines = data[_GROUPS_AT : _GROUPS_AT + size].splitlines()
+        return tuple(msgspec.json.decode(line, type=ProgressGroup) for line in lines), []
+    except msgspec.DecodeError as error:
+        return (), [f"groups: {error}"]
+
+
+def _collectives(
+    words: memoryview, again: memoryview, facts: ProgressFacts, groups: tuple[ProgressGroup, ...]
+) -> tuple[tuple[ProgressCollective, ...], int]:
+    """The collectives in the ring, and how many slots between them could not be read."""
+    found = []
+    for slot in range(SLOTS):
+        at = _RING_AT // _WORD + slot * SLOT_WORDS
+        row = words[at : at + SLOT_WORDS]
+        index = row[_STAMP] - 1
+        if index < 0 or again[at + _STAMP] != row[_STAMP] or index % SLOTS != slot:
+            continue
+        found.append(
+            ProgressCollective(
+                index=index,
+                group=groups[row[_GROUP]] if 0 <= row[_GROUP] < len(groups) else None,
+                number=row[_NUMBER],
+                kind=_name(facts.kinds, row[_KIND]) or "unknown",
+                dtype=_name(facts.dtypes, row[_DTYPE]),
+                bytes=row[_SIZE],
+                peer=None if row[_PEER] == NOWHERE else row[_PEER],
+                issued_ns=row[_ISSUED_NS],
+                completed_ns=row[_COMPLETED_NS] or None,
+            )
+        )
+    found.sort(key=lambda row: row.index)
+    newest = max(words[_STATE_AT // _WORD + _ISSUED], found[-1].index + 1 if found else 0)
+    found = [row for row in found if row.index >= newest - SLOTS]
+    return tuple(found), min(newest, SLOTS) - len(found)
+
+
+def _name(names: Sequence[str], number: int) -> str | None:
+    return names[number] if 0 <= number < len(names) else None

@@ -1,0 +1,197 @@
+"""The progress file of a rank, and the watchdog that reads those of a host, for as long as a run is recorded.
+
+Must not fail a run: where the file or the process cannot be had, the run goes on without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+import aorta
+from aorta.config.schema import Watchdog as WatchdogSettings
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.topology import Topology
+from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
+from aorta.instrument.operators import offered
+from aorta.records.clocks import boot_id
+from aorta.records.progress_file import (
+    PROGRESS_DIR,
+    PROGRESS_FILE,
+    STACKS_FILE,
+    Progress,
+    ProgressFacts,
+    ProgressFile,
+    start_ticks,
+)
+
+_log = logging.getLogger(__name__)
+_started: list[subprocess.Popen[bytes]] = []
+"""Watchdogs of this process; each ends by itself, when the last rank of its host has."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Other ranks may still be running: their watchdog is not waited for, which Python would warn of."""
+    for process in _started:
+        process.returncode = process.poll() or 0
+
+
+@contextmanager
+def noted_progress(
+    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings
+) -> Iterator[Progress]:
+    """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
+    with ExitStack() as stack:
+        progress = _progress(folder, topology, warmup_steps, stack)
+        if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
+            _start(folder, topology, settings)
+        try:
+            yield progress
+        except BaseException as error:
+            progress.end(_exit_code(error))
+            raise
+        progress.end(0)
+
+
+@contextmanager
+def noted_phases(model: nn.Module, progress: Progress) -> Iterator[None]:
+    """Note when `model` runs forward, its backward pass begins, and an optimizer steps, for the length of a `with`
+    block.
+    """
+    if progress.path is None:
+        yield
+        return
+
+    def enter(phase: str) -> Callable[..., None]:
+        return lambda *_: _void(progress.enter(phase))
+
+    backward = enter("backward")
+
+    def watch_output(_module: nn.Module, _inputs: object, output: object) -> None:
+        first = next((each for each in tree_leaves(output) if isinstance(each, torch.Tensor)), None)
+        if first is not None and first.requires_grad:
+            first.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    hooks = [
+        model.register_forward_pre_hook(enter("forward")),
+        model.register_forward_hook(watch_output),
+        register_optimizer_step_pre_hook(enter("optimizer")),
+        register_optimizer_step_post_hook(enter("step")),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _void(_value: object) -> None:
+    """Hooks must return None: anything else would replace what they are given."""
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(getattr(error, "exit_code", 1))
+
+
+def _progress(folder: RunFolder, topology: Topology, warmup_steps: int, stack: ExitStack) -> Progress:
+    directory = folder.path / PROGRESS_DIR
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        number, forget = _stacks_on_signal(directory / STACKS_FILE.format(rank=topology.rank))
+        stack.callback(forget)
+        return ProgressFile.create(
+            directory / PROGRESS_FILE.format(rank=topology.rank),
+            ProgressFacts(
+                rank=topology.rank,
+                world_size=topology.world_size,
+                local_rank=topology.local_rank,
+                pid=topology.pid,
+                start_ticks=start_ticks("self"),
+                host=topology.host,
+                boot_id=boot_id(),
+                run_id=folder.run_id,
+                attempt=folder.attempt,
+                opened_ns=time.perf_counter_ns(),
+                warmup_steps=warmup_steps,
+                kinds=tuple(operator.kind for operator in offered().values()),
+                dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
+                main_thread=threading.get_ident(),
+                stack_signal=number,
+                error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
+            ),
+        )
+    except OSError as error:
+        _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
+        return Progress()
+
+
+def _stacks_on_signal(path: Path) -> tuple[int | None, Callable[[], None]]:
+    """Have faulthandler write the stacks of all threads to `path` on a signal that nobody uses, and on a fatal one
+    unless the program has faulthandler on already; returns the signal, None where all are used, and what undoes it.
+    """
+    file = path.open("wb", buffering=0)
+    free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
+    number = next((each for each in free if signal.getsignal(each) == signal.SIG_DFL), None)
+    if number is not None:
+        faulthandler.register(number, file=file, all_threads=True)
+    enabled = not faulthandler.is_enabled()
+    if enabled:
+        faulthandler.enable(file=file, all_threads=True)
+
+    def forget() -> None:
+        if number is not None:
+            faulthandler.unregister(number)
+        if enabled:
+            faulthandler.disable()
+        file.close()
+
+    return number, forget
+
+
+def _start(folder: RunFolder, topology: Topology, settings: WatchdogSettings) -> None:
+    _started[:] = [process for process in _started if process.poll() is None]
+    first = topology.rank
+    task = {
+        "folder": str(folder.path),
+        "run_id": folder.run_id,
+        "attempt": folder.attempt,
+        "ranks": list(range(first, first + topology.local_world_size)),
+        "timeout_s": settings.timeout_s,
+        "grace_s": settings.grace_s,
+    }
+    paths = [str(Path(aorta.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    try:
+        # In a session of its own, as launchers end the ranks' whole process groups; without their sockets, which would
+        # stay open when a rank dies.
+        _started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "aorta.autopsy.watchdog", json.dumps(task)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                close_fds=True,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            )
+        )
+    except OSError as error:
+        _log.warning("no watchdog: it cannot be started: %s", error.strerror or error)

@@ -1,0 +1,209 @@
+"""The watchdog beside ranks that are real processes: it sees what becomes of them, and leaves with the last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.autopsy.evidence import RankEvidence, RankExit
+from aorta.autopsy.processes import parse_stacks, process_state
+from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
+from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files, start_ticks
+
+TIMEOUT_S = 2.0
+
+
+class Host:
+    """Two ranks and their watchdog."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ranks = folder, list[subprocess.Popen[bytes]]()
+        self._watchdogs = list[subprocess.Popen[str]]()
+
+    def start(self, *fates: str) -> None:
+        """Start a rank for each fate."""
+        (self.folder / PROGRESS_DIR).mkdir()
+        for rank, fate in enumerate(fates):
+            command = [sys.executable, "-m", "tests.autopsy.watched_rank", str(self.folder / PROGRESS_DIR), str(rank)]
+            self.ranks.append(subprocess.Popen([*command, fate]))
+        while len(progress_files(self.folder)) < len(fates):
+            assert all(rank.poll() is None for rank in self.ranks)
+
+    def watch(self, grace_s: float = 60.0) -> subprocess.Popen[str]:
+        """Start the watchdog."""
+        task = WatchdogTask(
+            folder=str(self.folder),
+            run_id="run",
+            attempt=0,
+            ranks=tuple(range(len(self.ranks))),
+            timeout_s=TIMEOUT_S,
+            grace_s=grace_s,
+        )
+        command = [sys.executable, "-m", "aorta.autopsy.watchdog", msgspec.json.encode(task).decode()]
+        self._watchdogs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return self._watchdogs[-1]
+
+    def evidence(self) -> dict[int, RankEvidence]:
+        return {each.rank: each for each in progress_evidence(self.folder)}
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+        for watchdog in self._watchdogs:
+            watchdog.wait(timeout=20)  # it leaves by itself, when the last rank has
+            assert watchdog.stderr is not None
+            watchdog.stderr.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.end()
+
+
+@pytest.mark.parametrize(
+    ("fate", "state", "innermost"),
+    [("sleep", "running", "meet"), ("lock", "running", "meet"), ("stop", "stopped", None)],
+)
+def test_a_rank_that_is_stuck_is_seen_while_it_is(host: Host, fate: str, state: str, innermost: str | None) -> None:
+    host.start(fate, "sleep")
+    watchdog = host.watch()
+    assert watchdog.stderr is not None
+    line = watchdog.stderr.readline()
+    assert "ranks 0, 1 made no progress for" in line
+    assert all(rank.poll() is None for rank in host.ranks)  # nobody was ended
+    stuck = host.evidence()[0]
+    assert (stuck.state, stuck.step, stuck.phase, stuck.exit) == (state, 9, "forward", None)
+    if innermost is None:
+        assert stuck.stacks == []
+    else:
+        assert stuck.stacks[0].frames[0].endswith(f" {innermost}")
+        assert "watched_rank.py" in stuck.stacks[0].frames[0]
+    host.end()
+    assert watchdog.returncode == 0
+    after = host.evidence()[0]
+    assert (after.state, after.stacks) == (stuck.state, stuck.stacks)  # saved before they were ended
+    assert progress_evidence(host.folder, saved=False)[0].state == "dead"
+
+
+@pytest.mark.parametrize(("fate", "name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
+def test_a_rank_that_dies_leaves_its_signal_and_phase(host: Host, fate: str, name: str) -> None:
+    host.start(fate, "sleep")
+    watchdog = host.watch(grace_s=600)
+    assert watchdog.stderr is not None
+    assert "rank 0 ended before its run did" in watchdog.stderr.readline()
+    evidence = host.evidence()
+    assert (evidence[0].state, evidence[0].exit, evidence[0].phase) == ("dead", RankExit(signal=name), "forward")
+    assert (evidence[1].state, evidence[1].exit) == ("running", None)
+
+
+def test_all_ranks_killed_at_once_leave_evidence(host: Host) -> None:
+    host.start("sleep", "sleep")
+    watchdog = host.watch()
+    while any(each.step != 9 for each in progress_evidence(host.folder)):
+        pass
+    for rank in host.ranks:
+        os.kill(rank.pid, signal.SIGKILL)
+    assert watchdog.stderr is not None
+    said = watchdog.stderr.readline()
+    assert watchdog.wait(timeout=20) == 0
+    assert "ranks 0, 1 ended before" in said
+    assert [(each.state, each.step) for each in host.evidence().values()] == [("dead", 9)] * 2
+
+
+@pytest.mark.parametrize("fate", ["pause", "checkpoint"])
+def test_what_is_announced_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Host, fate: str) -> None:
+    host.start(fate, "wait")
+    watchdog = host.watch()
+    assert watchdog.stderr is not None
+    assert watchdog.stderr.read() == ""
+    assert not (host.folder / "autopsy").exists()
+
+
+def test_evidence_that_cannot_be_saved_is_said(host: Host) -> None:
+    (host.folder / "autopsy").touch()  # where the folder would be
+    host.start("kill", "go")
+    watchdog = host.watch()
+    assert watchdog.stderr is not None
+    assert "cannot be saved" in watchdog.stderr.readline()
+    assert host.evidence()[0].state == "dead"
+
+
+def test_a_later_process_with_the_same_pid_is_another(host: Host) -> None:
+    ticks = start_ticks("self")
+    assert process_state(os.getpid(), ticks) == "running"
+    assert process_state(os.getpid(), ticks + 1) == "dead"
+
+
+def test_no_run_no_watchdog(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.ranks = [subprocess.Popen([sys.executable, "-c", ""])]
+    assert host.watch().wait(timeout=30) == 0
+    host.end()
+
+
+def state(steps_done: int, at_s: float, phase: str = "forward") -> ProgressState:
+    return ProgressState(steps_done, phase, int(at_s * 1e9), steps_done, int(at_s * 1e9), None)
+
+
+def overdue(patience: Patience, now_s: float, *states: ProgressState) -> list[int]:
+    return sorted(patience.overdue(dict(enumerate(states)), int(now_s * 1e9)))
+
+
+def test_a_first_step_that_compiles_is_waited_for() -> None:
+    learning = Patience(None, 600.0, warmup_steps=5)
+    assert overdue(learning, 60, state(0, 0)) == []
+    assert overdue(learning, 601, state(0, 0)) == [0]
+    given = Patience(3.0, 600.0, warmup_steps=5)
+    assert overdue(given, 60, state(0, 0)) == []
+    assert overdue(given, 64, state(1, 60)) == [0]
+
+
+def test_the_timeout_is_learned_behind_the_warmup() -> None:
+    patience = Patience(None, 600.0, warmup_steps=5)
+    overdue(patience, 0, state(0, 0))
+    overdue(patience, 90, state(1, 90))  # a step of the warm-up
+    overdue(patience, 91, state(10, 91))
+    assert patience.timeout_s({0: state(10, 91)}) == LEAST_S
+    overdue(patience, 94, state(11, 94))
+    assert patience.timeout_s({0: state(11, 94)}) == pytest.approx(30)
+    assert overdue(patience, 94 + 5 * 3, state(11, 94)) == []  # a straggler of five times the pace
+    assert overdue(patience, 125, state(11, 94)) == [0]
+
+
+def test_who_waits_for_a_checkpoint_is_not_late_when_it_ends() -> None:
+    patience = Patience(3.0, 600.0, warmup_steps=0)
+    assert overdue(patience, 30, state(9, 1, "checkpoint"), state(9, 1)) == []
+    assert overdue(patience, 31, state(9, 30.9), state(9, 1)) == []
+    assert overdue(patience, 34, state(9, 30.9), state(9, 1)) == [0, 1]
+    assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "checkpoint")) == [0]
+    assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "paused")) == []
+
+
+def test_a_host_that_was_asleep_is_no_alarm() -> None:
+    patience = Patience(3.0, 600.0, warmup_steps=0)
+    patience.was_asleep(int(99e9))
+    assert overdue(patience, 100, state(9, 1)) == []
+
+
+def test_stacks_of_faulthandler() -> None:
+    text = """\
+Thread 0x000000000000000a (most recent call first):
+  File "/a b.py", line 3 in wait
+
+Current thread 0x000000000000000b (most recent call first):
+  File "/c.py", line ??? in <module>
+"""
+    main, other = parse_stacks(text, 0xB)
+    assert (main.name, main.frames) == ("MainThread", ("/c.py:??? <module>",))
+    assert (other.name, other.frames) == ("0xa", ("/a b.py:3 wait",))

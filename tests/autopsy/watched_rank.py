@@ -1,0 +1,88 @@
+"""A rank without torch: notes steps in its progress file, and then does what its third argument says.
+
+python -m tests.autopsy.watched_rank FOLDER RANK FATE
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from aorta.records.clocks import boot_id
+from aorta.records.progress_file import ProgressFacts, ProgressFile, start_ticks
+
+STEPS = 10
+SIGNAL = signal.SIGRTMAX - 1
+LONG_S = 4.0
+"""Longer than the timeout of the tests."""
+
+
+def main(folder: Path, rank: int, fate: str) -> None:
+    """Ten steps, the fate of this rank in the middle of the last, or its end in order."""
+    stacks = (folder / f"rank_{rank}.stacks").open("wb", buffering=0)
+    faulthandler.register(SIGNAL, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks)
+    progress = ProgressFile.create(folder / f"rank_{rank}.bin", facts(rank))
+    for step in range(STEPS):
+        progress.begin_step(step)
+        time.sleep(0.02)
+        if step == STEPS - 1:
+            progress.enter("forward")
+            meet(progress, fate)
+        progress.end_step()
+    progress.end(0)
+
+
+def facts(rank: int) -> ProgressFacts:
+    return ProgressFacts(
+        rank=rank,
+        world_size=2,
+        local_rank=rank,
+        pid=os.getpid(),
+        start_ticks=start_ticks("self"),
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        run_id="run",
+        attempt=0,
+        opened_ns=time.perf_counter_ns(),
+        warmup_steps=2,
+        kinds=(),
+        dtypes=(),
+        main_thread=threading.get_ident(),
+        stack_signal=SIGNAL,
+    )
+
+
+def meet(progress: ProgressFile, fate: str) -> None:
+    match fate:
+        case "sleep":
+            time.sleep(600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "lock":  # a deadlock in compiled code that holds the interpreter lock, which no signal ends
+            library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+            library.pthread_mutex_lock(mutex)
+            library.pthread_mutex_lock(mutex)
+        case "pause":
+            with progress.phase("paused"):
+                time.sleep(LONG_S)
+        case "checkpoint":
+            with progress.phase("checkpoint"):
+                time.sleep(LONG_S)
+        case "wait":  # for a rank that is excused
+            time.sleep(LONG_S + 0.5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
