@@ -8,7 +8,6 @@ Must not change or wake a rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -17,15 +16,16 @@ import msgspec
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
+from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Verdict
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.errors import InputError
+from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.records.whole_files import whole_file
 
 STUCK_AFTER_S: Final = 10.0
 """A recorded rank that made progress within so many seconds is not stuck: the watchdog's least timeout."""
-_PROGRESS_DIR: Final = "progress"
 JSON_FILE: Final = "autopsy.json"
 TEXT_FILE: Final = "autopsy.txt"
 
@@ -40,15 +40,14 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
     Raises:
         InputError: there is no evidence, or several runs.
     """
-    runs = [path for path in paths if (path / _PROGRESS_DIR).is_dir()]
+    runs = [path for path in paths if (path / PROGRESS_DIR).is_dir()]
     if not runs:
         if live:
-            raise InputError(f"{paths[0]}: no {_PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
+            raise InputError(f"{paths[0]}: no {PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
         return read_dumps(paths)
     if len(runs) > 1:
         raise InputError(f"{runs[0]} and {runs[1]}: an autopsy is of one run")
-    module = import_module("aorta.autopsy.progress_evidence")
-    found: list[RankEvidence] = module.progress_evidence(runs[0], stacks=live, saved=not live)
+    found = progress_evidence(runs[0], stacks=live, saved=not live)
     others = [path for path in paths if path != runs[0]]
     return [*found, *(read_dumps(others) if others else [])]
 
