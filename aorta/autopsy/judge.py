@@ -157,6 +157,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         doing = rank.state if rank.state in ("dead", "stopped") else "no answer"
+        doing = "ended in order" if rank.exit is not None and rank.exit.exit_code == 0 else doing
         since = rank.still_s if rank.state == "stopped" else None
     elif last is not None and not is_elsewhere(rank):
         name = case.job.name(last.channel, last.collective)

@@ -26,6 +26,8 @@ from aorta.records.whole_files import whole_file
 
 STUCK_AFTER_S: Final = 10.0
 """A recorded rank that made progress within so many seconds is not stuck: the watchdog's least timeout."""
+WATCHED_AFTER_S: Final = 1.0
+"""The same of evidence that a watchdog saved when its timeout, which may be shorter than that, was over."""
 JSON_FILE: Final = "autopsy.json"
 TEXT_FILE: Final = "autopsy.txt"
 
@@ -52,9 +54,21 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
     return [*found, *(read_dumps(others) if others else [])]
 
 
-def verdict_on(evidence: Sequence[RankEvidence], stuck_after_s: float | None = None) -> Verdict:
-    """Judge evidence; where it has ages, a rank that moved within `STUCK_AFTER_S` shows that nothing is stuck."""
-    return judge(evidence, stuck_after_s=STUCK_AFTER_S if stuck_after_s is None else stuck_after_s)
+def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s: float | None = None) -> Verdict:
+    """Judge evidence. Where it has ages, a rank that moved shortly before shows that nothing is stuck.
+
+    Args:
+        watched: the evidence was saved by a watchdog, which has waited already, unless a rank died.
+        stuck_after_s: what is shortly; None: `STUCK_AFTER_S`, or of evidence that was waited for `WATCHED_AFTER_S`.
+    """
+    waited = watched and all(one.state != "dead" for one in evidence)
+    usual_s = WATCHED_AFTER_S if waited else STUCK_AFTER_S
+    return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
+
+
+def is_watched(folder: Path) -> bool:
+    """Whether a watchdog has saved evidence in a run's folder."""
+    return any((folder / AUTOPSY_DIR).glob("rank_*.json"))
 
 
 def write_autopsy(folder: Path) -> Verdict:
@@ -64,7 +78,7 @@ def write_autopsy(folder: Path) -> Verdict:
         InputError: there is no evidence in the folder.
         OSError: the report cannot be written.
     """
-    verdict = verdict_on(evidence_of([folder]))
+    verdict = verdict_on(evidence_of([folder]), watched=is_watched(folder))
     there = folder / AUTOPSY_DIR
     there.mkdir(exist_ok=True)
     with whole_file(there / JSON_FILE) as part:

@@ -234,6 +234,27 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
     ]
 
 
+def nobody_waits(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """Where no rank has a collective open and none makes progress, each that is in a step is stuck by itself. Assumes
+    that the evidence has ages, and that somebody has judged them long.
+    """
+    if before or case.waits.open or case.job.missing:
+        return []
+    return [
+        Accusation(
+            rank=rank.rank,
+            kind="stuck_outside",
+            rule="nobody_waits",
+            reason=f"it is in {rank.phase}, and nobody waits in a collective",
+            evidence=[f"last seen {_where(rank)}"],
+            phase=rank.phase,
+            since_s=_since(rank),
+        )
+        for rank in case.job.ranks.values()
+        if not rank.gone and rank.phase is not None and rank.still_s is not None
+    ]
+
+
 RULES: Final[tuple[Rule, ...]] = (
     dead,
     stopped,
@@ -242,6 +263,7 @@ RULES: Final[tuple[Rule, ...]] = (
     behind_its_peers,
     unfinished_alone,
     busy_elsewhere,
+    nobody_waits,
 )
 """Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
 
