@@ -93,7 +93,7 @@ class StepRecorder:
 
     Args:
         clock: of the device.
-        reader: builds a line from a step's marks.
+        builder: builds a line from a step's marks.
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: receives finished steps in order.
         together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
@@ -114,14 +114,14 @@ class StepRecorder:
     def __init__(
         self,
         clock: EventClock,
-        reader: StepBuilder,
+        builder: StepBuilder,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         together: int = 1,
         progress: Progress | None = None,
     ) -> None:
         self.progress = progress or Progress()
-        self._clock, self._reader = clock, reader
+        self._clock, self._builder = clock, builder
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._current: OpenStep | None = None
         self._unread: deque[OpenStep] = deque()
@@ -360,5 +360,5 @@ class StepRecorder:
         return mark is not None and (on_host(mark) or self._clock.read_ns(mark) is not None)
 
     def _write(self, step: OpenStep) -> None:
-        self._sink(self._reader.line(step))
+        self._sink(self._builder.line(step))
         self.steps_written += 1

@@ -1,4 +1,4 @@
-"""The third waist: what `run.json` and `summary.json` hold, as types that are computed, rendered and written.
+"""What `run.json` and `summary.json` hold, as types that are computed, rendered and written.
 
 `dataset` describes one run, `comparison` two of them, `manifest` the file `run.json`. JSON is the serialisation of
 these structs (`as_json`) and nothing else; their JSON Schemas are generated from them (`json_schemas`).
