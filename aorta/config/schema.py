@@ -16,6 +16,7 @@ from omegaconf import MISSING
 
 from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
+from aorta.config.groups.faults import Fault
 from aorta.config.groups.loop import (
     Baseline,
     Clock,
@@ -77,6 +78,7 @@ __all__ = [
     "Devices",
     "EmulatedFabric",
     "Fabric",
+    "Fault",
     "Gpt",
     "Instrument",
     "Loggers",
@@ -120,6 +122,7 @@ class Config:
     baseline: Baseline = field(default_factory=Baseline)
     clock: Clock = field(default_factory=Clock)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    fault: Fault = field(default_factory=Fault)
     workload: Workload = MISSING
     parallel: Parallel = MISSING
     profiling: Profiling = MISSING

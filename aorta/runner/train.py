@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aorta.command_line import shown_path
+from aorta.config.groups.faults import planned_faults
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
@@ -45,6 +46,7 @@ from aorta.runner.progress_display import announced, progress_of
 from aorta.runner.rank_process import log_to, run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
+from aorta.workload.faults import injected_faults
 from aorta.workload.task import Batch, Batches
 from aorta.workload.tasks import task_of
 
@@ -138,15 +140,18 @@ class TrainingRun:
             clocks = trace_metadata(run.clocks.result, topology.rank)
             profiler = self.profiler.begin(first, folder.traces(topology.rank).parent, shape, clocks)
             stack.enter_context(profiler)
+            planned = planned_faults(config.fault)
+            faults = stack.enter_context(injected_faults(planned, topology.rank, step.model.module, run.progress.phase))
             for facts, source in self._steps(first, stop, request.warmup_steps, step.schedule, batches):
                 if not agreement.may_start(facts.global_step):
                     break
+                faults.begin(facts.global_step)
                 with (
                     run.calibrator.step(facts.global_step),
                     markers.iteration(facts.global_step),
                     profiler.iteration(facts.global_step),
                 ):
-                    step.run(source, facts)
+                    step.run(faults.batches(source), facts)
                 with run.progress.phase("trace"):
                     profiler.step()
                 trained += 1

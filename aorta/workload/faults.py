@@ -1,0 +1,211 @@
+"""Carries out the faults of `aorta.config.groups.faults` in a training loop, at the step and rank that they name.
+
+    with injected_faults(planned, rank, model) as faults:       # on every rank
+        for step in range(...):
+            faults.begin(step)
+            batch = next(faults.batches(loader))
+            ...
+
+Some act on a collective of their own, which all ranks then issue in the forward pass of every step: the faulty rank
+issues another one, or none. Must not do anything where no fault is planned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Final, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from aorta.config.groups.faults import PlannedFault
+
+T = TypeVar("T")
+_ELEMENTS: Final = 1000
+_LATE_S: Final = 1.0
+ISSUES: Final = frozenset(
+    ("skipped_collective", "swapped_order", "wrong_size", "wrong_dtype", "wrong_kind", "wrong_group")
+)
+"""Kinds for which every rank issues two small all-reduces in the forward pass of each step."""
+
+
+class Faults:
+    """The faults of one rank.
+
+    Args:
+        planned: those of all ranks.
+        rank: this one.
+        phase: announces a phase to whoever watches; a `with` block.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[PlannedFault],
+        rank: int,
+        phase: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
+    ) -> None:
+        self._own = {fault.kind: fault.step for fault in planned if fault.rank == rank}
+        self._issues = any(fault.kind in ISSUES for fault in planned)
+        self._phase = phase
+        self._step = -1
+        self._twin: dist.ProcessGroup | None = None
+        if any(fault.kind == "wrong_group" for fault in planned):
+            self._twin = dist.new_group()
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+        if self._now("stuck_checkpoint"):
+            with self._phase("checkpoint"):
+                _sleep_for_ever()
+
+    def batches(self, source: Iterator[T]) -> Iterator[T]:
+        """The batches of a loader, some late and some never."""
+        return self._late(source) if self._own else source
+
+    def _late(self, source: Iterator[T]) -> Iterator[T]:
+        for batch in source:
+            if self._since("slow_data"):
+                time.sleep(_LATE_S)
+            if self._now("stuck_data"):
+                _sleep_for_ever()
+            yield batch
+
+    def before_forward(self, *_arguments: Any) -> None:
+        """Hook of the model."""
+        if self._since("slow_rank"):
+            time.sleep(_LATE_S)
+        for kind, act in _ACTS.items():
+            if self._now(kind):
+                act()
+        if self._issues:
+            self._issue()
+
+    def before_optimizer(self, *_arguments: Any) -> None:
+        """Hook of every optimizer."""
+        if self._now("stuck_optimizer"):
+            _sleep_for_ever()
+
+    def _issue(self) -> None:
+        first, second = torch.ones(_ELEMENTS), torch.ones(2 * _ELEMENTS)
+        if self._now("swapped_order"):
+            first, second = second, first
+        if self._now("wrong_size"):
+            first = torch.ones(3 * _ELEMENTS)
+        if self._now("wrong_dtype"):
+            first = first.double()
+        if self._now("wrong_kind"):
+            dist.broadcast(first, 0)
+        elif not self._now("skipped_collective"):
+            dist.all_reduce(first, group=self._twin if self._now("wrong_group") else None)
+        dist.all_reduce(second)
+
+    def _now(self, kind: str) -> bool:
+        return self._own.get(kind) == self._step
+
+    def _since(self, kind: str) -> bool:
+        return kind in self._own and self._step >= self._own[kind]
+
+
+@contextmanager
+def injected_faults(
+    planned: Sequence[PlannedFault],
+    rank: int,
+    model: nn.Module,
+    phase: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
+) -> Iterator[Faults]:
+    """The faults of this rank, hooked into `model` and all optimizers for the length of a `with` block; collective."""
+    faults = Faults(planned, rank, phase)
+    with ExitStack() as stack:
+        if planned:
+            stack.callback(model.register_forward_pre_hook(faults.before_forward).remove)
+            stack.callback(register_optimizer_step_pre_hook(faults.before_optimizer).remove)
+        yield faults
+
+
+def _sleep_for_ever() -> NoReturn:
+    while True:
+        time.sleep(3600)
+
+
+def _raise() -> NoReturn:
+    raise RuntimeError("injected fault: workload_exception")
+
+
+def _raise_from_a_thread() -> None:
+    main = ctypes.c_ulong(threading.get_ident())
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    threading.Thread(target=lambda: set_exception(main, ctypes.py_object(RuntimeError))).start()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        pass
+
+
+def _raise_in_a_handler() -> None:
+    def handler(*_arguments: object) -> NoReturn:
+        raise RuntimeError("injected fault: signal_exception")
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.raise_signal(signal.SIGALRM)
+
+
+def _interrupt_twice() -> None:
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+
+
+def _end_by(number: signal.Signals) -> Callable[[], None]:
+    def act() -> None:
+        if number is not signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        _sleep_for_ever()
+
+    return act
+
+
+def _read_address_zero() -> None:
+    _leave_no_core()
+    ctypes.string_at(0)
+
+
+def _abort() -> None:
+    _leave_no_core()
+    os.abort()
+
+
+def _leave_no_core() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _lock_the_interpreter() -> None:
+    """A mutex locked twice: unlike a sleep, no signal's handler ends that wait."""
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+_ACTS: Final[dict[str, Callable[[], Any]]] = {
+    "workload_exception": _raise,
+    "async_exception": _raise_from_a_thread,
+    "signal_exception": _raise_in_a_handler,
+    "sigint": _interrupt_twice,
+    "sigterm": _end_by(signal.SIGTERM),
+    "sigkill": _end_by(signal.SIGKILL),
+    "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "segfault": _read_address_zero,
+    "abort": _abort,
+    "lock_gil": _lock_the_interpreter,
+    "stuck_forward": _sleep_for_ever,
+    "rank_dependent_branch": lambda: dist.barrier(),
+}
+"""What happens at the beginning of a forward pass."""
