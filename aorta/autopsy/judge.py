@@ -45,6 +45,10 @@ _SLOW_WAIT_S: Final = 1.0
 """A wait that has lasted less is part of a healthy step."""
 
 
+_AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
+"""Rules that accuse rightly also where something moves."""
+
+
 def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = None) -> Verdict:
     """Say why a job makes no progress.
 
@@ -67,7 +71,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         found += rule(case, found)
     suspects: list[int] = []
     if moving:
-        found = [one for one in found if one.kind in ("dead", "stopped")] or _slow(case, found)
+        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or _slow(case, found)
         kind: Kind = found[0].kind if found else "not_stuck"
     elif found:
         kind = found[0].kind

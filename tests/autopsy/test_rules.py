@@ -73,6 +73,15 @@ def test_a_wrong_size_is_the_rank_s_that_departs_from_its_past(ranks: int) -> No
             assert (one.rank, one.kind, one.aspect) == (rank, "signature_mismatch", "size")
 
 
+def test_an_error_that_a_healthy_rank_meets_in_a_mismatch_is_no_cause() -> None:
+    evidence = run(ddp(3), {2: resized(4)})
+    error = "RuntimeError: op.preamble.length <= op.nbytes"
+    evidence[0].state, evidence[0].exit = "dead", RankExit(exit_code=1, exception=error)
+    evidence[1].progress_ns = evidence[1].taken_ns
+    (one,) = judge(evidence, stuck_after_s=10).culprits
+    assert (one.rank, one.kind, one.aspect) == (2, "signature_mismatch", "size")
+
+
 def test_a_wrong_size_without_a_past_is_that_of_the_minority() -> None:
     (one,) = judge(run(clipped(3), {1: resized(0)})).culprits
     assert (one.rank, one.aspect) == (1, "size")
