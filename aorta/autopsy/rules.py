@@ -47,7 +47,7 @@ Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
 def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
     """A process that ended by itself is a cause (`aorta.autopsy.endings`). Assumes that ranks which ended on a
     launcher's signal, or with an error that names a lost connection or a timeout, did so because of another cause, if
-    there is one, and that an error of a rank that met a mismatch is the mismatch's.
+    there is one, and that a rank which met a mismatch was ended by it unless it was killed: gloo aborts there.
     """
     met = {rank for found in case.mismatches for rank in found.issued}
     return [
@@ -60,7 +60,7 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
             phase=rank.phase,
         )
         for rank in ended_first(case.job, case.waits.roots)
-        if rank.rank not in met or (rank.exit is not None and rank.exit.signal is not None)
+        if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL")
     ]
 
 

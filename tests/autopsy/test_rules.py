@@ -73,10 +73,13 @@ def test_a_wrong_size_is_the_rank_s_that_departs_from_its_past(ranks: int) -> No
             assert (one.rank, one.kind, one.aspect) == (rank, "signature_mismatch", "size")
 
 
-def test_an_error_that_a_healthy_rank_meets_in_a_mismatch_is_no_cause() -> None:
+@pytest.mark.parametrize(
+    "ending",
+    [RankExit(exit_code=1, exception="RuntimeError: op.preamble.length <= op.nbytes"), RankExit(signal="SIGABRT")],
+)
+def test_an_error_that_a_healthy_rank_meets_in_a_mismatch_is_no_cause(ending: RankExit) -> None:
     evidence = run(ddp(3), {2: resized(4)})
-    error = "RuntimeError: op.preamble.length <= op.nbytes"
-    evidence[0].state, evidence[0].exit = "dead", RankExit(exit_code=1, exception=error)
+    evidence[0].state, evidence[0].exit = "dead", ending
     evidence[1].progress_ns = evidence[1].taken_ns
     (one,) = judge(evidence, stuck_after_s=10).culprits
     assert (one.rank, one.kind, one.aspect) == (2, "signature_mismatch", "size")
