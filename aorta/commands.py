@@ -98,6 +98,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "a table and heat maps of a sweep that `aorta train -m` made",
         "artifacts/sweep",
     ),
+    "autopsy": Command(
+        "aorta.autopsy_command:main",
+        "why a job hangs: which rank, in which collective, and what the others wait for",
+        "/tmp/dumps",
+    ),
     "traces": Command(
         "aorta.analysis.load.export_command:trace_tables",
         "the intervals of traces as a table",

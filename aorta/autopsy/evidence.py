@@ -37,6 +37,7 @@ class CollectiveEvidence(msgspec.Struct, kw_only=True):
             and receive, those between this pair of ranks in this direction.
         kind: as in the record: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send, recv, ...;
             `UNKNOWN_KIND` where only its number is known.
+        bytes: the full array, as in the record: of an all_gather what every rank has in the end.
         peer: global rank of the other side of a send or receive.
         input_sizes, dtype: where the source has them; `bytes` otherwise.
         issued_by: the innermost frame of the user's program, "file:line function".

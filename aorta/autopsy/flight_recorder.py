@@ -126,7 +126,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     dumps = {rank: _read(path) for rank, path in files.items()}
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in _ranks(group.ranks)]
-    world = max([*files, *listed]) + 1
+    world = max([*files, *listed]) + 1 if listed else None
     whole = all(not dump.entries or dump.entries[0].record_id == 0 for dump in readable.values())
     return [
         RankEvidence(rank=rank, world_size=world, source="flight_recorder", path=str(files[rank]), torn=dump)
@@ -184,7 +184,7 @@ def _ranks(said: str | list[int]) -> tuple[int, ...]:
     return tuple(sorted(map(int, re.findall(r"\d+", said)) if isinstance(said, str) else said))
 
 
-def _evidence(rank: int, world: int, path: Path, dump: _Dump, whole: bool) -> RankEvidence:
+def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool) -> RankEvidence:
     groups = {
         name: GroupEvidence(name=name, description=each.desc or None, ranks=_ranks(each.ranks))
         for name, each in dump.pg_config.items()
@@ -259,7 +259,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
     state: CollectiveState = "started" if entry.state == "started" else "issued"
     if entry.state == "completed" or (of_gloo and entry.retired):  # gloo's finished work stays scheduled
         state = "completed"
-    sizes = [math.prod(shape) for shape in entry.input_sizes]
+    sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
     whole = len(known) == len(items) == len(sizes) > 0

@@ -179,7 +179,8 @@ def join(evidence: Iterable[RankEvidence]) -> Job:
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
     world = tuple(sorted(known | set(range(max(sizes, default=0)))))
     groups = {name: _with_users(group, name in listed, ranks.values(), world) for name, group in groups.items()}
-    listed |= {name for name, group in groups.items() if group.ranks == world}
+    if any(sizes):  # or else there may be ranks that nobody speaks of
+        listed |= {name for name, group in groups.items() if group.ranks == world}
     unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
     notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
     return Job(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))

@@ -14,7 +14,7 @@ from typing import Final
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.job import Job, Rank, join
 from aorta.autopsy.rules import RULES, Case
-from aorta.autopsy.verdict import Accusation, CollectiveName, Kind, RankDoing, Verdict, Wait
+from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_words
 from aorta.autopsy.waits import OpenCollective, is_elsewhere
 from aorta.command_line import name_ranks
 from aorta.version import __version__
@@ -45,6 +45,10 @@ _SLOW_WAIT_S: Final = 1.0
 """A wait that has lasted less is part of a healthy step."""
 
 
+_AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
+"""Rules that accuse rightly also where something moves."""
+
+
 def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = None) -> Verdict:
     """Say why a job makes no progress.
 
@@ -67,7 +71,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         found += rule(case, found)
     suspects: list[int] = []
     if moving:
-        found = [one for one in found if one.kind in ("dead", "stopped")] or _slow(case, found)
+        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or _slow(case, found)
         kind: Kind = found[0].kind if found else "not_stuck"
     elif found:
         kind = found[0].kind
@@ -114,7 +118,8 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     if undecided:
         return "cannot_decide", sorted(undecided)
     unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
-    dead = {rank.rank for rank in job.ranks.values() if rank.state == "dead"}
+    ended = [rank for rank in job.ranks.values() if rank.state == "dead"]
+    dead = {rank.rank for rank in ended if rank.exit is None or rank.exit.exit_code != 0}
     if unknown or (dead and (waits.open or job.missing)):
         return "cannot_decide", sorted(unknown | dead | (set(job.missing) if dead else set()))
     unresponsive = {rank.rank for rank in job.ranks.values() if rank.unresponsive}
@@ -127,7 +132,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     return ("cannot_decide", []) if job.missing or not job.ranks or dead else ("not_stuck", [])
 
 
-def _chain(case: Case, culprits: Sequence[int]) -> list[Wait]:
+def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
     """Who waits for whom, those next to a culprit first; where there is none, all that wait."""
     distance = case.waits.waiters(culprits)
     joined: dict[tuple[object, int], list[OpenCollective]] = {}
@@ -139,7 +144,7 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[Wait]:
         ages = [case.job.ranks[one.rank].age_s(one.collective.issued_ns) for one in several]
         known = [age for age in ages if age is not None]
         waits.append(
-            Wait(
+            WaitingRanks(
                 ranks=sorted(one.rank for one in several),
                 for_ranks=sorted(set().union(*(one.behind | one.unknown for one in several))),
                 collective=case.job.name(several[0].channel, several[0].collective),
@@ -156,10 +161,11 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         doing = rank.state if rank.state in ("dead", "stopped") else "no answer"
+        doing = "ended in order" if rank.exit is not None and rank.exit.exit_code == 0 else doing
         since = rank.still_s if rank.state == "stopped" else None
     elif last is not None and not is_elsewhere(rank):
         name = case.job.name(last.channel, last.collective)
-        doing, since = f"in {said(name)}", rank.age_s(last.collective.issued_ns)
+        doing, since = f"in {name}", rank.age_s(last.collective.issued_ns)
     elif rank.phase is not None:
         doing = f"in {rank.phase}"
     elif rank.torn:
@@ -177,17 +183,14 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     )
 
 
-def said(name: CollectiveName) -> str:
-    """A collective in a few words: `all_reduce 4711 of dp`."""
-    return f"{name.kind} {name.number} of {name.description or name.group}"
-
-
-def _summary(kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[Wait], job: Job) -> str:
+def _summary(
+    kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[WaitingRanks], job: Job
+) -> str:
     """The answer in one sentence."""
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for another for longer than usual"
     if kind == "stuck_inside" and not found:
-        where = ", ".join(said(one.collective) for one in waits[:2])
+        where = ", ".join(str(one.collective) for one in waits[:2])
         return f"all ranks have issued {where}, and it does not complete: a link, a device or the library"
     if kind == "cannot_decide":
         if suspects:
@@ -206,7 +209,9 @@ def _notes(job: Job) -> list[str]:
     """What limits the answer."""
     torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
     unlisted = sorted(
-        group.description or name for name, group in job.groups.items() if name not in job.listed and group.ranks
+        group_words(name, group.description)
+        for name, group in job.groups.items()
+        if name not in job.listed and group.ranks
     )
     guessed = [f"the ranks of {', '.join(unlisted)} are those that were seen to use it"] if unlisted else []
     return [*job.notes, *torn, *guessed]

@@ -15,7 +15,7 @@ from typing import Final
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
 from aorta.autopsy.job import Channel, Job, signature
 from aorta.autopsy.order import conforms, next_expected
-from aorta.autopsy.verdict import Aspect, Kind
+from aorta.autopsy.verdict import Aspect, Kind, group_words
 from aorta.command_line import name_ranks
 
 _ONE_SIZE: Final = ("all_reduce", "reduce_scatter", "broadcast", "reduce", "all_gather", "barrier")
@@ -111,7 +111,7 @@ def _mismatch(
             return None
         accused = _odd(job, channel, number, camps)
         ahead, swapped = _order(job, channel, number, issued, accused)
-        group = job.groups[channel.group].description or channel.group
+        group = group_words(channel.group, job.groups[channel.group].description)
         return Mismatch(channel, group, number, aspect, issued, camps, accused, ahead, swapped)
     return None
 

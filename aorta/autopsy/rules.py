@@ -18,7 +18,7 @@ from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import Job, Rank
 from aorta.autopsy.mismatches import Mismatch, mismatches
 from aorta.autopsy.order import conforms
-from aorta.autopsy.verdict import Accusation, Kind
+from aorta.autopsy.verdict import Accusation, Kind, group_words
 from aorta.autopsy.waits import OpenCollective, Waits, is_behind, is_elsewhere
 from aorta.command_line import name_ranks
 
@@ -47,8 +47,9 @@ Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
 def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
     """A process that ended by itself is a cause (`aorta.autopsy.endings`). Assumes that ranks which ended on a
     launcher's signal, or with an error that names a lost connection or a timeout, did so because of another cause, if
-    there is one.
+    there is one, and that a rank which met a mismatch was ended by it unless it was killed: gloo aborts there.
     """
+    met = {rank for found in case.mismatches for rank in found.issued}
     return [
         Accusation(
             rank=rank.rank,
@@ -59,6 +60,7 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
             phase=rank.phase,
         )
         for rank in ended_first(case.job, case.waits.roots)
+        if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL")
     ]
 
 
@@ -158,6 +160,8 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
             reason = f"its host issued {_in_collective(job, first)}, its device has not begun it; {peers} have"
         elif who.phase is not None:
             kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {_in_collective(job, first)}"
+        elif who.unresponsive:
+            reason = f"RAS gets no answer from it, and {peers} wait in {_in_collective(job, first)}"
         else:
             reason = f"it has not issued {_in_collective(job, first)}"
         found.append(
@@ -166,7 +170,7 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
                 kind=kind,
                 rule="behind_its_peers",
                 reason=reason,
-                evidence=[_progress_there(job, one) for one in awaited[:4]],
+                evidence=list(dict.fromkeys(_progress_there(job, one) for one in awaited)),
                 phase=who.phase,
                 since_s=_since(who),
                 collective=job.name(first.channel, first.collective),
@@ -232,6 +236,27 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
     ]
 
 
+def nobody_waits(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+    """Where no rank has a collective open and none makes progress, each that is in a step is stuck by itself. Assumes
+    that the evidence has ages, and that somebody has judged them long.
+    """
+    if before or case.waits.open or case.job.missing:
+        return []
+    return [
+        Accusation(
+            rank=rank.rank,
+            kind="stuck_outside",
+            rule="nobody_waits",
+            reason=f"it is in {rank.phase}, and nobody waits in a collective",
+            evidence=[f"last seen {_where(rank)}"],
+            phase=rank.phase,
+            since_s=_since(rank),
+        )
+        for rank in case.job.ranks.values()
+        if not rank.gone and rank.phase is not None and rank.still_s is not None
+    ]
+
+
 RULES: Final[tuple[Rule, ...]] = (
     dead,
     stopped,
@@ -240,6 +265,7 @@ RULES: Final[tuple[Rule, ...]] = (
     behind_its_peers,
     unfinished_alone,
     busy_elsewhere,
+    nobody_waits,
 )
 """Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
 
@@ -269,8 +295,7 @@ def _where(rank: Rank) -> str:
 
 
 def _in_collective(job: Job, one: OpenCollective) -> str:
-    name = job.name(one.channel, one.collective)
-    return f"{name.kind} {name.number} of {name.description or name.group}"
+    return str(job.name(one.channel, one.collective))
 
 
 def _progress_there(job: Job, one: OpenCollective) -> str:
@@ -281,7 +306,7 @@ def _progress_there(job: Job, one: OpenCollective) -> str:
             issued.setdefault(max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1, []).append(member)
     group = job.groups[one.channel.group]
     said = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
-    return f"issued in {group.description or group.name}: {said}"
+    return f"issued in {group_words(group.name, group.description)}: {said}"
 
 
 def _since(rank: Rank) -> float | None:

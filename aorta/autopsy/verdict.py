@@ -1,6 +1,6 @@
 """The answer of an autopsy, as types that are computed, rendered and written (`aorta autopsy --json` prints one).
 
-Its JSON Schema is `docs/schemas/autopsy-1.schema.json`. Must not compute anything.
+Its JSON Schema is `docs/schemas/autopsy-1.schema.json`. Must not compute anything but what a struct says of itself.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 """In what a collective differs between ranks."""
 
 
+def group_words(name: str, description: str | None) -> str:
+    """A group in words: its description, or `group 0`."""
+    return description or f"group {name}"
+
+
 class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of a job: the `number`-th of its group, from 0."""
 
@@ -45,6 +50,9 @@ class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     kind: str
     bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} of {group_words(self.group, self.description)}"
 
 
 class Accusation(msgspec.Struct, kw_only=True):
@@ -70,7 +78,7 @@ class Accusation(msgspec.Struct, kw_only=True):
     collective: CollectiveName | None = None
 
 
-class Wait(msgspec.Struct, kw_only=True):
+class WaitingRanks(msgspec.Struct, kw_only=True):
     """Ranks that wait in one collective, and for whom. `since_s`: how long the first of them has waited."""
 
     ranks: list[int]
@@ -122,7 +130,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     summary: str
     culprits: list[Accusation] = []
     suspects: list[int] = []
-    waits: list[Wait] = []
+    waits: list[WaitingRanks] = []
     ranks: list[RankDoing] = []
     missing: list[int] = []
     contradictions: list[str] = []

@@ -205,6 +205,9 @@ def run(
         for one in _completed(ranks, groups):
             one.state, one.completed_ns = "completed", now * S
             moved = True
+    for one in ranks.values():
+        if one.at == len(one.program) and one.state == "running" and not one.open():
+            one.phase, one.state, one.exit = None, "dead", RankExit(exit_code=0)
     taken = (now + HUNG_S) * S
     return [
         RankEvidence(

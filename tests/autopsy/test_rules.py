@@ -73,6 +73,18 @@ def test_a_wrong_size_is_the_rank_s_that_departs_from_its_past(ranks: int) -> No
             assert (one.rank, one.kind, one.aspect) == (rank, "signature_mismatch", "size")
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [RankExit(exit_code=1, exception="RuntimeError: op.preamble.length <= op.nbytes"), RankExit(signal="SIGABRT")],
+)
+def test_an_error_that_a_healthy_rank_meets_in_a_mismatch_is_no_cause(ending: RankExit) -> None:
+    evidence = run(ddp(3), {2: resized(4)})
+    evidence[0].state, evidence[0].exit = "dead", ending
+    evidence[1].progress_ns = evidence[1].taken_ns
+    (one,) = judge(evidence, stuck_after_s=10).culprits
+    assert (one.rank, one.kind, one.aspect) == (2, "signature_mismatch", "size")
+
+
 def test_a_wrong_size_without_a_past_is_that_of_the_minority() -> None:
     (one,) = judge(run(clipped(3), {1: resized(0)})).culprits
     assert (one.rank, one.aspect) == (1, "size")
@@ -101,7 +113,7 @@ def test_two_collectives_in_flight_show_that_they_were_swapped() -> None:
 def test_a_collective_left_out_at_the_end_is_missed_by_the_others() -> None:
     programs: dict[int, Program] = ddp(3)
     (one,) = judge(run(programs, {2: skipped(5)})).culprits
-    assert (one.rank, one.rule) == (2, "behind_its_peers")
+    assert (one.rank, one.reason) == (2, "its process ended with exit code 0")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -127,6 +139,13 @@ def test_the_chain_is_followed_over_groups() -> None:
     assert [one.rank for one in verdict.culprits] == [2]
     assert verdict.waits[0].for_ranks == [2]
     assert {rank for wait in verdict.waits for rank in wait.ranks} == {0, 1, 3, 4, 5, 6, 7}
+
+
+def test_ranks_that_are_all_stuck_by_themselves_are_all_accused() -> None:
+    verdict = judge(run(ddp(3), dict.fromkeys(range(3), stuck_in("data"))), stuck_after_s=10)
+    assert [(one.rank, one.kind, one.phase) for one in verdict.culprits] == [
+        (rank, "stuck_outside", "data") for rank in range(3)
+    ]
 
 
 def test_a_healthy_job_is_not_stuck() -> None:

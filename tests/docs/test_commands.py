@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from aorta import train_command
+from aorta import autopsy_command, train_command
 from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_traces as merge
 from aorta.analysis.report import kernels_command as kernels
@@ -105,6 +105,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert len(options.log_dir) == len(options.label)
         case ["python", "analysis/trace_tables.py", *rest] | ["aorta", "traces", *rest]:
             trace_words().parse_args(rest)
+        case ["aorta", "autopsy", *rest]:
+            autopsy_command.parser().parse_args(rest)
+        case ["torchfrtrace", _]:
+            pass
         case ["aorta", "kernels", *rest]:
             kernels.parser().parse_args(rest)
         case ["python", "analysis/merge_traces.py", *rest] | ["aorta", "merge", *rest]:

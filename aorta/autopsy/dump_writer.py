@@ -1,0 +1,148 @@
+"""Writes evidence as dumps of torch's Flight Recorder, which `torchfrtrace` reads.
+
+    write_dumps(evidence, Path("dumps"))    # then: torchfrtrace dumps
+
+torchfrtrace aligns ranks by the first record of each dump, and takes for missing what one rank has dropped and another
+has not: each group is written from the first collective that nobody has dropped, and records are counted anew. Sends
+and receives are left out: it fails on those outside of a batch. Must not load torch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
+from aorta.autopsy.job import Channel, Job, Rank, join
+from aorta.errors import InputError
+from aorta.records.files import whole_file
+
+VERSION: Final = "2.10"
+"""Of the format: torch 2.13's."""
+PREFIX: Final = "comm_lib_trace_rank_"
+_TIMEOUT_MS: Final = 600_000
+_STATES: Final = {"issued": "scheduled", "started": "started", "completed": "completed"}
+_OPERATIONS: Final = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
+)
+"""Kinds that torchfrtrace knows by the same name."""
+_TYPES: Final = {
+    "float64": ("Double", 8),
+    "float32": ("Float", 4),
+    "float16": ("Half", 2),
+    "bfloat16": ("BFloat16", 2),
+    "int64": ("Long", 8),
+    "int32": ("Int", 4),
+    "int16": ("Short", 2),
+    "int8": ("Char", 1),
+    "uint8": ("Byte", 1),
+    "bool": ("Bool", 1),
+}
+"""Name of a type in the record -> torch's name in C++, bytes of an element."""
+
+
+def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
+    """Write a dump of each rank whose collectives are known; returns the files.
+
+    Raises:
+        InputError: the folder holds dumps already, or cannot be written.
+    """
+    job = join(evidence)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if there := sorted(folder.glob(f"{PREFIX}*")):
+            raise InputError(f"{there[0]}: {folder} holds dumps already; give a new folder")
+        paths = []
+        for rank in job.ranks.values():
+            if rank.complete:
+                paths.append(folder / f"{PREFIX}{rank.rank}")
+                with whole_file(paths[-1]) as part:
+                    part.write_bytes(pickle.dumps(_dump(job, rank)))
+    except OSError as error:
+        raise InputError(f"{folder}: dumps cannot be written: {error.strerror or error}") from error
+    return paths
+
+
+def _dump(job: Job, rank: Rank) -> dict[str, Any]:
+    groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
+    first = {name: _first_kept(job, name) for name in groups}
+    kept = [
+        one
+        for one in rank.collectives
+        if one.peer is None and one.kind in _OPERATIONS and one.number >= first.get(one.group, 0)
+    ]
+    number_of = {name: at for at, name in enumerate(sorted(job.groups))}
+    return {
+        "version": VERSION,
+        "pg_config": {
+            name: {"name": name, "desc": group.description or "undefined", "ranks": str(list(group.ranks))}
+            for name, group in groups.items()
+        },
+        "comm_lib_version": "",
+        "pg_status": {str(number_of[name]): _status(kept, name) for name in groups},
+        "entries": [_entry(job, at, one, number_of[one.group]) for at, one in enumerate(kept)],
+    }
+
+
+def _first_kept(job: Job, group: str) -> int:
+    """The number from which on no rank has dropped a collective of the group."""
+    channel = Channel(group)
+    oldest = [min(rank.channels[channel]) for rank in job.ranks.values() if rank.channels.get(channel)]
+    return max(oldest, default=0)
+
+
+def _status(kept: Sequence[CollectiveEvidence], group: str) -> dict[str, int]:
+    there = [one for one in kept if one.group == group]
+    issued = [one.number + 1 for one in there]
+    started = [one.number + 1 for one in there if one.state != "issued"]
+    completed = [one.number + 1 for one in there if one.state == "completed"]
+    return {
+        "last_enqueued_collective": max(issued, default=-1),
+        "last_started_collective": max(started, default=-1),
+        "last_completed_collective": max(completed, default=-1),
+    }
+
+
+def _entry(job: Job, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
+    group = job.groups[one.group]
+    dtype, sizes = _shapes(one, len(group.ranks))
+    filled = dict.fromkeys(("input", "output"), [dtype] if sizes[0] else [])
+    return {
+        "record_id": at,
+        "pg_id": group_number,
+        "process_group": (one.group, group.description or "undefined"),
+        "thread_id": "0",
+        "thread_name": "",
+        "collective_seq_id": one.number + 1,  # torch counts from 1
+        "p2p_seq_id": 0,
+        "op_id": one.number + 1,
+        "profiling_name": f"nccl:{one.kind}",
+        "time_created_ns": one.issued_ns or 0,
+        "input_sizes": sizes[0],
+        "input_dtypes": filled["input"],
+        "output_sizes": sizes[1],
+        "output_dtypes": filled["output"],
+        "state": _STATES[one.state],
+        "time_discovered_started_ns": one.started_ns,
+        "time_discovered_completed_ns": one.completed_ns,
+        "retired": one.state == "completed",
+        "timeout_ms": _TIMEOUT_MS,
+        "is_p2p": False,
+        "frames": [],
+    }
+
+
+def _shapes(one: CollectiveEvidence, ranks: int) -> tuple[str, tuple[list[list[int]], list[list[int]]]]:
+    """Type and shapes of inputs and outputs: as they are known, or one dimension that has the bytes."""
+    dtype, item = _TYPES.get(one.dtype or "", (one.dtype or "Byte", 1))
+    if one.input_sizes is not None and one.output_sizes is not None:
+        return dtype, ([list(shape) for shape in one.input_sizes], [list(shape) for shape in one.output_sizes])
+    if one.bytes is None or one.kind == "barrier":
+        return dtype, ([], [])
+    whole = one.bytes // item
+    shard = whole // max(ranks, 1)
+    before = shard if one.kind == "all_gather" else whole
+    after = shard if one.kind == "reduce_scatter" else whole
+    return dtype, ([[before]], [[after]])

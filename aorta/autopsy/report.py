@@ -1,0 +1,93 @@
+"""Evidence of a run or of dumps, whatever there is, and the report on it in the run's folder.
+
+    verdict = write_autopsy(Path("artifacts/cuda"))    # autopsy/autopsy.json and autopsy/autopsy.txt
+
+Must not change or wake a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.judge import judge
+from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.verdict import Verdict
+from aorta.autopsy.verdict_text import verdict_text
+from aorta.errors import InputError
+from aorta.records.files import whole_file
+from aorta.records.progress_file import PROGRESS_DIR
+from aorta.records.run_files import AUTOPSY_DIR
+
+STUCK_AFTER_S: Final = 10.0
+"""A recorded rank that made progress within so many seconds is not stuck: the watchdog's least timeout."""
+WATCHED_AFTER_S: Final = 1.0
+"""The same of evidence that a watchdog saved when its timeout, which may be shorter than that, was over."""
+JSON_FILE: Final = "autopsy.json"
+TEXT_FILE: Final = "autopsy.txt"
+
+
+def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEvidence]:
+    """Evidence of a run folder, or of dumps of torch's Flight Recorder.
+
+    Args:
+        paths: a run folder with progress files; or dumps, and folders of dumps.
+        live: ask the running ranks of this host for their stacks.
+
+    Raises:
+        InputError: there is no evidence, or several runs.
+    """
+    runs = [path for path in paths if (path / PROGRESS_DIR).is_dir()]
+    if not runs:
+        if live:
+            raise InputError(f"{paths[0]}: no {PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
+        return read_dumps(paths)
+    if len(runs) > 1:
+        raise InputError(f"{runs[0]} and {runs[1]}: an autopsy is of one run")
+    found = progress_evidence(runs[0], stacks=live, saved=not live)
+    others = [path for path in paths if path != runs[0]]
+    return [*found, *(read_dumps(others) if others else [])]
+
+
+def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s: float | None = None) -> Verdict:
+    """Judge evidence. Where it has ages, a rank that moved shortly before shows that nothing is stuck.
+
+    Args:
+        watched: the evidence was saved by a watchdog, which has waited already, unless a rank died.
+        stuck_after_s: what is shortly; None: `STUCK_AFTER_S`, or of evidence that was waited for `WATCHED_AFTER_S`.
+    """
+    waited = watched and all(one.state != "dead" for one in evidence)
+    usual_s = WATCHED_AFTER_S if waited else STUCK_AFTER_S
+    return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
+
+
+def is_watched(folder: Path) -> bool:
+    """Whether a watchdog has saved evidence in a run's folder."""
+    return any((folder / AUTOPSY_DIR).glob("rank_*.json"))
+
+
+def write_autopsy(folder: Path) -> Verdict:
+    """Write the report on a run into its folder; returns the verdict.
+
+    Raises:
+        InputError: there is no evidence in the folder.
+        OSError: the report cannot be written.
+    """
+    verdict = verdict_on(evidence_of([folder]), watched=is_watched(folder))
+    there = folder / AUTOPSY_DIR
+    there.mkdir(exist_ok=True)
+    with whole_file(there / JSON_FILE) as part:
+        part.write_bytes(as_json(verdict))
+    with whole_file(there / TEXT_FILE) as part:
+        part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
+    return verdict
+
+
+def as_json(verdict: Verdict) -> bytes:
+    """The document that `docs/schemas/autopsy-1.schema.json` describes."""
+    return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"

@@ -1,0 +1,96 @@
+"""The command `aorta autopsy`: why a run or a job hangs, from its progress files or dumps of torch's Flight Recorder.
+
+Must not load torch or pandas, or touch a process unless `--live` asks it to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aorta.autopsy.dump_writer import write_dumps
+from aorta.autopsy.ras import read_ras
+from aorta.autopsy.report import as_json, evidence_of, is_watched, verdict_on
+from aorta.autopsy.verdict_text import verdict_text
+from aorta.command_line import command, to_stdout
+from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
+from aorta.terminal_style import style_of
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta autopsy`; returns its exit code (argparse itself ends with 0 or 2).
+
+    Raises:
+        InputError: there is no evidence, or it is not of one job.
+    """
+    options = parser().parse_args(arguments)
+    paths = [_located(word) for word in options.paths]
+    evidence = evidence_of(paths, live=options.live)
+    if options.ras is not None:
+        evidence += read_ras(options.ras, evidence)
+    watched = not options.live and any(map(is_watched, paths))
+    verdict = verdict_on(evidence, watched=watched, stuck_after_s=options.stuck_after)
+    if options.json:
+        to_stdout(as_json(verdict).decode().rstrip())
+    else:
+        to_stdout(verdict_text(verdict, style_of(sys.stdout), stacks=options.stacks))
+    if options.write_dumps is not None:
+        written = write_dumps(evidence, Path(options.write_dumps))
+        if not options.json:
+            to_stdout(f"{len(written)} dumps for torchfrtrace {options.write_dumps}")
+    if verdict.kind in ("not_stuck", "slow"):
+        return EXIT_OK
+    return Inconclusive.exit_code if verdict.kind == "cannot_decide" else GateFailed.exit_code
+
+
+def _located(word: str) -> Path:
+    """A path, or the run folder of a label."""
+    path = Path(word)
+    if path.exists():
+        return path
+    from aorta.analysis.locate import is_location, locate
+
+    if is_location(word, Path.cwd(), Path.cwd()):
+        raise InputError(f"{word}: no such file or folder")
+    return locate([word], Path.cwd(), Path.cwd())[word]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that the command takes."""
+    parser = argparse.ArgumentParser(
+        description="Say which rank of a job that hangs is the cause, which collective the others wait in, and why "
+        "(docs/autopsy.md).",
+        epilog="Exit codes: 0 nothing is stuck, 2 there is no evidence or it cannot be read, 3 a cause was found, "
+        "4 the evidence does not decide.",
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="RUN|DUMP",
+        help="a run folder or its label; or dumps of torch's Flight Recorder, or a folder of them",
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON (docs/schemas)")
+    parser.add_argument("--stacks", action="store_true", help="print the stack of every rank that left one")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="look at the ranks of this host now, and ask each for its stack; they go on as before",
+    )
+    parser.add_argument(
+        "--ras",
+        metavar="FILE|HOST:PORT",
+        help="what NCCL's RAS says of the processes (JSON), or its port to ask, as localhost:28028",
+    )
+    parser.add_argument(
+        "--write-dumps", metavar="DIR", help="write what is known of collectives as dumps that torchfrtrace reads"
+    )
+    parser.add_argument(
+        "--stuck-after",
+        type=float,
+        metavar="SECONDS",
+        help="progress within so many seconds means that nothing is stuck (default: 10; dumps do not say when)",
+    )
+    return parser

@@ -1,0 +1,88 @@
+"""`aorta autopsy`: what it prints, what it ends with, and that its JSON is what its schema says."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from aorta.analysis.json_schemas import file_name
+from aorta.autopsy.evidence import RankEvidence, ThreadStack
+from aorta.autopsy.judge import judge
+from aorta.autopsy.report import as_json
+from aorta.autopsy.verdict import Verdict
+from aorta.autopsy.verdict_text import verdict_text
+from aorta.commands import main
+from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
+from tests.autopsy.test_flight_recorder import dump, entry, write
+
+SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+
+
+def test_a_cause_is_named_and_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [dump([entry(0, "completed"), entry(1, "started")], 3)] * 2 + [dump([entry(0, "completed")], 3)])
+    assert main(["autopsy", str(tmp_path)]) == 3
+    text = capsys.readouterr().out
+    assert text.startswith("rank did not join\n")
+    assert "rank 2: it has not issued all_reduce 1 of default_pg; ranks 0-1 wait" in text
+    assert "ranks 0-1 wait for rank 2 in all_reduce 1 of default_pg (400 bytes)" in text
+
+
+def test_nothing_stuck_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autopsy", str(write(tmp_path, [dump([entry(0, "completed")])] * 2))]) == 0
+    assert capsys.readouterr().out.startswith("not stuck\n")
+
+
+def test_what_cannot_be_decided_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [dump([entry(0, "started")], 3)] * 2)
+    assert main(["autopsy", str(tmp_path)]) == 4
+    text = capsys.readouterr().out
+    assert "the cause is among rank 2" in text
+    assert "no evidence of rank 2" in text
+
+
+@pytest.mark.parametrize("words", [["{}/none"], ["{}"], ["{}", "--live"]])
+def test_no_evidence_ends_with_2(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["autopsy", *(word.format(tmp_path) for word in words)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_dumps_of_one_gloo_rank_decide_nothing(tmp_path: Path) -> None:
+    """They list no ranks, so others may be missing."""
+    alone = dump([entry(0, "scheduled", profiling_name="gloo:all_reduce")], comm_lib_version="", pg_status={})
+    alone["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    (tmp_path / "trace_0").write_bytes(pickle.dumps(alone))
+    assert main(["autopsy", str(tmp_path)]) == 4
+
+
+def test_the_json_is_what_its_schema_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = json.loads((SCHEMAS / file_name("autopsy")).read_text())
+    assert main(["autopsy", str(write(tmp_path, [dump([entry(0, "started")]), dump([])])), "--json"]) == 3
+    for text in (capsys.readouterr().out, as_json(judge([])), as_json(judge(run(clipped(4), {1: resized(5)})))):
+        document = json.loads(text)
+        jsonschema.validate(document, schema)
+        assert document["autopsy_version"] == 1
+
+
+def _verdict(evidence: list[RankEvidence]) -> Verdict:
+    return judge(evidence, stuck_after_s=10)
+
+
+def test_eight_ranks_fit_a_screen() -> None:
+    text = verdict_text(_verdict(run(ddp(8), {3: stuck_in("data")})))
+    lines = text.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 80
+    assert "  ranks 0-2, 4-7: running, in all_reduce 2 of group 0, step 1, for 63 s" in lines
+    assert "  rank 3: running, in data, step 1, for 66 s" in lines
+
+
+def test_stacks_are_shown_where_they_are_asked_for() -> None:
+    evidence = run(ddp(2), {1: stuck_in("data")})
+    evidence[1].stacks = [ThreadStack(name="MainThread", frames=("loader.py:4 read", "train.py:9 loop"))]
+    verdict = _verdict(evidence)
+    assert "loader.py:4 read" not in verdict_text(verdict)
+    assert "  rank 1\n    loader.py:4 read\n    train.py:9 loop" in verdict_text(verdict, stacks=True)
