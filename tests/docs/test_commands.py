@@ -134,6 +134,8 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
                 compose([*base.words_of(base.sides[0]), *overrides], tmp_path, monkeypatch)
         case ["aorta", "whatif", *rest]:
             parse_changes(whatif.parser().parse_args(rest).set or ())
+        case ["salloc", "--nodes", _, "aorta", "ab", *_]:
+            pass  # tests/experiments/test_slurm.py runs it on a real Slurm
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()

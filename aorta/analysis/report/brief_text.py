@@ -32,6 +32,7 @@ _SHOWN: Final[tuple[str, ...]] = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", 
 _SHOWN_METRICS: Final = 6
 _SHOWN_GAINS: Final = 3
 _SHOWN_DIFFERENCES: Final = 3
+_SHOWN_EXPOSED: Final = 3
 
 
 def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
@@ -116,8 +117,23 @@ def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style
     ]
     above += ["", *table([("metric", "median", "p5", "p95"), *rows], right=(1, 2, 3)), ""] if rows else []
     above += [wrapped([_unknown(name, each)]) for name, each in values.items() if each.median is None]
-    below = [] if entry.reason else [_gains(entry, style)]
+    below = [] if entry.reason else [*_exposed(entry, style), _gains(entry, style)]
     return "\n".join([*above, *_notes(notes, most - _height([*above, *below]), style), *below])
+
+
+def _exposed(entry: DatasetEntry, style: Style) -> list[str]:
+    """Where the exposed communication is: the groups, and the regions of the step, that have most of it."""
+    found = known(entry.exposed)
+    if found is None or found.reason is not None or not found.exposed_ms:
+        return []
+    return [
+        led(
+            f"Exposed by {name}:",
+            "; ".join(f"{row.what} {rough_ms(row.exposed_ms)}" for row in rows[:_SHOWN_EXPOSED]),
+            style,
+        )
+        for name, rows in (("group", found.group), ("layer", found.region))
+    ]
 
 
 def _numbers(values: Mapping[str, Described]) -> str:
