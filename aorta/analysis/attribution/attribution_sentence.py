@@ -82,15 +82,13 @@ def sentence(
 
 def _hidden_alone(found: Mapping[str, list[AttributionRow]]) -> str:
     """What explains another share of hidden communication where the exposed part is the same: there is more or less
-    communication in all.
+    communication in all. Without numbers, as no table is shown where nothing differs.
     """
     communication, hidden = found["balance"]
     if abs(hidden.difference_ms) <= SAME * max(communication.reference_ms, communication.candidate_ms):
         return ""
-    return (
-        f"; communication takes {_from_to(communication.reference_ms, communication.candidate_ms)}, and "
-        f"{rough_ms(hidden.difference_ms)} {'less' if hidden.difference_ms > 0 else 'more'} of it is hidden"
-    )
+    change = "less" if hidden.difference_ms > 0 else "more"
+    return f"; there is {change} communication in all, and the difference is hidden communication"
 
 
 def _toggled(found: Mapping[str, list[AttributionRow]], configured: Sequence[Setting], parallel: str) -> str | None:
