@@ -153,7 +153,7 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
 
 def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
     """Traces of other tools as interval tables, one trace at a time; columns as in
-    `load.export_command.interval_frame`.
+    `load.interval_export.interval_frame`.
 
     Args:
         location: a file, folder, glob or URL, as `aorta report` takes it.
@@ -162,7 +162,7 @@ def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -
     Raises:
         InputError: nothing there can be read as a trace, or one of the files is damaged.
     """
-    from aorta.analysis.load.export_command import interval_frame
+    from aorta.analysis.load.interval_export import interval_frame
     from aorta.analysis.load.rank_inference import headers_near
     from aorta.analysis.load.trace_files import find_units, read_unit
 

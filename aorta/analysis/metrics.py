@@ -5,18 +5,19 @@ Must not: compute one; windows are measured by `aorta.timeline` when the run is 
 Defines algorithm and bus bandwidth, for records and traces alike.
 
 Takes bytes and transfer times of collectives of one kind, size and group size; gives GB/s (GB = 1e9 bytes), or why
-there is none. Must not: take the world size for a group's (W19), or load pandas (processes that read traces load this).
+there is none. Must not: take the world size for a group's (W19), or load numpy or pandas (help loads this).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from aorta.timeline.classes import KINDS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Better: TypeAlias = Literal["lower", "higher"]
 Unit: TypeAlias = Literal["ms", "ratio", "GB/s"]
@@ -169,7 +170,7 @@ def no_bandwidth(size_bytes: int | None, ranks: int | None) -> str | None:
 
 def algbw_gb_per_s(size_bytes: int, transfer_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Bytes over transfer time, for transfers longer than 0 (`TOO_SHORT`). Bytes per nanosecond are GB per second."""
-    return np.asarray(size_bytes / transfer_ns[transfer_ns > 0], np.float64)
+    return size_bytes / transfer_ns[transfer_ns > 0]
 
 
 def busbw_factor(kind: str, ranks: int | None) -> float | None:

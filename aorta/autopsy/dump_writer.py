@@ -143,6 +143,8 @@ def _shapes(one: CollectiveEvidence, ranks: int) -> tuple[str, tuple[list[list[i
         return dtype, ([], [])
     whole = one.bytes // item
     shard = whole // max(ranks, 1)
+    if one.kind in ("all_gather", "reduce_scatter"):
+        whole = shard * ranks  # torch's analyzer refuses shards that do not add up, as rounded bytes may not
     before = shard if one.kind == "all_gather" else whole
     after = shard if one.kind == "reduce_scatter" else whole
     return dtype, ([[before]], [[after]])

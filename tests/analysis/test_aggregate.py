@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.analysis.aggregate import NOTHING_USED, LabelledRun
+from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import Coverage
 from tests.analysis.builders import collective, header, metrics, step, write_rank
@@ -154,12 +154,15 @@ def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> No
     assert entry["null_reasons"] == {"not seen": 1}
 
 
-@pytest.mark.parametrize("steps", [[], [step(overlap=metrics(10, 8, 4, 2), warmup=True)]])
-def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [([], NOTHING_RECORDED), ([step(overlap=metrics(10, 8, 4, 2), warmup=True)], NOTHING_USED)],
+)
+def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any], reason: str) -> None:
     write_rank(tmp_path, header(), steps)
     entry = aggregated(tmp_path)
     assert entry["count"] == 0
-    assert entry["reason"] == NOTHING_USED
+    assert entry["reason"] == reason
     assert "metrics" not in entry
 
 

@@ -212,7 +212,7 @@ NATIVE_MUTANTS: Final = (
             "⟪group.shared ? peer : aorta::UNKNOWN⟫",
             "aorta::UNKNOWN",
         ),
-        ("transfers with two peers share a side stream", "⟪std::to_string(peer)⟫", "std::string()"),
+        ("transfers with two peers share a side stream", 'op.kind + " ") + ⟪std::to_string(peer)⟫', "std::string()"),
         ("every pair of a bound group has a communicator", "if (⟪!group.shared.value_or(false)⟫) {", "true"),
         ("no pair has a communicator", "if (⟪!group.shared.value_or(false)⟫) {", "false"),
         ("why there is no time is not said", "⟪row.span->untimed = Untimed::NO_STREAM;⟫", ""),

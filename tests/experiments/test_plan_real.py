@@ -17,7 +17,7 @@ pytestmark = pytest.mark.dist
 
 
 def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
-    words = ["--output", "a plan", "--launches", "1", "--seed", "11", "--torchrun", "--max-restarts 0"]
+    words = ["--output", "a plan", "--launches", "1", "--no-report", "--seed", "11", "--torchrun", "--max-restarts 0"]
     sides = ["--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false fabric=emulated"]
     done = subprocess.run(
         ["bash", str(ROOT / "scripts" / "ab.sh"), *words, *sides, *SMALL, "training.device=cpu"],
@@ -64,7 +64,8 @@ def test_a_program_of_the_users_own(tmp_path: Path) -> None:
         assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 12)
         manifest = json.loads((tmp_path / "o" / side / "00" / "run.json").read_text())
         assert manifest["environment"].get("NCCL_ALGO") == algorithm
-    assert "aorta report --reference o/reference --candidate o/candidate" in done.stdout
+    assert "aorta report o --all" in done.stdout
+    assert (tmp_path / "reports" / "o" / "summary.json").is_file()
 
 
 def test_a_program_that_leaves_no_record_has_failed(tmp_path: Path) -> None:

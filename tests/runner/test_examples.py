@@ -51,7 +51,14 @@ def without_the_lines(script: Path, target: Path) -> Path:
 def report(*runs: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
     words = [word for folder, label in runs for word in ("--log-dir", str(folder), "--label", label)]
     return subprocess.run(
-        [sys.executable, str(ROOT / "analysis" / "overlap_report.py"), *words, "--output", str(runs[0][0] / "report")],
+        [
+            sys.executable,
+            str(ROOT / "analysis" / "overlap_report.py"),
+            *words,
+            "--all",
+            "--output",
+            str(runs[0][0] / "report"),
+        ],
         capture_output=True,
         text=True,
         env=environment(),

@@ -103,7 +103,7 @@ def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> 
     assert said["03"] == "1 of 2 ranks are missing (1)"
     assert "no rank_<rank>_metrics.jsonl" in said["05"]
     assert "launches have to be independent" in said["06"]
-    assert said["07"] == "no step is left after warm-up"
+    assert said["07"] == "0 steps recorded: was recording.step() called?"
 
 
 def test_a_set_without_a_complete_launch_is_refused(tmp_path: Path) -> None:

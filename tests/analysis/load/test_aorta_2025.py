@@ -228,7 +228,7 @@ def test_the_report_shows_all_of_it_and_compares_the_old_ratio_with_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--log-dir", str(folder), "--label", "x", "--log-dir", str(folder), "--label", "y", "--no-html"]
-    words += ["--reference", "x", "--candidate", "y", "--output", str(tmp_path / "out")]
+    words += ["--reference", "x", "--candidate", "y", "--all", "--output", str(tmp_path / "out")]
     assert overlap_report(words) == 0
     summary = strict_json(tmp_path / "out" / "summary.json")
     entry = summary["datasets"]["x"]

@@ -13,7 +13,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 import aorta.analysis
-from aorta.analysis.load.export_command import interval_frame, trace_tables, write_lanes
+from aorta.analysis.load.export_command import trace_tables
+from aorta.analysis.load.interval_export import interval_frame, write_lanes
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.table_files import check_format, write_table
 from aorta.errors import InputError

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def report(words: list[str], output: Path) -> dict:
-    assert overlap_report([*words, "--output", str(output)]) == 0
+    assert overlap_report([*words, "--all", "--output", str(output)]) == 0
     return strict_json(output / "summary.json")
 
 

@@ -74,7 +74,7 @@ def test_text_and_page_show_it_once_and_in_80_columns(compared: Report) -> None:
     for label in ("fast", "slow"):
         assert text.count(f"{label}: what would gain most (replay of the last") == 1
         command = compared.summary["datasets"][label]["what_if"]["command"]
-        assert f"ask further: {command}" in " ".join(text.split())
+        assert f"more: {command}" in " ".join(text.split())
     begin = text.index("fast: what would gain most")
     lines = text[begin : text.index("Details")].splitlines()
     assert not [line for line in lines if len(line) > 80 and "/" not in line]

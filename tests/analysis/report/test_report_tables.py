@@ -136,7 +136,7 @@ def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
 
 
 def test_the_command_takes_a_format_and_refuses_others(tmp_path, capsys):
-    words = [str(SAMPLE), "--output", str(tmp_path / "out"), "--no-html", "--tables", "csv.gz"]
+    words = [str(SAMPLE), "--output", str(tmp_path / "out"), "--no-html", "--all", "--tables", "csv.gz"]
     assert overlap_report(words) == 0
     assert f"table    {tmp_path / 'out' / 'tables' / 'steps.csv.gz'}\n" in capsys.readouterr().out
     with pytest.raises(SystemExit):
