@@ -142,7 +142,7 @@ def _shapes(one: CollectiveEvidence, ranks: int) -> tuple[str, tuple[list[list[i
     if one.bytes is None or one.kind == "barrier":
         return dtype, ([], [])
     whole = one.bytes // item
-    shard = whole // max(ranks, 1)
+    shard = -(-whole // max(ranks, 1))
     if one.kind in ("all_gather", "reduce_scatter"):
         whole = shard * ranks  # torch's analyzer refuses shards that do not add up, as rounded bytes may not
     before = shard if one.kind == "all_gather" else whole
