@@ -153,12 +153,15 @@ def _check_options(words: Sequence[str]) -> None:
     Raises:
         InputError: there is no such option.
     """
-    for word in words:
-        name = word.removeprefix("--").partition("=")[0]
+    for place, word in enumerate(words):
+        name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or any(option.startswith(name) for option in _HYDRA_OPTIONS):
             continue  # Hydra takes any beginning of an option's name
+        following = next(iter(words[place + 1 :]), "")
+        if not equals:
+            value = following if following and "=" not in following and not following.startswith("-") else "VALUE"
         keys = keys_named(name.replace("-", "_"))
-        meant = f"; did you mean {' or '.join(f'{key}=VALUE' for key in keys)}?" if keys else "."
+        meant = f"; did you mean {' or '.join(f'{key}={value}' for key in keys)}?" if keys else "."
         raise InputError(f"{word}: there is no such option{meant} Settings are KEY=VALUE: see aorta train --help")
 
 

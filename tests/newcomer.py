@@ -40,8 +40,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     "git clone URL aorta": "needs the repository's address; the checkout is made by `checkout`",
     "cd aorta": "the tests are there already",
     "torchrun --nproc_per_node=8 train.py profiling.enabled=true": "tests/test_main_job.py runs one process",
-    "bash scripts/launch_cuda.sh experiment=full": _CARD,
-    "bash scripts/launch_rocm.sh experiment=full": _CARD,
     "bash scripts/rocprof_capture.sh": "needs rocprofv3; tests/scripts has the exit code without it",
     "python analysis/overlap_report.py --reference cuda --candidate rocm": "tests/test_main_job.py runs it on two runs",
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,

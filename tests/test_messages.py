@@ -43,7 +43,8 @@ ROWS: Final = [
     ("report cut.json.gz", 2, "cut.json.gz"),
     ("report hollow", 2, "the file is empty"),
     ("report torn", 2, "rank_0_metrics.jsonl"),
-    ("report zero", 0, "0 steps recorded"),
+    ("report zero", 2, "zero: 0 steps recorded: was recording.step() called?"),
+    ("report run zero", 2, "zero: 0 steps recorded"),
     ("kernels run", 2, "profiling.enabled=true"),
     ("kernels empty", 2, "nothing that can be read as a trace"),
     ("merge empty -o m.json", 2, "empty"),
@@ -65,7 +66,7 @@ ROWS: Final = [
     ("ab --output p --env NOVALUE --dry-run", 1, "NAME=VALUE"),
     ("ab --dry-run", 1, "--output"),
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
-    ("train --max_steps 5", 2, "did you mean training.max_steps=VALUE?"),
+    ("train --max_steps 5", 2, "did you mean training.max_steps=5?"),
     ("train training.max_steps=nan", 1, "training.max_steps"),
     # A folder that cannot be written, or is taken.
     ("report run --output taken/below", 2, "--output DIR"),

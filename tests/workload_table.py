@@ -157,14 +157,16 @@ def page() -> str:
 
 
 def reasons(table: dict[str, dict[str, str | int]]) -> Iterator[str]:
-    """Each message once, with the combinations that have it."""
-    said: dict[str, list[str]] = defaultdict(list)
+    """Each first reason once, with the combinations that have it; the message itself says what to use instead."""
+    said: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for workload, row in table.items():
         for strategy, cell in row.items():
             if isinstance(cell, str):
-                said[cell.partition(": ")[2]].append(f"`workload={workload} parallel={strategy}`")
+                why = cell.partition(": ")[2].partition("; ")[0].removeprefix(f"workload={workload} ")
+                said[why][workload].append(f"`{strategy}`")
     for why, where in said.items():
-        yield f"- {', '.join(where)}: {why}"
+        combinations = [f"`{workload}` with {', '.join(names)}" for workload, names in where.items()]
+        yield f"- {'; '.join(combinations)}: {why}"
 
 
 def markdown(rows: list[list[str]]) -> Iterator[str]:

@@ -11,6 +11,7 @@ Must not: apply the rule (`aorta.instrument.step_builder` does, when a step is r
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -28,6 +29,24 @@ FEW_STEPS: Final = 20
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
+_ENDED: Final = {"dead": "A rank died", "stopped": "A rank is stopped", "slow": "A rank is slow"}
+"""What did not hang, by the kind of an autopsy's verdict."""
+
+
+def autopsy_notes(entry: DatasetEntry) -> list[str]:
+    """What the autopsy in a run's folder found, and the command that says more; empty where nothing was stuck."""
+    title, found = autopsy_title(entry), known(entry.autopsy)
+    if title is None or found is None:
+        return []
+    return [f"{title}: {found.summary}. More: aorta autopsy {shlex.quote(entry.source.path)}"]
+
+
+def autopsy_title(entry: DatasetEntry) -> str | None:
+    """What happened to a run, in a few words; None where it has no autopsy, or nothing was stuck."""
+    found = known(entry.autopsy)
+    if found is None or found.kind == "not_stuck":
+        return None
+    return _ENDED.get(found.kind) or f"Hung: {found.kind.replace('_', ' ')}"
 
 
 def cautions(entry: DatasetEntry) -> list[str]:

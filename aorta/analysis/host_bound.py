@@ -27,7 +27,7 @@ from aorta.analysis.formatting import TEXT, rough_percent
 from aorta.analysis.tables import Bools, Floats, Run
 from aorta.records.schema import Calibration
 from aorta.timeline.classes import KINDS
-from aorta.timeline.overlap import AGREEMENT
+from aorta.timeline.overlap import AGREEMENT, AT_CUTOFFS
 
 MOST_UNDECIDED: Final = 0.05
 """Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
@@ -45,6 +45,10 @@ _WITHOUT_COMPUTE: Final = frozenset(
     ["window_ms", "comm_ms", "copy_ms", "aux_ms", "pipeline_ms", LEAD, UNDECIDED, *(f"{kind}_ms" for kind in KINDS)]
 )
 """Metrics that do not rest on when the device computed; nor do rates of copies."""
+ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
+_OF_PEERS: Final = frozenset(["overlap_ratio", *AT_CUTOFFS, "overlap_over_compute"])
+"""Shares of communication or computation that is hidden or hides. In a recorded run of one rank collectives communicate
+with nobody; a trace by itself may be one rank of many that it does not name."""
 _DECIDES: Final = ("overlap_ratio", "compute_ms")
 """Where marks leave one of these open, the host sets the pace."""
 
@@ -81,6 +85,8 @@ class Pace:
 
     def _basis(self, name: str) -> Basis:
         used = self._used
+        if name in _OF_PEERS and self._run.health.traces is None and self._run.health.world_size == 1:
+            return Basis(None, used, None, ONE_RANK)
         if self._by_kernels is not None and used.any() and self._by_kernels[used].all():
             return Basis("kernels", used)
         decided = self.undecided(name) <= MOST_UNDECIDED

@@ -6,6 +6,7 @@ Must not: compute a value that `aggregate`, `compare` or `attribution` defines.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from aorta.analysis.aggregate import aggregate
@@ -21,6 +22,7 @@ from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.most_to_gain import add_marginals, most_to_gain
 from aorta.analysis.stats import PERCENTILE_METHOD
+from aorta.autopsy.report import read_autopsy
 from aorta.version import __version__
 
 SUMMARY_VERSION: Final = 1
@@ -76,6 +78,9 @@ def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
     """The entry of a dataset; of a launch set that of its representative launch, and what is said of the set."""
     entry = aggregate(subject.dataset)
     entry.what_if = most_to_gain(subject.dataset.run)
+    autopsy = read_autopsy(Path(subject.dataset.run.location))
+    if autopsy is not None:
+        entry.autopsy = autopsy
     if subject.launches is not None:
         entry.launches = len(subject.launches.launches)
         entry.representative = subject.dataset.run.location

@@ -20,7 +20,7 @@ from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Verdict
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.errors import InputError
-from aorta.records.files import whole_file
+from aorta.records.files import decode_json, read_small, whole_file
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 
@@ -30,6 +30,8 @@ WATCHED_AFTER_S: Final = 1.0
 """The same of evidence that a watchdog saved when its timeout, which may be shorter than that, was over."""
 JSON_FILE: Final = "autopsy.json"
 TEXT_FILE: Final = "autopsy.txt"
+
+_VERDICT: Final = msgspec.json.Decoder(Verdict)
 
 
 def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEvidence]:
@@ -86,6 +88,21 @@ def write_autopsy(folder: Path) -> Verdict:
     with whole_file(there / TEXT_FILE) as part:
         part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
     return verdict
+
+
+def read_autopsy(folder: Path) -> Verdict | None:
+    """The report that `write_autopsy` left in a run's folder; None where there is none.
+
+    Raises:
+        InputError: it cannot be read; names the file.
+    """
+    path = folder / AUTOPSY_DIR / JSON_FILE
+    try:
+        return decode_json(read_small(path), _VERDICT)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}; move it away to read the run without it") from error
 
 
 def as_json(verdict: Verdict) -> bytes:

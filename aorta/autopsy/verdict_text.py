@@ -27,7 +27,7 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     title = style.bold(word) if verdict.kind in _GOOD else style.error(word)
     lines = [title, *_wrapped(verdict.summary, "  ")]
     lines += _block("accused", [line for one in verdict.culprits for line in _accused(one)])
-    lines += _block("waiting", _limited([_waiting(one) for one in verdict.waits]))
+    lines += _block("waiting", _limited([_wrapped(waiting_sentence(one), "  ") for one in verdict.waits]))
     lines += _block("ranks", _limited(list(_doing(verdict.ranks))))
     if verdict.missing:
         lines += [f"  no evidence of {name_ranks(verdict.missing)}"]
@@ -59,10 +59,11 @@ def _accused(one: Accusation) -> Iterator[str]:
         yield from _wrapped(line, "    ")
 
 
-def _waiting(one: WaitingRanks) -> list[str]:
+def waiting_sentence(one: WaitingRanks) -> str:
+    """Who waits for whom, in which collective, and for how long."""
     for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
     verb = "waits" if len(one.ranks) == 1 else "wait"
-    return _wrapped(f"{name_ranks(one.ranks)} {verb}{for_whom} in {_named(one.collective)}{_age(one.since_s)}", "  ")
+    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {_named(one.collective)}{_age(one.since_s)}"
 
 
 def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:

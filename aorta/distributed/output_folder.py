@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from aorta.command_line import shown_path, to_stderr
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import RunIncomplete
@@ -100,7 +101,9 @@ def prepare(
         if mine:
             try:
                 path.mkdir(parents=True, exist_ok=True)
-                _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
+                moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
+                if moved is not None and topology.rank == 0:
+                    to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
             except OSError as problem:
                 reason = problem.strerror or problem
                 error = (
@@ -163,14 +166,15 @@ def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
     yield from (path / name for name in names if name not in stays and (path / name).exists())
 
 
-def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> None:
+def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | None:
+    """Make room for a run; returns where an earlier one was moved to, None where there was none or it was deleted."""
     found = list(_ours(path, stays))
     if not found:
-        return
+        return None
     if overwrite:
         for item in found:
             shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
-        return
+        return None
     earlier = _earlier_manifest(path)
     name = history_name(earlier.get("run_id", "unknown"), earlier.get("attempt", 0))
     target = path / HISTORY_DIR / name
@@ -181,3 +185,4 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> None:
     target.mkdir(parents=True)
     for item in found:
         item.rename(target / item.name)
+    return target

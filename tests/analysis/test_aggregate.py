@@ -79,12 +79,12 @@ def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path: Path) -> None:
 
 def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path: Path) -> None:
     lines = [
-        step(0, 1, 0, overlap=metrics(10, 8, 4, 2)),
-        step(0, 1, 1, overlap=metrics(10, 8, 6, 5, compute_comm_ms=None)),
-        step(0, 1, 2, overlap=metrics(10, 8, 6, 5, comm_ms=None)),
-        step(0, 1, 3, overlap=metrics(10, 8, 4, 1)),
+        step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
+        step(0, 2, 1, overlap=metrics(10, 8, 6, 5, compute_comm_ms=None)),
+        step(0, 2, 2, overlap=metrics(10, 8, 6, 5, comm_ms=None)),
+        step(0, 2, 3, overlap=metrics(10, 8, 4, 1)),
     ]
-    write_rank(tmp_path, header(), lines)
+    write_rank(tmp_path, header(0, 2), lines)
     assert aggregated(tmp_path)["metrics"]["overlap_ratio"]["ratio_of_sums"] == 3 / 8
 
 
@@ -118,11 +118,11 @@ def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
     quiet, unseen = "no communication in this window", "2 of 3 collectives seen"
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
     lines = [
-        step(0, 1, 0, overlap=metrics(10, 8, 4, 2)),
-        step(0, 1, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": quiet}),
-        step(0, 1, 2, overlap=blind, reasons=dict.fromkeys(blind, unseen), coverage=Coverage(2, 3, False, unseen)),
+        step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
+        step(0, 2, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": quiet}),
+        step(0, 2, 2, overlap=blind, reasons=dict.fromkeys(blind, unseen), coverage=Coverage(2, 3, False, unseen)),
     ]
-    write_rank(tmp_path, header(), lines)
+    write_rank(tmp_path, header(0, 2), lines)
     found = aggregated(tmp_path)["metrics"]
     assert (found["overlap_ratio"]["count"], found["overlap_ratio"]["nulls"]) == (1, 2)
     assert found["overlap_ratio"]["null_reasons"] == {quiet: 1, unseen: 1}
@@ -132,13 +132,27 @@ def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
 
 def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
     reason = "no communication in this window"
-    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": reason}, loss=None)])
+    write_rank(
+        tmp_path, header(0, 2), [step(0, 2, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": reason}, loss=None)]
+    )
     entry = aggregated(tmp_path)
     assert entry["overlap_ratio"] is None
     assert entry["mean_loss"] is None
     assert entry["null_reasons"] == {"mean_loss": "loss is unknown in every step", "overlap_ratio": reason}
     assert entry["metrics"]["overlap_ratio"]["ratio_of_sums"] is None
     assert entry["metrics"]["overlap_ratio"]["ratio_of_sums_reason"] == "comm_ms is 0 or unknown in every step"
+
+
+def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 4, 2))])
+    entry = aggregated(tmp_path)
+    for name in ("overlap_ratio", "overlap_over_compute"):
+        found = entry["metrics"][name]
+        assert (found["count"], found["nulls"], found["median"], found["ratio_of_sums"]) == (0, 1, None, None)
+        assert found["reason"] == "one rank: it has no other rank to communicate with, so there is nothing to hide"
+    assert entry["overlap_ratio"] is None
+    # What its calls took, and blocked, is no question of ranks.
+    assert [entry["metrics"][name]["median"] for name in ("comm_ms", "exposed_comm_ms")] == [4, 2]
 
 
 def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> None:
@@ -204,10 +218,10 @@ def test_one_rank_has_no_spread() -> None:
 def test_pooling_agrees_with_plain_sums(windows: list[tuple[int, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines = [
-            step(0, 1, number, overlap=metrics(40, compute + hidden, exposed + hidden, hidden))
+            step(0, 2, number, overlap=metrics(40, compute + hidden, exposed + hidden, hidden))
             for number, (hidden, exposed, compute) in enumerate(windows)
         ]
-        write_rank(Path(folder), header(), lines)
+        write_rank(Path(folder), header(0, 2), lines)
         entry = aggregated(Path(folder))["metrics"]["overlap_ratio"]
     all_hidden = sum(hidden for hidden, _, _ in windows)
     everything = sum(hidden + exposed for hidden, exposed, _ in windows)

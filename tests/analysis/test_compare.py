@@ -21,8 +21,9 @@ CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precisio
 def side(folder: Path, label: str, overlap: dict[str, float | None], config: dict[str, Any] = CONFIG, **head: Any):
     folder = folder / label
     folder.mkdir()
-    lines = [step(overlap=overlap, collectives=[collective()])]
-    write_rank(folder, header(run_id=label, label=label, **head), lines)
+    for rank in range(2):
+        lines = [step(rank, 2, overlap=overlap, collectives=[collective()])]
+        write_rank(folder, header(rank, 2, run_id=label, label=label, **head), lines)
     write_manifest(folder, config, run_id=label)
     return LabelledRun(label, load_run(folder))
 

@@ -139,9 +139,11 @@ def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["--max_steps", "5"], "; did you mean training.max_steps=VALUE?"),
-        (["--batchsize=3"], "; did you mean training.batch_size=VALUE?"),
-        (["--bucket-cap-mb", "5"], "; did you mean parallel.bucket_cap_mb=VALUE?"),
+        (["--max_steps", "5"], "; did you mean training.max_steps=5?"),
+        (["--batchsize=3"], "; did you mean training.batch_size=3?"),
+        (["--bucket-cap-mb", "5"], "; did you mean parallel.bucket_cap_mb=5?"),
+        (["--max_steps", "label=x"], "; did you mean training.max_steps=VALUE?"),
+        (["--max_steps"], "; did you mean training.max_steps=VALUE?"),
         (["--zzz"], "."),
     ],
 )

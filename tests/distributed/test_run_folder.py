@@ -85,6 +85,16 @@ def test_a_second_run_moves_the_first_into_history_whole(start, out):
     assert third.run_id not in {first.run_id, second.run_id}
 
 
+def test_one_line_says_where_the_earlier_run_is_kept(start, out, capfd, monkeypatch):
+    monkeypatch.chdir(out.parent.parent)
+    first = start()
+    assert capfd.readouterr().err == ""
+    leave_a_run(first)
+    start()
+    kept = f"deep/artifacts/history/{first.run_id}-attempt0"
+    assert capfd.readouterr().err == f"the earlier run in deep/artifacts is kept in {kept}\n"
+
+
 @pytest.mark.spec("D1")
 def test_overwriting_replaces_the_last_run_but_not_history(start, out):
     first = start()

@@ -24,6 +24,7 @@ from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, S
 from aorta.analysis.collective_matching import group_members
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
+from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.run_facts import Manifest, config_of
 from aorta.analysis.tables import Run
@@ -123,6 +124,8 @@ def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> Exp
     Raises:
         InputError: a record cannot be read again.
     """
+    if dataset.pace.basis("overlap_ratio").reason == ONE_RANK:
+        return ExposedBreakdown(reason=ONE_RANK)
     seen = _Seen(dataset)
     totals, nothing = totals_of(seen, engine), Totals(sums=Sums(rank_steps=1))
     if seen.host_bound is not None:

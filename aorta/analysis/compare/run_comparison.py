@@ -50,6 +50,8 @@ _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation
 HEADER: Final = "header."
 """Prefix of facts from the header; facts of the configuration have another."""
 UNNOTICED: Final = "different configurations would not be noticed"
+NOT_USED: Final = "no such communication in this run"
+"""Why a side has no value of a kind of collective that only the other issued."""
 NOT_SET: Final = "(absent)"
 ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
 _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
@@ -189,7 +191,7 @@ def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = No
 
 
 def _absent(side: ComparedSide) -> SideValue:
-    return SideValue(None, "no such communication in this run" if side.metrics else "no step is used")
+    return SideValue(None, NOT_USED if side.metrics else "no step is used")
 
 
 def _collectives(before: ComparedSide, after: ComparedSide, not_judged: str | None) -> list[ComparedCollective]:

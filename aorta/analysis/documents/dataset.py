@@ -11,6 +11,7 @@ import msgspec
 
 from aorta.analysis.documents import ABSENT, Open, Unpublished
 from aorta.analysis.documents.traces import TraceEntries
+from aorta.autopsy.verdict import Verdict
 from aorta.records.schema import InstrumentMode
 
 MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
@@ -364,6 +365,7 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     stragglers: list[Straggler] = ABSENT
     experts: Experts = ABSENT
     traces: TraceEntries = ABSENT
+    autopsy: Verdict = ABSENT
     launches: int = ABSENT
     representative: str = ABSENT
     representative_rule: Unpublished[str] = ABSENT

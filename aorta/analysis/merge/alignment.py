@@ -34,17 +34,20 @@ class RankAlignment:
         clock: what was measured of the rank's clock; None = nothing.
         align: the method of correction.
         shift_ns: what `start_profile` adds.
+        one_host: all ranks ran on one host, whose clock they share: there is nothing to correct.
     """
 
-    def __init__(self, rank: int, clock: RankClock | None, align: Align, shift_ns: int = 0) -> None:
-        self.rank, self.align, self.shift_ns = rank, align, shift_ns
+    def __init__(
+        self, rank: int, clock: RankClock | None, align: Align, shift_ns: int = 0, *, one_host: bool = False
+    ) -> None:
+        self.rank, self.align, self.shift_ns, self.one_host = rank, align, shift_ns, one_host
         self._injected = None if clock is None else clock.injected
         self._clock = clock if clock is not None and clock.known else None
 
     @property
     def aligned(self) -> bool:
         """Whether times are corrected at all; otherwise the rank stays on its own clock."""
-        return self.align == "start_profile" or (self.align == "clock" and self._clock is not None)
+        return self.align == "start_profile" or (self.align == "clock" and (self._clock is not None or self.one_host))
 
     def to_reference(self, own_ns: int) -> int:
         """Correct `own_ns`, a time of the host's clock. A skew injected for tests (`clock.fake_*`) is applied first."""
@@ -192,6 +195,12 @@ def align_ranks(
         return {rank: RankAlignment(rank, clocks[rank], align, shifts[rank]) for rank in ranks}
     if align == "none":
         notes.append("not aligned: every rank is on its own clock (--align clock corrects them)")
+    elif known.sync is None and (host := _one_host(traces)) is not None:
+        notes.append(
+            f"no {CLOCK_SYNC_FILE} beside the traces, but all ranks ran on {host} and share its clock: nothing to "
+            "correct, bound unknown"
+        )
+        return {rank: RankAlignment(rank, None, align, one_host=True) for rank in ranks}
     elif len(ranks) > 1:
         unmeasured = [rank for rank, clock in clocks.items() if clock is None or not clock.known]
         if known.sync is None:
@@ -209,6 +218,13 @@ def align_ranks(
                 f"INJECTED CLOCK SKEW on rank {rank}: {clock.injected.offset_ns} ns and {clock.injected.drift_ppm} ppm"
             )
     return {rank: RankAlignment(rank, clocks[rank], align) for rank in ranks}
+
+
+def _one_host(traces: Sequence[TraceFile]) -> str | None:
+    """The host that the traces of several ranks name; None where they name several, none, or one that says nothing."""
+    hosts = {trace.host for trace in traces}
+    host = hosts.pop() if len(hosts) == 1 and len({trace.rank for trace in traces}) > 1 else None
+    return host if host not in ("", "localhost", "(none)") else None
 
 
 def in_words(align: Align, alignments: Mapping[int, RankAlignment]) -> str:

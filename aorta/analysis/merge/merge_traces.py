@@ -240,7 +240,7 @@ def _report(merged: Merged, choices: Choices) -> list[str]:
     lines = []
     for rank, counts in merged.counts.items():
         clock, sync = merged.clocks.of(rank), merged.clocks.sync
-        offset = "clock not measured"
+        offset = "the host's clock" if merged.alignments[rank].one_host else "clock not measured"
         if clock is not None and sync is not None and rank == sync.reference_rank:
             offset = "the reference clock"
         elif clock is not None and clock.offset_ns is not None:

@@ -17,6 +17,7 @@ from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
+from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html import PAGE_FILE
@@ -140,7 +141,8 @@ def _numbers(values: Mapping[str, Described]) -> str:
     """Step time, exposed communication and overlap in a phrase, as far as they are known."""
     step, exposed, ratio = (None if (found := values.get(name)) is None else found.median for name in _SHOWN[:3])
     said = [] if step is None else [f"step time {rough_ms(step)}"]
-    said += [] if exposed is None else [f"{rough_ms(exposed)} of exposed communication"]
+    alone = "overlap_ratio" in values and values["overlap_ratio"].reason == ONE_RANK
+    said += [] if exposed is None or alone else [f"{rough_ms(exposed)} of exposed communication"]
     said += [] if ratio is None else [f"{TEXT.percent(ratio)} of communication hidden"]
     return ", ".join(said)
 

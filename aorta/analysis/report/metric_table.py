@@ -15,9 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import ABSENT, known
-from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Interval, Quotient
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Quotient, Side
 from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.metrics import JOB_STEP
 from aorta.terminal_style import PLAIN, WIDTH, Style, mark_of, table
@@ -35,6 +36,7 @@ _GAP: Final = 2
 _POOLED: Final = "  as ratio of sums"
 _LEAST_NAME: Final = 13
 _UNKNOWN: Final = "-"
+_NONE: Final = "none"
 
 
 def metric_table(comparison: Comparison, names: Sequence[str], style: Style = PLAIN) -> list[str]:
@@ -106,13 +108,8 @@ def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> s
 
 
 def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]:
-    unit, verdict = pair.unit, pair.verdict
-    sides = [
-        _around(pair.value(side), pair.interval(side) if around else None, unit)
-        if (ends := pair.ends(side)) is None
-        else TEXT.bounds(ends, unit, fewer=1, named=False)
-        for side in SIDES
-    ]
+    verdict = pair.verdict
+    sides = [_side(pair, side, _UNKNOWN, fewer=1) + (_around(pair, side) if around else "") for side in SIDES]
     effect = pair.effect
     delta = _UNKNOWN if effect.value is None else TEXT.effect(effect.value, effect.kind)
     if effect.low is not None:
@@ -123,18 +120,17 @@ def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]
     return name, *sides, delta, p_value(pair.p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_words(pair)}"
 
 
-def _around(value: float | None, interval: Interval | None, unit: str) -> str:
-    """A value, and how far the farther end of its interval is."""
-    text = _UNKNOWN if value is None else TEXT.number(value, unit, fewer=1)
+def _around(pair: ComparedMetric, side: Side) -> str:
+    """How far the farther end of the interval of a side's value is; empty without one."""
+    value, interval = pair.value(side), pair.interval(side)
     if value is None or interval is None or interval.low is None or interval.high is None:
-        return text
-    return f"{text} ± {TEXT.number(max(interval.high - value, value - interval.low), unit, fewer=1)}"
+        return ""
+    return f" ± {TEXT.number(max(interval.high - value, value - interval.low), pair.unit, fewer=1)}"
 
 
 def _of_runs(name: str, pair: ComparedMetric) -> tuple[str, ...]:
-    reference, candidate, *change = _change(pair.unit, pair)
-    bounds = [TEXT.bounds(ends, pair.unit, named=False) if (ends := pair.ends(side)) else "" for side in SIDES]
-    return name, bounds[0] or reference, bounds[1] or candidate, *change, str(pair.judgement)
+    _, _, *change = _change(pair.unit, pair)
+    return name, *(_side(pair, side) for side in SIDES), *change, str(pair.judgement)
 
 
 def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, str]:
@@ -142,3 +138,13 @@ def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, 
     difference = _UNKNOWN if pair.difference is None else TEXT.number(pair.difference, unit, signed=True)
     ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient, "ratio", fewer=1)
     return TEXT.number(pair.reference, unit), TEXT.number(pair.candidate, unit), difference, ratio
+
+
+def _side(pair: ComparedMetric, side: Side, unknown: str = TEXT.unknown, *, fewer: int = 0) -> str:
+    """The value of one side, its bounds, or what stands for a value: `none` where this kind was not used."""
+    ends, value = pair.ends(side), pair.value(side)
+    if ends is not None:
+        return TEXT.bounds(ends, pair.unit, fewer=fewer, named=False)
+    if value is None:
+        return _NONE if f"{side}: {NOT_USED}" in (pair.judgement_reason or "") else unknown
+    return TEXT.number(value, pair.unit, fewer=fewer)

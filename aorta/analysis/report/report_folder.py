@@ -94,13 +94,14 @@ def write_report(
         tables: write the tables too, in this format of `table_files.FORMATS`.
 
     Raises:
-        InputError: a folder cannot be read, launches are not alike, or `output` cannot be written.
+        InputError: a folder cannot be read or has no step, launches are not alike, or `output` cannot be written.
     """
     rules = rules or Rules()
     with Archives() as archives, archives.named():
         folders = {label: archives.folder_of(where) for label, where in sources.items()}
         subjects = read_subjects(folders, rules, engine, comm_patterns)
         summary = archives.as_given(summarize(subjects, reference, candidate, rules, engine))
+        _refuse_empty(summary)
         if finish is not None:
             finish(summary)
         named = archives.as_given if html else None
@@ -121,6 +122,19 @@ def write_report(
             text = _text(subjects, summary, written, not_drawn, style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
+
+
+def _refuse_empty(summary: Summary) -> None:
+    """Refuse a run that recorded no step, unless it can say why it has none: it hung, and an autopsy is there.
+
+    Raises:
+        InputError: it names the run, how its ranks ended, and what to do.
+    """
+    for entry in summary.datasets.values():
+        if entry.steps.rank_steps_read or known(entry.autopsy) is not None:
+            continue
+        endings = [f"rank {rank}: {ending}" for rank, ending in entry.health.endings.items() if ending != "completed"]
+        raise InputError("; ".join([f"{entry.source.path}: {entry.reason}", *endings[:1]]))
 
 
 def _files(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.cautions import cautions, cutoff_line
+from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable
 from aorta.analysis.compare.verdict import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
@@ -100,8 +100,9 @@ def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
 
 
 def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
-    """What a reader of a dataset's numbers has to know: a slow rank first."""
+    """What a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
     return [
+        *autopsy_notes(entry),
         *sentences(entry.stragglers or ()),
         *dataset.run.health.notes(),
         *cautions(entry),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
@@ -78,14 +79,17 @@ def dataset(
     manifest: bool = True,
     groups: Sequence[dict[str, list[int]]] | None = None,
 ) -> LabelledRun:
-    """A run whose group "0" has all ranks; `groups`: of each rank, other groups."""
+    """A run whose group "0" has all ranks; `groups`: of each rank, other groups. One rank is the first of a world of
+    two, as a world of one exposes nothing.
+    """
+    world_size = max(2, len(ranks))
     folder.mkdir(parents=True, exist_ok=True)
     for rank, steps in enumerate(ranks):
-        head = header(rank, len(ranks), label=label, run_id=f"run-{folder.name}", parallel=parallel)
+        head = header(rank, world_size, label=label, run_id=f"run-{folder.name}", parallel=parallel)
         foot = footer(len(steps), groups={"0": list(range(len(ranks)))} if groups is None else groups[rank])
-        write_rank(folder, head, list(steps), foot)
+        write_rank(folder, head, [replace(each, world_size=world_size) for each in steps], foot)
     if manifest:
-        write_manifest(folder, run_id=f"run-{folder.name}", world_size=len(ranks))
+        write_manifest(folder, run_id=f"run-{folder.name}", world_size=world_size)
     return LabelledRun(label, load_run(folder))
 
 

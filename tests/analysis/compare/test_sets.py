@@ -75,10 +75,10 @@ def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path)
 
 def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:
     lines = [
-        step(0, 1, number, overlap=metrics(10, 8, 4, 4 * ratio, **({"overlap_ratio": None} if ratio == 0 else {})))
+        step(0, 2, number, overlap=metrics(10, 8, 4, 4 * ratio, **({"overlap_ratio": None} if ratio == 0 else {})))
         for number, ratio in enumerate((0, 0, 0, 0.5, 0.75))
     ]
-    write_rank(tmp_path, header(), lines)
+    write_rank(tmp_path, header(0, 2), lines)
     kept = samples(LabelledRun("x", load_run(tmp_path)))["overlap_ratio"]
     assert kept.median == 0.625
     assert kept.pool.min() >= 0.5

@@ -261,6 +261,18 @@ def test_C15_traces_alone_are_merged_by_what_they_say_of_their_clocks(tmp_path, 
     assert "traces of 2 runs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("hosts", "aligned"), [(("node0", "node0"), True), (("localhost", "localhost"), False)])
+def test_ranks_of_one_host_share_its_clock(tmp_path, capsys, hosts, aligned):
+    for rank, host in enumerate(hosts):
+        write(tmp_path / "bare" / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, host_name=host))
+    merged = merge(tmp_path / "bare")
+    assert merged["clockSync"]["aligned"] is aligned
+    assert [event["ts"] for event in merged["traceEvents"] if event["name"] == "a"] == [190, 190]
+    said = capsys.readouterr()
+    assert ("2 rank(s), aligned by clock" in said.out) is aligned
+    assert ("all ranks ran on node0 and share its clock" in said.err) is aligned
+
+
 @pytest.mark.spec("C15")
 def test_C15_traces_that_say_nothing_are_not_said_to_be_aligned(tmp_path, capsys):
     folder = tmp_path / "bare"
@@ -271,7 +283,7 @@ def test_C15_traces_that_say_nothing_are_not_said_to_be_aligned(tmp_path, capsys
     assert (known["aligned"], known["not_aligned_ranks"]) == (False, [2])
     assert "aligned by clock, but rank 2 not aligned" in capsys.readouterr().out
     for rank in (0, 1):
-        write(folder / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, world=3))
+        write(folder / f"r{rank}.json", text([x("a", 190, 1)], rank=rank, world=3, host_name=f"node{rank}"))
     known = merge(folder, out="none.json")["clockSync"]
     assert (known["aligned"], known["not_aligned_ranks"], known["source"]) == (False, [0, 1, 2], None)
     said = capsys.readouterr()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,13 @@ from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.report.html import PAGE_FILE, write_page
 from aorta.analysis.summary import summarize
+from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.report import JSON_FILE, as_json, verdict_on
+from aorta.records.run_files import AUTOPSY_DIR
 from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
+from tests.autopsy.hangs import ddp, run, stuck_in
 
 REFERENCE_MS: Final = 4.0
 SLOW_MS: Final = 10.0
@@ -64,11 +68,24 @@ def _not_comparable(folder: Path) -> dict[str, Path]:
 
 
 def _one_rank(folder: Path) -> dict[str, Path]:
-    """Nothing was exchanged."""
-    lines = [step(0, 1, at, overlap=metrics(20 + at % 3, 15, 0, 0)) for at in range(12)]
+    """Its collectives communicate with nobody."""
+    lines = [step(0, 1, at, overlap=metrics(20 + at % 3, 15, 2, 1)) for at in range(12)]
     write_rank(folder / "alone", header(0, 1), lines)
     write_manifest(folder / "alone", run_id="run-alone", world_size=1)
     return {"alone": folder / "alone"}
+
+
+def _hung(folder: Path) -> dict[str, Path]:
+    """A rank that stays in its data loader, and the report of the autopsy on it."""
+    where = _run(folder / "cuda", 6.0, ranks=4)
+    save_autopsy(where, run(ddp(4), {3: stuck_in("data")}))
+    return {"cuda": where}
+
+
+def save_autopsy(folder: Path, evidence: Sequence[RankEvidence]) -> None:
+    """Judge evidence and leave the report in a run's folder, as `write_autopsy` does."""
+    (folder / AUTOPSY_DIR).mkdir()
+    (folder / AUTOPSY_DIR / JSON_FILE).write_bytes(as_json(verdict_on(evidence, watched=True)))
 
 
 STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
@@ -80,6 +97,7 @@ STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
     "undecided": lambda folder: _sets(folder, 7.0, 7.0, spread_ms=0.8),
     "not_comparable": _not_comparable,
     "one_rank": _one_rank,
+    "hung": _hung,
 }
 """Name -> what makes the inputs of that state: label -> folder, the reference first where two are compared."""
 

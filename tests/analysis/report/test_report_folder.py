@@ -14,6 +14,8 @@ from aorta.analysis.report.charts.step_lanes import representative_step
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
+from tests.analysis.report.page_states import save_autopsy
+from tests.autopsy import hangs
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -91,8 +93,33 @@ def test_a_third_dataset_gets_its_own_table(tmp_path: Path) -> None:
     assert "reference: a; candidate: b." in text
 
 
-def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
+def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [], foot=None)
+    said = r"run: 0 steps recorded: was recording\.step\(\) called\?; rank 0: killed"
+    with pytest.raises(InputError, match=said):
+        write_report({"x": tmp_path / "run"}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [])
+    save_autopsy(tmp_path / "run", hangs.run(hangs.ddp(4), {3: hangs.stuck_in("data", step=0)}))
+    report = write_report({"x": tmp_path / "run"}, tmp_path / "out", brief=True)
+    assert (tmp_path / "out" / "report.html").exists()
+    assert "Note: Hung: stuck outside: rank 3: it is in data" in " ".join(report.text.split())
+    assert report.summary["datasets"]["x"]["autopsy"]["culprits"][0]["rank"] == 3
+
+
+def test_an_autopsy_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "run", label="x", ranks=1, steps=5)
+    (run / "autopsy").mkdir()
+    (run / "autopsy" / "autopsy.json").write_text('{"kind": "dea')
+    with pytest.raises(InputError, match=r"autopsy\.json: cannot be read: .* move it away"):
+        write_report({"x": run}, tmp_path / "out")
+
+
+def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(overlap=metrics(10, 8, 4, 2), warmup=True)])
     output = tmp_path / "out"
     write_report({"x": simulated_run(tmp_path / "full", label="x", ranks=1, steps=5)}, output)
     assert (output / "x_timeline.png").exists()
@@ -102,7 +129,7 @@ def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
         *("x_timeline.png", "x_streams.png", "x_breakdown.png", "x_devices.png"),
         "overlap_ratio.png",
     }
-    assert "not drawn: x_timeline.png: no steps in the record" in report.text
+    assert "not drawn: x_streams.png: no step after warm-up is on all ranks" in report.text
     entry = strict_json(output / "summary.json")["datasets"]["x"]
     assert entry["count"] == 0
     assert "! nothing to measure" in report.text

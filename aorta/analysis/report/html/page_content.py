@@ -21,6 +21,7 @@ from aorta.analysis.formatting import PAGE
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.assembly import assemble, for_scripts
+from aorta.analysis.report.html.autopsy_section import page_autopsies
 from aorta.analysis.report.html.bokeh_chart import Chart
 from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
@@ -91,6 +92,8 @@ def page_html(
         "verdict": verdict_of(summary),
         "comparison": comparison,
         "gate": _gate(known(summary.gate)),
+        "autopsies": page_autopsies(entries),
+        "exposed": {label: page_tables.exposed_tables(label, entry) for label, entry in entries.items()},
         "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
         "gains": [page_tables.page_gains(label, entry.what_if) for label, entry in entries.items()],
         "answered": comparison.candidate if comparison else next(iter(entries)),

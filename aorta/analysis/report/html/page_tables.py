@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Side
@@ -115,6 +116,8 @@ def _side(pair: ComparedMetric, side: Side) -> Cell:
     ends = pair.ends(side)
     if ends is not None:
         return Cell(PAGE.bounds(ends, pair.unit, named=False), ends.at_most, pair.judgement_reason)
+    if f"{side}: {NOT_USED}" in (pair.judgement_reason or ""):
+        return Cell("none", None, NOT_USED)
     return value(pair.value(side), pair.unit, pair.judgement_reason)
 
 
@@ -219,6 +222,34 @@ def _collective(label: str, row: CollectiveEntry, names: Iterable[str]) -> tuple
         tip = found.reason or (bound if name == "transfer_ms" else None)
         cells.append(value(found.median, metric_named(name).unit, tip))
     return tuple(cells)
+
+
+_EXPOSED: Final = {
+    "group": "Process group",
+    "collective": "Collective",
+    "region": "Region of the step",
+    "part": "Transfer or waiting",
+    "rank": "Rank",
+}
+"""Field of `ExposedBreakdown` -> what its rows are."""
+
+
+def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
+    """Where the communication of a run is exposed, in every way that the summary breaks it down; none where nothing is
+    exposed, or where that is not known.
+    """
+    found = known(entry.exposed)
+    if found is None or found.reason is not None or not found.exposed_ms:
+        return []
+    made = []
+    for name, title in _EXPOSED.items():
+        columns = Column(title.lower()), Column("exposed, ms", True), Column("share", True)
+        rows = tuple(
+            (word(row.what), value(row.exposed_ms, "ms"), Cell(PAGE.percent(row.share), row.share))
+            for row in getattr(found, name)
+        )
+        made.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per step and rank", columns, rows))
+    return made
 
 
 def pairs_table(comparison: Comparison) -> Table | None:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, title, why_unlike
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, p_value, rough_ms, rough_percent
-from aorta.analysis.host_bound import pace_notes
+from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import metric_named
 
 _WORDS: Final = {
@@ -82,6 +83,7 @@ def verdict_of(summary: Summary) -> Verdict:
     primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison.metrics
+    stuck = [f"{label}: {told}" for label, entry in summary.datasets.items() if (told := autopsy_title(entry))]
     return Verdict(
         word,
         tone,
@@ -94,7 +96,7 @@ def verdict_of(summary: Summary) -> Verdict:
             for name in names
             if name in metrics and (metrics[name].bounded or not metrics[name].unknown)
         ),
-        tuple(comparison.warnings),
+        (*stuck, *comparison.warnings),
     )
 
 
@@ -108,7 +110,8 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
         for name in _CARDS
         if (card := _median_card(name, label if many else "", entry)) is not None
     ]
-    word = "Run summary" if many else next(iter(results.values()))
+    stuck = {label: title for label, entry in entries.items() if (title := autopsy_title(entry)) is not None}
+    word = "Run summary" if many else next(iter([*stuck.values(), *results.values()]))
     told = [f"{label}: {result}. " for label, result in results.items()] if many else []
     measured = [
         f"{label if many else 'Medians'} over {PAGE.count(entry.steps.rank_steps_used, 'step')} of "
@@ -117,9 +120,13 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
         if entry.count
     ]
     said = f"{'; '.join(measured)}. " if measured else ""
+    if stuck and not many:
+        told = [f"{_first_upper(autopsy.summary)}. " for entry in entries.values() if (autopsy := known(entry.autopsy))]
     sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
-    return Verdict(word, "open", "#", sentence, "", "", tuple(cards), tuple(notes))
+    notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
+    tone, symbol = ("bad", "!") if stuck else ("open", "#")
+    return Verdict(word, tone, symbol, sentence, "", "", tuple(cards), tuple(notes))
 
 
 def _result(entry: DatasetEntry) -> str:
@@ -130,7 +137,7 @@ def _result(entry: DatasetEntry) -> str:
     length = None if step is None else step.median
     steps = "" if length is None else f"steps of {rough_ms(length)}".replace(" ms", "\u00a0ms")
     if not _communicates(entry):
-        why = "One rank" if entry.source.world_size == 1 else "No communication"
+        why = "One rank" if _is_alone(entry) else "No communication"
         return f"{why}: nothing to hide" + (f"; {steps}" if steps else "")
     ratio, exposed = entry.described.get("overlap_ratio"), entry.described.get("exposed_comm_ms")
     parts = []
@@ -151,7 +158,12 @@ def _result(entry: DatasetEntry) -> str:
 def _communicates(entry: DatasetEntry) -> bool:
     """Whether ranks exchanged anything: not one rank by itself, whatever it calls, nor a run without a collective."""
     comm = entry.described.get("comm_ms")
-    return entry.source.world_size != 1 and not (comm is not None and comm.max == 0)
+    return not _is_alone(entry) and not (comm is not None and comm.max == 0)
+
+
+def _is_alone(entry: DatasetEntry) -> bool:
+    ratio = entry.described.get("overlap_ratio")
+    return ratio is not None and ratio.reason == ONE_RANK
 
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
