@@ -26,8 +26,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,7 +44,7 @@ from aorta.autopsy.judge import judge
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
-from aorta.config.groups.faults import FAULTS
+from aorta.config.groups.faults import FAULTS, FaultFacts
 from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
@@ -73,12 +74,24 @@ _NAMED: Final = re.compile(r"Culprit rank (\d+)|missing ranks: \{([\d, ]+)\}")
 
 
 class Planned(NamedTuple):
-    """One training. `timeout_s`: of its watchdog; None: learned."""
+    """One training. `kind`: several are joined by +, the first of them on the last rank. `timeout_s`: of its watchdog;
+    None: learned.
+    """
 
     kind: str
     ranks: int
     layout: str
     timeout_s: float | None
+
+    @property
+    def culprits(self) -> dict[int, FaultFacts]:
+        """Faulty rank -> what is wrong with it."""
+        return {self.ranks - 1 - at: FAULTS[kind] for at, kind in enumerate(self.kind.split("+"))}
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether all ranks go on, so that no watchdog speaks."""
+        return all(fact.verdict == "slow" for fact in self.culprits.values())
 
 
 def run(planned: Planned) -> dict[str, Any]:
@@ -86,7 +99,6 @@ def run(planned: Planned) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "dumps").mkdir()
-        is_slow = FAULTS[planned.kind].verdict == "slow"
         timeout_s = "null" if planned.timeout_s is None else planned.timeout_s
         words = (
             *WORKLOAD,
@@ -94,49 +106,62 @@ def run(planned: Planned) -> dict[str, Any]:
             f"training.output_dir={folder}",
             f"watchdog.timeout_s={timeout_s}",
             f"fault.kind={planned.kind}",
-            f"fault.rank={planned.ranks - 1}",
+            f"fault.rank={'+'.join(map(str, planned.culprits))}",
         )
-        children = _fork(words, planned.ranks, folder)
+        children = forked(lambda rank: _trained(words, folder, rank), planned.ranks, folder)
         try:
-            evidence = _slow(folder) if is_slow else _reported(folder, planned.ranks)
+            evidence = _slow(folder) if planned.is_slow else _reported(folder, planned.ranks)
             _take_dumps(folder, children)
         finally:
             for child in children:
-                _end(child)
+                end(child)
         scores = _scores(planned, evidence) if evidence else {"missed": True}
-        return planned._asdict() | scores | _by_dumps(folder, evidence, planned.ranks - 1)
+        return planned._asdict() | scores | _by_dumps(folder, evidence, planned.culprits)
 
 
 def _scores(planned: Planned, evidence: list[RankEvidence]) -> dict[str, Any]:
-    """What `aorta autopsy` says of the evidence, against the fault."""
-    fact, culprit = FAULTS[planned.kind], planned.ranks - 1
-    verdict = verdict_on(evidence, watched=fact.verdict != "slow")
-    own = next((one for one in verdict.culprits if one.rank == culprit), None)
-    seen = next(each for each in evidence if each.rank == culprit)
-    after_s = None
-    if fact.verdict != "slow" and seen.taken_ns is not None and seen.progress_ns is not None:
-        allowed_s = GRACE_S if fact.phase in ANNOUNCED else 0.0
-        after_s = round((seen.taken_ns - seen.progress_ns) / 1e9 - allowed_s, 2)
+    """What `aorta autopsy` says of the evidence, against the faults."""
+    facts = planned.culprits
+    verdict = verdict_on(evidence, watched=not planned.is_slow)
+    seen = {each.rank: each for each in evidence}
+    phases = [
+        (own.phase or seen[own.rank].phase) == facts[own.rank].phase
+        for own in verdict.culprits
+        if own.rank in facts and facts[own.rank].phase is not None
+    ]
+    after = [_after_s(seen[rank], fact) for rank, fact in facts.items()]
     return {
         "missed": False,
-        **_accused(verdict, culprit),
-        "phase": None if fact.phase is None or own is None else (own.phase or seen.phase) == fact.phase,
-        "verdict": verdict.kind == fact.verdict,
+        **_accused(verdict, facts),
+        "phase": all(phases) if phases else None,
+        "verdict": verdict.kind in [fact.verdict for fact in facts.values()],
         "said": verdict.summary,
-        "after_s": after_s,
+        "after_s": max((one for one in after if one is not None), default=None),
     }
 
 
-def _accused(verdict: Verdict, culprit: int) -> dict[str, Any]:
-    accused = {one.rank for one in verdict.culprits}
+def _after_s(seen: RankEvidence, fact: FaultFacts) -> float | None:
+    """Seconds from a rank's last progress, or the end of the time that its phase is allowed, to the evidence."""
+    if fact.verdict == "slow" or seen.taken_ns is None or seen.progress_ns is None:
+        return None
+    allowed_s = GRACE_S if fact.phase in ANNOUNCED else 0.0
+    return round((seen.taken_ns - seen.progress_ns) / 1e9 - allowed_s, 2)
+
+
+def _accused(verdict: Verdict, culprits: Collection[int]) -> dict[str, Any]:
+    return _against({one.rank for one in verdict.culprits}, culprits)
+
+
+def _against(accused: set[int], culprits: Collection[int]) -> dict[str, Any]:
     return {
-        "exact": accused == {culprit},
-        "healthy_accused": len(accused - {culprit}),
+        "exact": accused == set(culprits),
+        "healthy_accused": len(accused - set(culprits)),
         "abstained": not accused,
     }
 
 
-def _fork(words: tuple[str, ...], ranks: int, folder: Path) -> list[int]:
+def forked(act: Callable[[int], int], ranks: int, folder: Path) -> list[int]:
+    """Fork ranks that find what torchrun would show them, call `act` and end with what it returns; their pids."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -157,13 +182,22 @@ def _fork(words: tuple[str, ...], ranks: int, folder: Path) -> list[int]:
                 said = os.open(folder / f"rank_{rank}.said", os.O_WRONLY | os.O_CREAT)
                 os.dup2(said, 1)
                 os.dup2(said, 2)
-                threading.Thread(target=_dump_when_asked, args=(folder, rank), daemon=True).start()
-                code = run_training(resolved(*words))
+                code = act(rank)
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
-                _dump(folder, rank)
                 os._exit(code)
         children.append(child)
     return children
+
+
+def _trained(words: tuple[str, ...], folder: Path, rank: int) -> int:
+    threading.Thread(target=_dump_when_asked, args=(folder, rank), daemon=True).start()
+    try:
+        return run_training(resolved(*words))
+    finally:
+        _dump(folder, rank)
 
 
 def _dump_when_asked(folder: Path, rank: int) -> None:
@@ -184,22 +218,22 @@ def _dump(folder: Path, rank: int) -> None:
 def _take_dumps(folder: Path, children: list[int]) -> None:
     """Ask every rank for its dump, and wait for those that can."""
     (folder / _ASKED).touch()
-    _within(DUMPS_WITHIN_S, lambda: len(list((folder / "dumps").iterdir())) == len(children))
+    within(DUMPS_WITHIN_S, lambda: len(list((folder / "dumps").iterdir())) == len(children))
 
 
-def _by_dumps(folder: Path, evidence: list[RankEvidence], culprit: int) -> dict[str, Any]:
+def _by_dumps(folder: Path, evidence: list[RankEvidence], culprits: Collection[int]) -> dict[str, Any]:
     """What is made of torch's dumps, and of ours: by the autopsy, and by torchfrtrace."""
     own, written = folder / "dumps", folder / "written"
     try:
-        by_autopsy = _accused(judge(read_dumps([own])), culprit)
+        by_autopsy = _accused(judge(read_dumps([own])), culprits)
     except InputError:
-        by_autopsy = {"exact": False, "healthy_accused": 0, "abstained": True}
+        by_autopsy = _against(set(), culprits)
     write_dumps(evidence, written)
     return {
         "torch_dumps": len(list(own.iterdir())),
         "torch_dumps_autopsy": by_autopsy,
-        "torch_dumps_frtrace": _torchfrtrace(own, culprit),
-        "our_dumps_frtrace": _torchfrtrace(written, culprit),
+        "torch_dumps_frtrace": _torchfrtrace(own, culprits),
+        "our_dumps_frtrace": _torchfrtrace(written, culprits),
     }
 
 
@@ -212,7 +246,7 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _torchfrtrace(folder: Path, culprit: int) -> dict[str, Any]:
+def _torchfrtrace(folder: Path, culprits: Collection[int]) -> dict[str, Any]:
     """The ranks that torch's analyzer names in any collective, with the dumps that are there."""
     said, logger = _Said(), logging.getLogger("Flight Recorder")
     logger.handlers, logger.propagate = [said], False
@@ -226,37 +260,34 @@ def _torchfrtrace(folder: Path, culprit: int) -> dict[str, Any]:
         for one, several in _NAMED.findall("\n".join(said.lines))
         for rank in re.findall(r"\d+", one or several)
     }
-    return {
-        "exact": named == {culprit},
-        "healthy_accused": len(named - {culprit}),
-        "abstained": not named,
-        "crashed": crashed,
-    }
+    return _against(named, culprits) | {"crashed": crashed}
 
 
 def _reported(folder: Path, ranks: int) -> list[RankEvidence]:
     """What the watchdog saved, once it has saved all of it."""
     saved = [folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank) for rank in range(ranks)]
-    if not _within(WITHIN_S, lambda: all(path.exists() for path in saved)):
+    if not within(WITHIN_S, lambda: all(path.exists() for path in saved)):
         return []
     return progress_evidence(folder)
 
 
 def _slow(folder: Path) -> list[RankEvidence]:
     """Evidence of ranks that go on, while one waits for another."""
-    begun = _within(WITHIN_S, lambda: any((each.step or 0) > STEP for each in progress_evidence(folder, saved=False)))
+    begun = within(WITHIN_S, lambda: any((each.step or 0) > STEP for each in progress_evidence(folder, saved=False)))
     time.sleep(SLOW_FOR_S)
     return progress_evidence(folder, saved=False) if begun else []
 
 
-def _within(seconds: float, holds: Callable[[], bool]) -> bool:
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something holds before so many seconds have passed."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return held
 
 
-def _end(child: int) -> None:
+def end(child: int) -> None:
+    """Kill a forked rank."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -286,7 +317,8 @@ def _counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def _is_held_out(row: dict[str, Any]) -> bool:
-    return FAULTS[row["kind"]].held_out or row["layout"] in HELD_OUT_LAYOUTS
+    kinds = row["kind"].split("+")
+    return any(FAULTS[kind].held_out for kind in kinds) or row["layout"] in HELD_OUT_LAYOUTS
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
