@@ -1,98 +1,167 @@
 """Injects every fault of the pool into short trainings, and scores what the autopsy says of each.
 
-    python -m benchmarks.autopsy_scores --kinds sigkill,stuck_data --runs 2 --ranks 2,4
+    python -m benchmarks.autopsy_scores --runs 3 --ranks 2,4 --layouts ddp,fsdp_tp --parallel 6 --rows rows.jsonl
 
-Ranks are forked from this process, which has imported torch once. The last line is a JSON object: how often exactly the
-right ranks were accused, healthy ones were, the phase and the kind of verdict were right, and the autopsy abstained;
-and the seconds from the end of the timeout to the evidence. Kinds that were held out while the rules were written are
-summed up apart.
+Ranks are forked from this process, which has imported torch once; those that hang sleep, so that several trainings fit
+a core. Standard output has a table, and as its last line a JSON object: how often exactly the right ranks were accused,
+healthy ones were, the phase and the kind of verdict were right, and the autopsy abstained; and the seconds from the
+last progress to the evidence. Kinds and layouts that were held out while the rules were written are summed up apart.
+
+Beside it, of the same runs: what the autopsy makes of torch's own dumps, which each rank that can takes when it hangs
+or ends, and what torchfrtrace makes of those and of the dumps that the autopsy writes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import multiprocessing
 import os
+import re
 import signal
 import socket
+import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-import torch  # noqa: F401  once, before the ranks are forked
+import torch
+from torch.distributed.flight_recorder import fr_trace
 
+import aorta.parallel.strategies  # noqa: F401  once, before the ranks are forked
+from aorta.autopsy.dump_writer import PREFIX, write_dumps
 from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
-from aorta.config.groups.faults import FAULTS
+from aorta.autopsy.report import verdict_on
+from aorta.autopsy.verdict import Verdict
+from aorta.config.groups.faults import FAULTS, FaultFacts
+from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
 
-STEP = 8
-TIMEOUT_S = 4.0
-GRACE_S = 30.0
-WITHIN_S = 60.0
-SLOW_FOR_S = 6.0
+HELD_OUT_LAYOUTS: Final = frozenset({"fsdp_tp"})
+"""Not run while the rules were written."""
+STEP: Final = 12
+WARMUP_STEPS: Final = 2
+GRACE_S: Final = 30.0
+WITHIN_S: Final = 180.0
+SLOW_FOR_S: Final = 6.0
 """How long slow ranks go on before they are looked at."""
-WORKLOAD = ("training.max_steps=100000", "training.progress=overlap", "clock.sync=false", "telemetry.devices=off")
+DUMPS_WITHIN_S: Final = 3.0
+WORKLOAD: Final = (
+    "training.max_steps=100000",
+    "training.progress=overlap",
+    "clock.sync=false",
+    "telemetry.devices=off",
+    f"telemetry.warmup_steps={WARMUP_STEPS}",
+    f"watchdog.grace_s={GRACE_S}",
+    f"fault.step={STEP}",
+)
+_ASKED: Final = "dumps_wanted"
+_NAMED: Final = re.compile(r"Culprit rank (\d+)|missing ranks: \{([\d, ]+)\}")
 
 
-def run(kind: str, ranks: int, layout: str) -> dict[str, Any]:
+class Planned(NamedTuple):
+    """One training. `kind`: several are joined by +, the first of them on the last rank. `timeout_s`: of its watchdog;
+    None: learned.
+    """
+
+    kind: str
+    ranks: int
+    layout: str
+    timeout_s: float | None
+
+    @property
+    def culprits(self) -> dict[int, FaultFacts]:
+        """Faulty rank -> what is wrong with it."""
+        return {self.ranks - 1 - at: FAULTS[kind] for at, kind in enumerate(self.kind.split("+"))}
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether all ranks go on, so that no watchdog speaks."""
+        return all(fact.verdict == "slow" for fact in self.culprits.values())
+
+
+def run(planned: Planned) -> dict[str, Any]:
     """One training with one fault, on the last rank; returns its scores."""
-    fact, culprit = FAULTS[kind], ranks - 1
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        (folder / "dumps").mkdir()
+        timeout_s = "null" if planned.timeout_s is None else planned.timeout_s
         words = (
             *WORKLOAD,
-            f"parallel={layout}",
+            f"parallel={planned.layout}",
             f"training.output_dir={folder}",
-            f"watchdog.timeout_s={TIMEOUT_S}",
-            f"watchdog.grace_s={GRACE_S}",
-            f"fault.kind={kind}",
-            f"fault.rank={culprit}",
-            f"fault.step={STEP}",
+            f"watchdog.timeout_s={timeout_s}",
+            f"fault.kind={planned.kind}",
+            f"fault.rank={'+'.join(map(str, planned.culprits))}",
         )
-        children = _fork(words, ranks, folder)
+        children = forked(lambda rank: _trained(words, folder, rank), planned.ranks, folder)
         try:
-            evidence = _slow(folder) if fact.verdict == "slow" else _reported(folder, ranks)
+            evidence = _slow(folder) if planned.is_slow else _reported(folder, planned.ranks)
+            _take_dumps(folder, children)
         finally:
             for child in children:
-                _end(child)
-    if not evidence:
-        return {
-            "missed": True,
-            "exact": False,
-            "healthy_accused": 0,
-            "phase": None,
-            "verdict": None,
-            "abstained": False,
-        }
-    verdict = judge(evidence, stuck_after_s=TIMEOUT_S if fact.verdict == "slow" else None)
-    accused = {one.rank for one in verdict.culprits}
-    own = next((one for one in verdict.culprits if one.rank == culprit), None)
-    seen = next(each for each in evidence if each.rank == culprit)
-    late_s = None
-    if fact.verdict not in ("dead", "slow") and seen.taken_ns is not None and seen.progress_ns is not None:
-        allowed_s = GRACE_S if fact.phase in ANNOUNCED else 0.0
-        late_s = round((seen.taken_ns - seen.progress_ns) / 1e9 - allowed_s - TIMEOUT_S, 2)
+                end(child)
+        scores = _scores(planned, evidence) if evidence else {"missed": True}
+        return planned._asdict() | scores | _by_dumps(folder, evidence, planned.culprits)
+
+
+def _scores(planned: Planned, evidence: list[RankEvidence]) -> dict[str, Any]:
+    """What `aorta autopsy` says of the evidence, against the faults."""
+    facts = planned.culprits
+    verdict = verdict_on(evidence, watched=not planned.is_slow)
+    seen = {each.rank: each for each in evidence}
+    phases = [
+        (own.phase or seen[own.rank].phase) == facts[own.rank].phase
+        for own in verdict.culprits
+        if own.rank in facts and facts[own.rank].phase is not None
+    ]
+    after = [_after_s(seen[rank], fact) for rank, fact in facts.items()]
     return {
         "missed": False,
-        "exact": accused == {culprit},
-        "healthy_accused": len(accused - {culprit}),
-        "phase": None if fact.phase is None or own is None else (own.phase or seen.phase) == fact.phase,
-        "verdict": verdict.kind == fact.verdict,
-        "said": verdict.kind,
-        "abstained": verdict.kind == "cannot_decide",
-        "late_s": late_s,
+        **_accused(verdict, facts),
+        "phase": all(phases) if phases else None,
+        "verdict": verdict.kind in [fact.verdict for fact in facts.values()],
+        "said": verdict.summary,
+        "after_s": max((one for one in after if one is not None), default=None),
     }
 
 
-def _fork(words: tuple[str, ...], ranks: int, folder: Path) -> list[int]:
+def _after_s(seen: RankEvidence, fact: FaultFacts) -> float | None:
+    """Seconds from a rank's last progress, or the end of the time that its phase is allowed, to the evidence."""
+    if fact.verdict == "slow" or seen.taken_ns is None or seen.progress_ns is None:
+        return None
+    allowed_s = GRACE_S if fact.phase in ANNOUNCED else 0.0
+    return round((seen.taken_ns - seen.progress_ns) / 1e9 - allowed_s, 2)
+
+
+def _accused(verdict: Verdict, culprits: Collection[int]) -> dict[str, Any]:
+    return _against({one.rank for one in verdict.culprits}, culprits)
+
+
+def _against(accused: set[int], culprits: Collection[int]) -> dict[str, Any]:
+    return {
+        "exact": accused == set(culprits),
+        "healthy_accused": len(accused - set(culprits)),
+        "abstained": not accused,
+    }
+
+
+def forked(act: Callable[[int], int], ranks: int, folder: Path) -> list[int]:
+    """Fork ranks that find what torchrun would show them, call `act` and end with what it returns; their pids."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -113,77 +182,203 @@ def _fork(words: tuple[str, ...], ranks: int, folder: Path) -> list[int]:
                 said = os.open(folder / f"rank_{rank}.said", os.O_WRONLY | os.O_CREAT)
                 os.dup2(said, 1)
                 os.dup2(said, 2)
-                code = run_training(resolved(*words))
+                code = act(rank)
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
                 os._exit(code)
         children.append(child)
     return children
 
 
+def _trained(words: tuple[str, ...], folder: Path, rank: int) -> int:
+    threading.Thread(target=_dump_when_asked, args=(folder, rank), daemon=True).start()
+    try:
+        return run_training(resolved(*words))
+    finally:
+        _dump(folder, rank)
+
+
+def _dump_when_asked(folder: Path, rank: int) -> None:
+    while not (folder / _ASKED).exists():
+        time.sleep(0.5)
+    _dump(folder, rank)
+
+
+def _dump(folder: Path, rank: int) -> None:
+    """Write torch's dump of this rank, as `docs/autopsy.md` has it, for once."""
+    path = folder / "dumps" / f"{PREFIX}{rank}"
+    if not path.exists():
+        part = folder / f"dump_{rank}.part"
+        part.write_bytes(torch._C._distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]
+        part.replace(path)
+
+
+def _take_dumps(folder: Path, children: list[int]) -> None:
+    """Ask every rank for its dump, and wait for those that can."""
+    (folder / _ASKED).touch()
+    within(DUMPS_WITHIN_S, lambda: len(list((folder / "dumps").iterdir())) == len(children))
+
+
+def _by_dumps(folder: Path, evidence: list[RankEvidence], culprits: Collection[int]) -> dict[str, Any]:
+    """What is made of torch's dumps, and of ours: by the autopsy, and by torchfrtrace."""
+    own, written = folder / "dumps", folder / "written"
+    try:
+        by_autopsy = _accused(judge(read_dumps([own])), culprits)
+    except InputError:
+        by_autopsy = _against(set(), culprits)
+    write_dumps(evidence, written)
+    return {
+        "torch_dumps": len(list(own.iterdir())),
+        "torch_dumps_autopsy": by_autopsy,
+        "torch_dumps_frtrace": _torchfrtrace(own, culprits),
+        "our_dumps_frtrace": _torchfrtrace(written, culprits),
+    }
+
+
+class _Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _torchfrtrace(folder: Path, culprits: Collection[int]) -> dict[str, Any]:
+    """The ranks that torch's analyzer names in any collective, with the dumps that are there."""
+    said, logger = _Said(), logging.getLogger("Flight Recorder")
+    logger.handlers, logger.propagate = [said], False
+    crashed = None
+    try:
+        fr_trace.main([str(folder), "--allow-incomplete-ranks"])
+    except Exception as error:  # noqa: BLE001  whatever it ends with
+        crashed = f"{type(error).__name__}: {error}"[:80]
+    named = {
+        int(rank)
+        for one, several in _NAMED.findall("\n".join(said.lines))
+        for rank in re.findall(r"\d+", one or several)
+    }
+    return _against(named, culprits) | {"crashed": crashed}
+
+
 def _reported(folder: Path, ranks: int) -> list[RankEvidence]:
     """What the watchdog saved, once it has saved all of it."""
     saved = [folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank) for rank in range(ranks)]
-    if not _within(WITHIN_S, lambda: all(path.exists() for path in saved)):
+    if not within(WITHIN_S, lambda: all(path.exists() for path in saved)):
         return []
     return progress_evidence(folder)
 
 
 def _slow(folder: Path) -> list[RankEvidence]:
     """Evidence of ranks that go on, while one waits for another."""
-    begun = _within(WITHIN_S, lambda: any((each.step or 0) > STEP for each in progress_evidence(folder, saved=False)))
+    begun = within(WITHIN_S, lambda: any((each.step or 0) > STEP for each in progress_evidence(folder, saved=False)))
     time.sleep(SLOW_FOR_S)
     return progress_evidence(folder, saved=False) if begun else []
 
 
-def _within(seconds: float, holds: Callable[[], bool]) -> bool:
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something holds before so many seconds have passed."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return held
 
 
-def _end(child: int) -> None:
+def end(child: int) -> None:
+    """Kill a forked rank."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    late = sorted(row["late_s"] for row in rows if row.get("late_s") is not None)
-    phases = [row["phase"] for row in rows if row["phase"] is not None]
+    after = sorted(row["after_s"] for row in rows if row.get("after_s") is not None)
+    phases = [row["phase"] for row in rows if row.get("phase") is not None]
     return {
         "runs": len(rows),
         "missed": sum(row["missed"] for row in rows),
-        "exact_culprits": sum(row["exact"] for row in rows),
-        "healthy_accused": sum(row["healthy_accused"] for row in rows),
-        "abstained": sum(row["abstained"] for row in rows),
-        "verdict_right": sum(bool(row["verdict"]) for row in rows),
+        **_counts(rows),
+        "verdict_right": sum(row.get("verdict", False) for row in rows),
         "phase_right": sum(phases),
         "phases": len(phases),
-        "late_s": late,
+        "after_s_p90": round(statistics.quantiles(after, n=10, method="inclusive")[-1], 1) if len(after) > 1 else None,
+        "after_s_max": max(after, default=None),
+        **{
+            who: _counts([row[who] for row in rows]) | {"crashed": sum(bool(row[who].get("crashed")) for row in rows)}
+            for who in ("torch_dumps_autopsy", "torch_dumps_frtrace", "our_dumps_frtrace")
+        },
     }
 
 
+def _counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    rows = list(rows)
+    return {what: sum(row.get(what, 0) for row in rows) for what in ("exact", "healthy_accused", "abstained")}
+
+
+def _is_held_out(row: dict[str, Any]) -> bool:
+    kinds = row["kind"].split("+")
+    return any(FAULTS[kind].held_out for kind in kinds) or row["layout"] in HELD_OUT_LAYOUTS
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """One line for each layout, number of ranks and kind."""
+    names = ["layout", "ranks", "kind", "runs", "exact", "healthy", "abstained", "phase", "p90 s"]
+    names += ["torchfrtrace, torch's dumps", "torchfrtrace, ours", "autopsy, torch's dumps"]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for layout, ranks, kind in sorted({(row["layout"], row["ranks"], row["kind"]) for row in rows}):
+        of = [row for row in rows if (row["layout"], row["ranks"], row["kind"]) == (layout, ranks, kind)]
+        one = _summary(of)
+        others = [
+            f"{one[who]['exact']} exact, {one[who]['healthy_accused']} healthy, {one[who]['crashed']} crashed"
+            for who in ("torch_dumps_frtrace", "our_dumps_frtrace", "torch_dumps_autopsy")
+        ]
+        phase = f"{one['phase_right']}/{one['phases']}"
+        cells = [layout, ranks, kind, one["runs"], one["exact"], one["healthy_accused"], one["abstained"], phase]
+        lines.append(f"| {' | '.join(map(str, [*cells, one['after_s_p90'], *others]))} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
-    """Run them all; returns the exit code."""
+    """Run those that `--rows` does not have yet; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kinds", default=",".join(FAULTS), help="kinds of faults, with commas (default: all)")
     parser.add_argument("--runs", type=int, default=1, help="of each kind and number of ranks (default: %(default)s)")
     parser.add_argument("--ranks", default="2", help="numbers of ranks, with commas (default: %(default)s)")
     parser.add_argument("--layouts", default="ddp", help="strategies, with commas (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=1, help="trainings at once (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, help="seconds of the watchdog (default: learned)")
+    parser.add_argument("--rows", type=Path, help="file that rows are appended to; runs that it has are not repeated")
     options = parser.parse_args()
-    rows = []
-    for layout in options.layouts.split(","):
-        for ranks in map(int, options.ranks.split(",")):
-            for kind in options.kinds.split(","):
-                for _ in range(options.runs):
-                    row = {"kind": kind, "ranks": ranks, "layout": layout, **run(kind, ranks, layout)}
-                    sys.stderr.write(json.dumps(row) + "\n")
-                    rows.append(row)
-    held_out = [row for row in rows if FAULTS[str(row["kind"])].held_out]
-    developed = [row for row in rows if not FAULTS[str(row["kind"])].held_out]
-    result = {"timeout_s": TIMEOUT_S, "developed": _summary(developed), "held_out": _summary(held_out), "rows": rows}
-    sys.stdout.write(json.dumps(result) + "\n")
+    rows = _read_rows(options.rows)
+    have = Counter((row["kind"], row["ranks"], row["layout"]) for row in rows)
+    planned = [
+        Planned(kind, ranks, layout, options.timeout)
+        for number in range(options.runs)
+        for layout in options.layouts.split(",")
+        for ranks in map(int, options.ranks.split(","))
+        for kind in options.kinds.split(",")
+        if number >= have[kind, ranks, layout]
+    ]
+    with ProcessPoolExecutor(options.parallel, mp_context=multiprocessing.get_context("fork")) as pool:
+        for done in as_completed([pool.submit(run, each) for each in planned]):
+            row = done.result()
+            sys.stderr.write(json.dumps(row) + "\n")
+            rows.append(row)
+            if options.rows is not None:
+                with options.rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    held_out = [row for row in rows if _is_held_out(row)]
+    developed = [row for row in rows if not _is_held_out(row)]
+    sys.stdout.write(_table(rows) + "\n")
+    sys.stdout.write(json.dumps({"developed": _summary(developed), "held_out": _summary(held_out)}) + "\n")
     return 0
+
+
+def _read_rows(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

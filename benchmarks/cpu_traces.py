@@ -25,9 +25,9 @@ import torch
 from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
-from aorta.records.reader import read_rank
 from benchmarks import plans
 from tests.known_answers.host_union import host_union
+from tests.rank_records import read_rank
 from tests.runs import succeeded, train
 
 RANKS: Final = {"ddp": 2, "fsdp1": 2, "fsdp": 2, "tp": 2, "cp": 2, "ep": 2, "pp": 2, "hsdp": 4, "fsdp_tp": 4}

@@ -41,10 +41,10 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.errors import AortaError
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.records.reader import read_rank
 from benchmarks.plans import say
 from benchmarks.whatif_plan import COMMON, RANKS, REGIMES, Regime
 from benchmarks.whatif_table import DATA, Row, figures_of, quantile, table, targets
+from tests.rank_records import read_rank
 from tests.runs import job
 
 DONE = "launched.json"

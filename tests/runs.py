@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from aorta.experiments.process import launch_environment
-from aorta.records.reader import RankRecord, read_rank
+from tests.rank_records import RankRecord, read_rank
 from tests.ranks import forked
 
 Launcher = Literal["fork", "torchrun"]

@@ -142,12 +142,11 @@ class Watchdog:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._alive()
                 self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
+            if self._went_on():
+                self._withdraw()
             if not states:
                 return
             late = patience.overdue(states, now_ns)
-            self._reported = {
-                rank: at for rank, at in self._reported.items() if rank not in states or states[rank].progress_ns == at
-            }
             if late and not self._reported:
                 seconds = max(late.values())
                 self._report(late, f"made no progress for {seconds:.0f} s")
@@ -201,16 +200,27 @@ class Watchdog:
 
     def _report(self, accused: dict[int, float], what: str) -> None:
         """Save evidence of every rank, have the report written, and say so in one line."""
-        self._reported = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
+        self._reported = self._progress_ns()
         try:
             self._save(progress_evidence(self._folder, stacks=True, saved=False))
             explanation = _explained(self._folder)
         except OSError as error:
             explanation = f"its evidence cannot be saved in {self._folder / AUTOPSY_DIR}: {error.strerror or error}"
-        who = f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))}"
-        with suppress(OSError):
-            sys.stderr.write(f"aorta watchdog: {who} {what}; {explanation}\n")
-            sys.stderr.flush()
+        _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
+
+    def _went_on(self) -> bool:
+        """Whether every rank has made progress since the report."""
+        now = self._progress_ns()
+        return bool(self._reported) and all(now[rank] > at for rank, at in self._reported.items())
+
+    def _withdraw(self) -> None:
+        """Have the report written again: the ranks were late and not stuck. What was saved of them then stays."""
+        idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
+        self._reported = {}
+        _say(f"every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
+
+    def _progress_ns(self) -> dict[int, int]:
+        return {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
 
     def _save(self, evidence: list[RankEvidence]) -> None:
         folder = self._folder / AUTOPSY_DIR
@@ -220,6 +230,12 @@ class Watchdog:
                 each.exit = each.exit or self._exits.get(each.rank)
                 with whole_file(folder / EVIDENCE_FILE.format(rank=each.rank)) as part:
                     part.write_bytes(msgspec.json.encode(each))
+
+
+def _say(what: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"aorta watchdog: {what}\n")
+        sys.stderr.flush()
 
 
 def _explained(folder: Path) -> str:

@@ -1,10 +1,10 @@
 """Read one rank's record back, whatever state its process left it in and whichever schema it was written in.
 
-    record = read_rank(folder / "rank_0_metrics.jsonl")
-    record.steps, record.problems       # what could be read, and sentences about what could not
-    header_of(path).run_id              # the first line alone
+    header_of(path).run_id                  # the first line alone
+    for line in stream(path, problems):     # every line that can be read; sentences about those that cannot
+        ...
 
-`stream` and `raw_lines` are for records that do not fit into memory. Must not guess a value, fail on a line that a
+A record need not fit into memory. Must not guess a value, fail on a line that a
 killed process left half-written, or hold a line longer than `LINE_LIMIT` in memory.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from aorta.errors import InputError
 from aorta.records.files import open_regular
-from aorta.records.schema import READABLE_VERSIONS, Anchor, Calibration, Footer, Header, Line, Step
+from aorta.records.schema import READABLE_VERSIONS, Header, Line
 from aorta.records.step_line import decode_line, decode_whole_line
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
@@ -38,22 +38,6 @@ class _Version(msgspec.Struct, tag_field="record", tag="header"):
 
 
 _VERSION_DECODER = msgspec.json.Decoder(_Version)
-
-
-@dataclass
-class RankRecord:
-    """What one file holds. `steps` are those of the training, `isolated` those of the baselines behind it, each in the
-    order of the file. `problems` are sentences with `file:line`; `footer` is None after a kill.
-    """
-
-    path: Path
-    header: Header
-    steps: list[Step] = field(default_factory=list)
-    anchors: list[Anchor] = field(default_factory=list)
-    footer: Footer | None = None
-    problems: list[str] = field(default_factory=list)
-    isolated: list[Step] = field(default_factory=list)
-    calibrations: list[Calibration] = field(default_factory=list)
 
 
 @dataclass
@@ -77,44 +61,8 @@ class Problems:
         return [*self.sentences, *rest]
 
 
-def read_rank(path: Path) -> RankRecord:
-    """Read one record, whole, into memory.
-
-    Raises:
-        InputError: the file cannot be opened, is empty, does not begin with a header of this schema, or holds a line
-            longer than `LINE_LIMIT`.
-    """
-    problems = Problems(path.name)
-    lines = raw_lines(path, problems)
-    record = RankRecord(path, read_header(path, lines, problems))
-    for number, _, text in lines:
-        try:
-            line = decode_whole_line(text)
-        except ValueError as error:
-            problems.add(number, str(error))
-            continue
-        match line:
-            case Step(phase="train"):
-                record.steps.append(line)
-            case Step():
-                record.isolated.append(line)
-            case Anchor():
-                record.anchors.append(line)
-            case Calibration():
-                record.calibrations.append(line)
-            case Footer():
-                record.footer = line
-            case Header():
-                raise second_header(path, number, line)
-    record.problems = problems.said()
-    if record.footer is None:
-        record.problems.append(no_footer(path))
-    return record
-
-
 def stream(path: Path, problems: list[str]) -> Iterator[Line]:
-    """Yield the lines of one record as they are read, for what cannot hold them all; what is wrong with them is added
-    to `problems` at the end.
+    """Yield the lines of one record as they are read; what is wrong with them is added to `problems` at the end.
 
     Raises:
         InputError: the file cannot be read, or is of another schema.
@@ -138,7 +86,8 @@ def header_of(path: Path) -> Header:
     """The header alone: who wrote this record.
 
     Raises:
-        InputError: as `read_rank`, as far as the first line goes.
+        InputError: the file cannot be opened, is empty, or does not begin with a header of this schema; or its first
+            line is longer than `LINE_LIMIT`.
     """
     problems = Problems(path.name)
     return read_header(path, raw_lines(path, problems, buffer_bytes=_HEADER_BYTES), problems)

@@ -130,6 +130,19 @@ def test_what_is_announced_is_no_alarm_and_neither_are_those_who_wait_for_it(hos
     assert not (host.folder / "autopsy").exists()
 
 
+def test_a_report_on_ranks_that_go_on_is_withdrawn(host: Host) -> None:
+    host.start("go_on", "go_on")
+    watchdog = host.watch()
+    assert watchdog.stderr is not None
+    late, went_on = watchdog.stderr.readline(), watchdog.stderr.readline()
+    assert "made no progress for" in late
+    assert "every rank went on, after" in went_on
+    report = msgspec.json.decode((host.folder / "autopsy" / "autopsy.json").read_bytes())
+    assert (report["kind"], report["culprits"]) == ("not_stuck", [])
+    assert watchdog.wait(timeout=20) == 0
+    assert watchdog.stderr.read() == ""
+
+
 def test_evidence_that_cannot_be_saved_is_said(host: Host) -> None:
     (host.folder / "autopsy").touch()  # where the folder would be
     host.start("kill", "go")

@@ -19,6 +19,7 @@ from aorta.records.clocks import boot_id
 from aorta.records.progress_file import ProgressFacts, ProgressFile, start_ticks
 
 STEPS = 10
+WORLD_SIZE = 2
 SIGNAL = signal.SIGRTMAX - 1
 LONG_S = 4.0
 """Longer than the timeout of the tests."""
@@ -30,12 +31,14 @@ def main(folder: Path, rank: int, fate: str) -> None:
     faulthandler.register(SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks)
     progress = ProgressFile.create(folder / f"rank_{rank}.bin", facts(rank))
+    while len(list(folder.glob("rank_*.bin"))) < WORLD_SIZE:  # a fate that ends this rank is for a job that has begun
+        time.sleep(0.01)
     for step in range(STEPS):
         progress.begin_step(step)
         time.sleep(0.02)
         if step == STEPS - 1:
             progress.enter("forward")
-            meet(progress, fate)
+            meet(progress, fate, folder.parent / "autopsy" / "autopsy.json")
         progress.end_step()
     progress.end(0)
 
@@ -43,7 +46,7 @@ def main(folder: Path, rank: int, fate: str) -> None:
 def facts(rank: int) -> ProgressFacts:
     return ProgressFacts(
         rank=rank,
-        world_size=2,
+        world_size=WORLD_SIZE,
         local_rank=rank,
         pid=os.getpid(),
         start_ticks=start_ticks("self"),
@@ -60,7 +63,7 @@ def facts(rank: int) -> ProgressFacts:
     )
 
 
-def meet(progress: ProgressFile, fate: str) -> None:
+def meet(progress: ProgressFile, fate: str, report: Path) -> None:
     match fate:
         case "sleep":
             time.sleep(600)
@@ -80,6 +83,9 @@ def meet(progress: ProgressFile, fate: str) -> None:
         case "checkpoint":
             with progress.phase("checkpoint"):
                 time.sleep(LONG_S)
+        case "go_on":  # once it was reported
+            while not report.exists():
+                time.sleep(0.1)
         case "wait":  # for a rank that is excused
             time.sleep(LONG_S + 0.5)
 

@@ -13,9 +13,9 @@ import pytest
 from aorta.analysis.frames import collectives_frame
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
-from aorta.records.reader import read_rank
 from tests.device_path.launch import on_devices
 from tests.known_answers.test_pipeline import TABLE, flow_shop
+from tests.rank_records import read_rank
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]

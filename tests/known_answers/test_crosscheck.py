@@ -20,13 +20,13 @@ from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_totals import kernel_totals
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
-from aorta.records.reader import read_rank
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
 from tests.known_answers.host_union import host_union
 from tests.known_answers.launch import start
 from tests.known_answers.profiled import BACKWARD_S, BLOCKS, COMPUTING, MARK, PROFILED, STRATEGIES
 from tests.known_answers.rows import Rows, windows
+from tests.rank_records import read_rank
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 BOUND_NS, RELATIVE, RATIO = 200_000, 0.02, 0.02

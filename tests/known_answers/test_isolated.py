@@ -15,13 +15,13 @@ import pytest
 from aorta.analysis.collective_metrics import compute_slowdown, overlap_efficiency
 from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import Run
-from aorta.records.reader import read_rank
 from aorta.records.schema import Step
 from tests.analysis.builders import write_rank
 from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
 from tests.known_answers.test_pipeline import flow_shop
+from tests.rank_records import read_rank
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 BLOCKS = 4

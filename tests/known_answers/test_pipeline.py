@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeAlias
 
 import pytest
 
-from aorta.records.reader import read_rank
 from aorta.records.schema import Step
 from tests.known_answers.again import each_undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case
+from tests.rank_records import read_rank
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 RATIO, RELATIVE = 0.02, 0.02

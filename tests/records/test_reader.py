@@ -1,4 +1,7 @@
-"""The reader: whatever a killed, mixed or foreign file holds, it is either read or refused with file and line."""
+"""The reader: whatever a killed, mixed or foreign file holds, it is either read or refused with file and line.
+
+`read_rank` puts the product's `header_of` and `stream` together; rules of a whole record are those of `read_tables`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aorta.analysis.load.record_columns import read_tables
 from aorta.errors import InputError
 from aorta.records import reader
-from aorta.records.reader import PROBLEM_LIMIT, header_of, read_rank
+from aorta.records.reader import PROBLEM_LIMIT, header_of
 from aorta.records.run_files import RANK_FILE
+from tests.rank_records import read_rank
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
 
@@ -35,13 +40,15 @@ def test_a_whole_record(record, header, step, anchor, footer):
 
 def test_a_killed_run_is_read_as_far_as_it_came(record, header, step):
     read = read_rank(record(header, step(0), step(1)))
-    assert (len(read.steps), read.footer, read.problems) == (2, None, [NO_FOOTER])
+    assert (len(read.steps), read.footer, read.problems) == (2, None, [])
+    assert read_tables(read.path).problems == (NO_FOOTER,)
 
 
 def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
     read = read_rank(record(header, step(0), msgspec.json.encode(step(1))[:50]))
     assert read.steps == [step(0)]
-    assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored", NO_FOOTER]
+    assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored"]
+    assert read_tables(read.path).problems == (*read.problems, NO_FOOTER)
 
 
 def test_steps_of_a_baseline_are_none_of_training(record, header, step, footer):
@@ -132,7 +139,7 @@ def test_a_header_behind_something_else_is_refused(record, header, step, first):
 def test_a_second_header_means_two_runs_in_one_file(record, header, step):
     other = msgspec.structs.replace(header, run_id="other")
     with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:3: a second header \(run other\)"):
-        read_rank(record(header, step(0), other, step(0)))
+        read_tables(record(header, step(0), other, step(0)))
 
 
 def test_another_schema_version_is_refused_by_number(record, header):

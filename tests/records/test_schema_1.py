@@ -10,9 +10,10 @@ import pytest
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import interceptor, manifest_of
 from aorta.errors import InputError
-from aorta.records.reader import RankRecord, header_of, read_rank, stream
+from aorta.records.reader import header_of, stream
 from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
+from tests.rank_records import RankRecord, read_rank
 
 RUN = Path(__file__).resolve().parents[1] / "corpus" / "jsonl" / "schema-1"
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from aorta.errors import RecordWriteError, RunIncomplete
-from aorta.records.reader import read_rank
 from aorta.records.writer import RecordWriter
+from tests.rank_records import read_rank
 
 
 @pytest.fixture

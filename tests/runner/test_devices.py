@@ -10,8 +10,8 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.report.report_folder import write_report
-from aorta.records.reader import read_rank
 from tests.device_metrics.test_rocm_smi import TEXT
+from tests.rank_records import read_rank
 from tests.runs import train
 
 

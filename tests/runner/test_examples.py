@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.records.reader import RankRecord
 from tests.profiling.windows import files_below, numbers, read
+from tests.rank_records import RankRecord
 from tests.runs import HANGS_S, ROOT, environment, record
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]

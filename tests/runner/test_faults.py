@@ -7,7 +7,7 @@ import pytest
 from aorta.autopsy.verdict import Kind
 from aorta.config.groups.faults import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES
-from benchmarks.autopsy_scores import run
+from benchmarks.autopsy_scores import Planned, run
 
 
 def test_the_pool_speaks_of_verdicts_and_phases_that_there_are() -> None:
@@ -41,5 +41,5 @@ def test_what_cannot_be_injected_is_named(fault: Fault, said: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sigkill", "stuck_data"])
 def test_a_fault_of_a_training_is_explained(kind: str) -> None:
-    row = run(kind, 2, "ddp")
+    row = run(Planned(kind, 2, "ddp", timeout_s=4.0))
     assert (row["exact"], row["healthy_accused"], row["phase"], row["verdict"]) == (True, 0, True, True)

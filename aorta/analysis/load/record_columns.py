@@ -74,7 +74,8 @@ def read_tables(path: Path, *, contents: bool = False) -> RankTables:
         contents: keep what ran inside each step as well (`RankTables.contents`), as a replay needs it.
 
     Raises:
-        InputError: as `records.reader.read_rank`, or the record names more than `METRIC_LIMIT` metrics.
+        InputError: as `records.reader.header_of`; a line is longer than `LINE_LIMIT`, or the record names more than
+            `METRIC_LIMIT` metrics, or has a second header.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and each collection would traverse the million objects of a block

@@ -44,10 +44,10 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     "lock_gil": FaultFacts("deadlocks in compiled code that holds the interpreter lock", "stuck_outside", "forward"),
     "stuck_forward": FaultFacts("sleeps in its forward pass without end", "stuck_outside", "forward"),
     "skipped_collective": FaultFacts(
-        "leaves out an all-reduce of the others, and goes on", "signature_mismatch", "backward", "size"
+        "leaves out an all-reduce of the others, and goes on", "signature_mismatch", "forward", "size"
     ),
     "swapped_order": FaultFacts("issues two all-reduces the other way round", "signature_mismatch", "forward", "size"),
-    "wrong_size": FaultFacts("reduces twice as many elements", "signature_mismatch", "forward", "size"),
+    "wrong_size": FaultFacts("reduces three times as many elements", "signature_mismatch", "forward", "size"),
     "wrong_dtype": FaultFacts("reduces float64 for float32", "signature_mismatch", "forward", "dtype", held_out=True),
     "wrong_kind": FaultFacts("broadcasts instead of reducing", "signature_mismatch", "forward", "kind"),
     "wrong_group": FaultFacts(

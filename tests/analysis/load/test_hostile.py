@@ -24,11 +24,12 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import NO_TIME
 from aorta.errors import InputError
-from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT, read_rank
+from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT
 from aorta.records.schema import BucketReady, Gradient, Step, Wait
 from aorta.records.step_line import DecodedLate, StepLine
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
+from tests.rank_records import read_rank
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus" / "jsonl"
 HALF = metrics(10, 8, 4, 2)

@@ -16,11 +16,11 @@ from aorta.analysis.compare.launch_set import Subject
 from aorta.analysis.documents import as_json
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.load.records import load_run
-from aorta.records.reader import read_rank
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import evaluate, summarize
 from tests.analysis.report.by_json import write_page
+from tests.rank_records import read_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
