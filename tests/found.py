@@ -55,7 +55,7 @@ def main(folder: str) -> None:
         "main": sys.modules["__main__"].__dict__ is globals(),
         "cwd": str(Path.cwd()),
         "signals": [str(signal.getsignal(number)) for number in SIGNALS],
-        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
+        "gc": [gc.isenabled(), gc.get_threshold()],
         "switch_interval": sys.getswitchinterval(),
         "hooks": [sys.gettrace() is None, sys.getprofile() is None, threading.active_count(), threads],
         "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype())],
