@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -131,10 +132,10 @@ def _train(folder: Path, rank: int, _disturbance: str, steps: int) -> int:
         if step == steps:
             _hang(folder, rank, steps)
 
-    Checkpoints.save, Faults.begin = slow_save, hang_at_the_end  # type: ignore[method-assign]
     words = ("training.progress=overlap", "clock.sync=false", "telemetry.devices=off", f"training.output_dir={folder}")
     limits = (f"training.max_steps={steps + 1}", f"training.checkpoint_interval={steps // 2}")
-    return run_training(resolved(*words, *limits, f"telemetry.warmup_steps={WARMUP_STEPS}"))
+    with patch.object(Checkpoints, "save", slow_save), patch.object(Faults, "begin", hang_at_the_end):
+        return run_training(resolved(*words, *limits, f"telemetry.warmup_steps={WARMUP_STEPS}"))
 
 
 def _hang(folder: Path, rank: int, steps: int) -> None:

@@ -130,9 +130,13 @@ def _scores(planned: Planned, evidence: list[RankEvidence]) -> dict[str, Any]:
         if own.rank in facts and facts[own.rank].phase is not None
     ]
     after = [_after_s(seen[rank], fact) for rank, fact in facts.items()]
+    against = _accused(verdict, facts)
+    if verdict.kind == "stuck_inside" and all(fact.verdict == "stuck_inside" for fact in facts.values()):
+        # What holds up a collective that all have issued may be between any two of them.
+        against |= {"exact": {one.rank for one in verdict.culprits} <= set(facts), "abstained": False}
     return {
         "missed": False,
-        **_accused(verdict, facts),
+        **against,
         "phase": all(phases) if phases else None,
         "verdict": verdict.kind in [fact.verdict for fact in facts.values()],
         "said": verdict.summary,

@@ -1,5 +1,33 @@
-"""The runner's loop by hand, under the name that tests and benchmarks know."""
+"""The runner's loop by hand, of arguments of `train.py`; each choice of options is composed once (`composed`)."""
 
-from aorta.runner.manual_loop import Loop, resolved
+from __future__ import annotations
 
-__all__ = ["Loop", "resolved"]
+from collections.abc import Callable
+
+import torch
+
+from aorta.config.resolve import Resolved, resolve
+from aorta.distributed.topology import Topology
+from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.records.schema import Step
+from aorta.runner import manual_loop
+from tests.composed import composed
+
+
+def resolved(*words: str) -> Resolved:
+    """The configuration that `train.py` would have with these arguments."""
+    return resolve(composed(*words))
+
+
+class Loop(manual_loop.Loop):
+    """`manual_loop.Loop` of arguments: `words` are as for `train.py`, `instrument.mode` among them."""
+
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        topology: Topology,
+        device: torch.device,
+        sink: Callable[[Step], None],
+        fabric: EmulatedNetwork | None = None,
+    ) -> None:
+        super().__init__(resolved(*words).config, topology, device, sink, fabric)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
-from aorta.autopsy.job import Channel, Job, Rank, join
+from aorta.autopsy.job import Channel, JobEvidence, Rank, join
 from aorta.errors import InputError
 from aorta.records.files import whole_file
 
@@ -65,7 +65,7 @@ def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
     return paths
 
 
-def _dump(job: Job, rank: Rank) -> dict[str, Any]:
+def _dump(job: JobEvidence, rank: Rank) -> dict[str, Any]:
     groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
     first = {name: _first_kept(job, name) for name in groups}
     kept = [
@@ -86,7 +86,7 @@ def _dump(job: Job, rank: Rank) -> dict[str, Any]:
     }
 
 
-def _first_kept(job: Job, group: str) -> int:
+def _first_kept(job: JobEvidence, group: str) -> int:
     """The number from which on no rank has dropped a collective of the group."""
     channel = Channel(group)
     oldest = [min(rank.channels[channel]) for rank in job.ranks.values() if rank.channels.get(channel)]
@@ -105,7 +105,7 @@ def _status(kept: Sequence[CollectiveEvidence], group: str) -> dict[str, int]:
     }
 
 
-def _entry(job: Job, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
+def _entry(job: JobEvidence, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
     group = job.groups[one.group]
     dtype, sizes = _shapes(one, len(group.ranks))
     filled = dict.fromkeys(("input", "output"), [dtype] if sizes[0] else [])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aorta.autopsy.job import Job, Rank
+from aorta.autopsy.job import JobEvidence, Rank
 
 _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
@@ -26,9 +26,9 @@ _LOST_A_PEER: Final = (
 """Words of the errors that a rank meets because another one has gone: of gloo, NCCL, the store and AORTA."""
 
 
-def ended_first(job: Job, waited_for: Sequence[int]) -> list[Rank]:
-    """The dead ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else,
-    where nothing is known to have ended earlier, the first that ended, or those that the running ranks wait for.
+def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
+    """The dead ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
+    the only one that failed, or those that failed while others run, or those that the running ranks wait for.
 
     Args:
         waited_for: ranks that others wait for and that wait for nobody.
@@ -40,9 +40,6 @@ def ended_first(job: Job, waited_for: Sequence[int]) -> list[Rank]:
         return []  # one of them may have ended first
     running = any(rank.state != "dead" for rank in job.ranks.values())
     failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
-    times = [rank.exit.ended_ns for rank in failed if rank.exit is not None and rank.exit.ended_ns is not None]
-    if len(times) == len(failed) > 0:
-        return [rank for rank in failed if rank.exit is not None and rank.exit.ended_ns == min(times)]
     if not running:
         return failed if len(failed) == 1 else []
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]

@@ -69,18 +69,15 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ..."); and
-    when, on the wall clock.
-    """
+    """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ...")."""
 
     signal: str | None = None
     exit_code: int | None = None
     exception: str | None = None
-    ended_ns: int | None = None
 
 
-class RankEvidence(msgspec.Struct, kw_only=True):
-    """All that one source says of one rank.
+class RankState(msgspec.Struct, kw_only=True):
+    """Where a rank is.
 
     Attributes:
         taken_ns: when the evidence was taken.
@@ -88,20 +85,9 @@ class RankEvidence(msgspec.Struct, kw_only=True):
             completed.
         step: the step it is in, as in the record; the last one that ended where it is between two.
         phase: data, forward, backward, optimizer, checkpoint, ...; None outside of a step.
-        groups: all that the rank is known to belong to.
-        collectives: in the order of issue, the newest last; old ones may be missing.
-        lost: how many older ones the source has dropped.
-        stacks: the thread that runs the training first.
-        torn: why the evidence is incomplete.
     """
 
     rank: int
-    world_size: int | None = None
-    source: Source
-    path: str
-    clock: str | None = None
-    host: str | None = None
-    pid: int | None = None
     state: ProcessState = "unknown"
     exit: RankExit | None = None
     taken_ns: int | None = None
@@ -109,6 +95,25 @@ class RankEvidence(msgspec.Struct, kw_only=True):
     step: int | None = None
     phase: str | None = None
     phase_since_ns: int | None = None
+
+
+class RankEvidence(RankState, kw_only=True):
+    """All that one source says of one rank.
+
+    Attributes:
+        groups: all that the rank is known to belong to.
+        collectives: in the order of issue, the newest last; old ones may be missing.
+        lost: how many older ones the source has dropped.
+        stacks: the thread that runs the training first.
+        torn: why the evidence is incomplete.
+    """
+
+    source: Source
+    path: str
+    world_size: int | None = None
+    clock: str | None = None
+    host: str | None = None
+    pid: int | None = None
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
     lost: int = 0

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence, RankState, ThreadStack
 from aorta.autopsy.verdict import CollectiveName
 
 _S = 1e9
@@ -42,8 +42,7 @@ class Signature(NamedTuple):
     dtype: str | None
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(RankState, kw_only=True, dict=True):
     """One rank, of all sources.
 
     Attributes:
@@ -52,14 +51,6 @@ class Rank:
         unresponsive: NCCL's RAS got no answer from it.
     """
 
-    rank: int
-    state: ProcessState = "unknown"
-    exit: RankExit | None = None
-    taken_ns: int | None = None
-    progress_ns: int | None = None
-    step: int | None = None
-    phase: str | None = None
-    phase_since_ns: int | None = None
     collectives: tuple[CollectiveEvidence, ...] = ()
     complete: bool = False
     unresponsive: bool = False
@@ -107,7 +98,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobEvidence:
     """All ranks of a job.
 
     Attributes:
@@ -162,7 +153,7 @@ def signature(one: CollectiveEvidence, rank: int) -> Signature:
     return Signature(channel_of(one, rank), kind, size, one.dtype)
 
 
-def join(evidence: Iterable[RankEvidence]) -> Job:
+def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     """Join all that is known of each rank.
 
     Collectives come from one kind of source, the one that speaks of the most ranks: two sources count from different
@@ -183,7 +174,7 @@ def join(evidence: Iterable[RankEvidence]) -> Job:
         listed |= {name for name, group in groups.items() if group.ranks == world}
     unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
     notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
-    return Job(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
+    return JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
 
 
 def _source_of_collectives(evidence: Sequence[RankEvidence]) -> str:
@@ -235,28 +226,24 @@ def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
     """One rank, of all its sources."""
-    rank = Rank(several[0].rank)
+    known = RankState(rank=several[0].rank)
     for one in several:
-        if one.source == "ras":
-            rank = replace(rank, unresponsive=rank.unresponsive or one.torn == UNRESPONSIVE)
-        elif one.torn is not None:
-            rank = replace(rank, torn=(*rank.torn, one.torn))
-        rank = replace(
-            rank,
-            state=one.state if rank.state == "unknown" else rank.state,
-            exit=rank.exit or one.exit,
-            taken_ns=one.taken_ns if rank.taken_ns is None else rank.taken_ns,
-            progress_ns=one.progress_ns if rank.progress_ns is None else rank.progress_ns,
-            step=one.step if rank.step is None else rank.step,
-            phase=rank.phase or one.phase,
-            phase_since_ns=one.phase_since_ns if rank.phase is None else rank.phase_since_ns,
-            stacks=rank.stacks or tuple(one.stacks),
-            sources=(*rank.sources, one.path),
-        )
-        if one.source == chosen and not rank.collectives:
-            renamed = tuple(_renamed(each, names[each.group, one.rank]) for each in one.collectives)
-            rank = replace(rank, collectives=renamed, complete=one.torn is None)
-    return rank
+        for field in RankState.__struct_fields__:
+            if getattr(known, field) in (None, "unknown"):
+                setattr(known, field, getattr(one, field))
+    of_chosen = [one for one in several if one.source == chosen]
+    ours = max(of_chosen, key=lambda one: bool(one.collectives), default=None)
+    return Rank(
+        **{field: getattr(known, field) for field in RankState.__struct_fields__},
+        collectives=()
+        if ours is None
+        else tuple(_renamed(one, names[one.group, ours.rank]) for one in ours.collectives),
+        complete=ours is not None and ours.torn is None,
+        unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
+        stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
+        sources=tuple(one.path for one in several),
+        torn=tuple(one.torn for one in several if one.source != "ras" and one.torn is not None),
+    )
 
 
 UNRESPONSIVE = "no answer to RAS"

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.job import Job, Rank, join
+from aorta.autopsy.job import JobEvidence, Rank, join
 from aorta.autopsy.rules import RULES, Case
+from aorta.autopsy.slowness import slow_ranks
 from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_words
 from aorta.autopsy.waits import OpenCollective, is_elsewhere
 from aorta.command_line import name_ranks
@@ -41,10 +42,6 @@ NEXT: Final[dict[Kind, tuple[str, ...]]] = {
     "cannot_decide": ("Get evidence of the ranks that are missing or suspected, with a recorded run or their dumps.",),
 }
 """What to do next, by what happened."""
-_SLOW_WAIT_S: Final = 1.0
-"""A wait that has lasted less is part of a healthy step."""
-
-
 _AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
 """Rules that accuse rightly also where something moves."""
 
@@ -71,7 +68,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         found += rule(case, found)
     suspects: list[int] = []
     if moving:
-        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or _slow(case, found)
+        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or slow_ranks(case, found)
         kind: Kind = found[0].kind if found else "not_stuck"
     elif found:
         kind = found[0].kind
@@ -92,22 +89,6 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         notes=_notes(job),
         next=[each for one in dict.fromkeys([kind, *(one.kind for one in found)]) for each in NEXT[one]],
     )
-
-
-def _slow(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """The ranks that others wait for, of a job in which something moves, where they wait for long."""
-    slow = []
-    for one in found:
-        ages = [
-            age
-            for each in case.waits.open
-            if one.rank in each.behind
-            and (age := case.job.ranks[each.rank].age_s(each.collective.issued_ns)) is not None
-        ]
-        if one.rule == "behind_its_peers" and max(ages, default=0.0) >= _SLOW_WAIT_S:
-            one.kind = "slow"
-            slow.append(one)
-    return slow
 
 
 def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
@@ -184,7 +165,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
 
 
 def _summary(
-    kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[WaitingRanks], job: Job
+    kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[WaitingRanks], job: JobEvidence
 ) -> str:
     """The answer in one sentence."""
     if kind == "not_stuck":
@@ -205,7 +186,7 @@ def _for(seconds: float | None) -> str:
     return f", for {seconds:.0f} s" if seconds is not None else ""
 
 
-def _notes(job: Job) -> list[str]:
+def _notes(job: JobEvidence) -> list[str]:
     """What limits the answer."""
     torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
     unlisted = sorted(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
-from aorta.autopsy.job import Channel, Job, signature
+from aorta.autopsy.job import Channel, JobEvidence, signature
 from aorta.autopsy.order import conforms, next_expected
 from aorta.autopsy.verdict import Aspect, Kind, group_words
 from aorta.command_line import name_ranks
@@ -72,7 +72,7 @@ class Mismatch:
         ]
 
 
-def mismatches(job: Job) -> list[Mismatch]:
+def mismatches(job: JobEvidence) -> list[Mismatch]:
     """The first mismatch of every channel."""
     found = []
     for channel in job.channels:
@@ -90,7 +90,7 @@ def mismatches(job: Job) -> list[Mismatch]:
 
 
 def _mismatch(
-    job: Job, channel: Channel, number: int, issued: dict[int, CollectiveEvidence], differed: set[str]
+    job: JobEvidence, channel: Channel, number: int, issued: dict[int, CollectiveEvidence], differed: set[str]
 ) -> Mismatch | None:
     for aspect, of in _Aspects:
         values = {rank: of(one) for rank, one in issued.items()}
@@ -116,7 +116,7 @@ def _mismatch(
     return None
 
 
-def _odd(job: Job, channel: Channel, number: int, camps: Mapping[object, tuple[int, ...]]) -> tuple[int, ...]:
+def _odd(job: JobEvidence, channel: Channel, number: int, camps: Mapping[object, tuple[int, ...]]) -> tuple[int, ...]:
     """The ranks of the camps that depart from their past where one camp follows its own, at most half of the group; or
     all but the camp that most of the group is in. None where both are known and disagree.
     """
@@ -133,7 +133,7 @@ def _odd(job: Job, channel: Channel, number: int, camps: Mapping[object, tuple[i
 
 
 def _order(
-    job: Job, channel: Channel, number: int, issued: Mapping[int, CollectiveEvidence], accused: tuple[int, ...]
+    job: JobEvidence, channel: Channel, number: int, issued: Mapping[int, CollectiveEvidence], accused: tuple[int, ...]
 ) -> tuple[bool, bool]:
     """Whether the accused are one collective ahead, and whether they issued the one left out behind it."""
     others = [rank for rank in issued if rank not in accused]

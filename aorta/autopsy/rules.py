@@ -15,11 +15,11 @@ from typing import Final, TypeAlias
 
 from aorta.autopsy.endings import ended_first, how_it_ended
 from aorta.autopsy.evidence import CollectiveEvidence
-from aorta.autopsy.job import Job, Rank
+from aorta.autopsy.job import JobEvidence, Rank
 from aorta.autopsy.mismatches import Mismatch, mismatches
 from aorta.autopsy.order import conforms
 from aorta.autopsy.verdict import Accusation, Kind, group_words
-from aorta.autopsy.waits import OpenCollective, Waits, is_behind, is_elsewhere
+from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind, is_elsewhere
 from aorta.command_line import name_ranks
 
 
@@ -27,14 +27,14 @@ from aorta.command_line import name_ranks
 class Case:
     """What rules look at."""
 
-    job: Job
-    waits: Waits
+    job: JobEvidence
+    waits: WaitGraph
     mismatches: tuple[Mismatch, ...]
 
     @classmethod
-    def of(cls, job: Job) -> Case:
+    def of(cls, job: JobEvidence) -> Case:
         """Work it out for a job."""
-        return cls(job, Waits.of(job), tuple(mismatches(job)))
+        return cls(job, WaitGraph.of(job), tuple(mismatches(job)))
 
     def is_held(self, one: OpenCollective) -> bool:
         """Whether a mismatch in its channel, at its number or before, explains an open collective."""
@@ -218,15 +218,7 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
     if not before:
         return []
     return [
-        Accusation(
-            rank=rank.rank,
-            kind="stuck_outside",
-            rule="busy_elsewhere",
-            reason=f"it is in {rank.phase} and waits for nobody",
-            evidence=[f"last seen {_where(rank)}"],
-            phase=rank.phase,
-            since_s=_since(rank),
-        )
+        _stuck_outside(rank, "busy_elsewhere", f"it is in {rank.phase} and waits for nobody")
         for rank in case.job.ranks.values()
         if rank.rank not in _ranks(before)
         and not rank.gone
@@ -243,15 +235,7 @@ def nobody_waits(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
     if before or case.waits.open or case.job.missing:
         return []
     return [
-        Accusation(
-            rank=rank.rank,
-            kind="stuck_outside",
-            rule="nobody_waits",
-            reason=f"it is in {rank.phase}, and nobody waits in a collective",
-            evidence=[f"last seen {_where(rank)}"],
-            phase=rank.phase,
-            since_s=_since(rank),
-        )
+        _stuck_outside(rank, "nobody_waits", f"it is in {rank.phase}, and nobody waits in a collective")
         for rank in case.job.ranks.values()
         if not rank.gone and rank.phase is not None and rank.still_s is not None
     ]
@@ -270,7 +254,19 @@ RULES: Final[tuple[Rule, ...]] = (
 """Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
 
 
-def _is_inside(job: Job, waits: Waits, rank: int) -> bool:
+def _stuck_outside(rank: Rank, rule: str, reason: str) -> Accusation:
+    return Accusation(
+        rank=rank.rank,
+        kind="stuck_outside",
+        rule=rule,
+        reason=reason,
+        evidence=[f"last seen {_where(rank)}"],
+        phase=rank.phase,
+        since_s=_since(rank),
+    )
+
+
+def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
     """Whether a rank that waits for nobody is in a collective that all of its members have issued, and begun if any."""
     return any(
         not any(
@@ -294,11 +290,11 @@ def _where(rank: Rank) -> str:
     return ", ".join(filter(None, (step, phase, count)))
 
 
-def _in_collective(job: Job, one: OpenCollective) -> str:
+def _in_collective(job: JobEvidence, one: OpenCollective) -> str:
     return str(job.name(one.channel, one.collective))
 
 
-def _progress_there(job: Job, one: OpenCollective) -> str:
+def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
     """How far every member of a channel is."""
     issued: dict[int, list[int]] = {}
     for member in job.members(one.channel):
@@ -327,15 +323,10 @@ def _last(several: Sequence[OpenCollective], circle: frozenset[int]) -> OpenColl
 
 
 def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
-    return (one.kind, one.bytes, one.dtype, one.input_sizes) == (
-        other.kind,
-        other.bytes,
-        other.dtype,
-        other.input_sizes,
-    )
+    return all(getattr(one, what) == getattr(other, what) for what in ("kind", "bytes", "dtype", "input_sizes"))
 
 
-def _odd_ones(job: Job, open_there: dict[int, OpenCollective]) -> list[int]:
+def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
     """Ranks of a circle that are the cause of it, or none where that cannot be told."""
     as_before = {
         rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()

@@ -1,6 +1,6 @@
 """Who waits for whom: a graph from ranks with an open collective to the ranks that are behind in its channel.
 
-    waits = Waits.of(job)
+    waits = WaitGraph.of(job)
     waits.blockers[0]   # {3}: rank 0 cannot go on before rank 3 does
 
 A rank is behind another where it has not issued what the other has open, has an older collective of that channel
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.autopsy.evidence import CollectiveEvidence
-from aorta.autopsy.job import Channel, Job, Rank
+from aorta.autopsy.job import Channel, JobEvidence, Rank
 
 _BUSY_PHASES: Final = ("data", "checkpoint")
 """Phases in which a rank that began them after its last issue waits for none of its collectives. In a forward or
@@ -41,7 +41,7 @@ class OpenCollective:
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitGraph:
     """The graph.
 
     Attributes:
@@ -55,7 +55,7 @@ class Waits:
     unknown: Mapping[int, frozenset[int]]
 
     @classmethod
-    def of(cls, job: Job) -> Waits:
+    def of(cls, job: JobEvidence) -> WaitGraph:
         """Build the graph of a job."""
         found = [
             _open(job, channel, rank, oldest)
@@ -123,7 +123,7 @@ def is_elsewhere(rank: Rank) -> bool:
     return all(one.issued_ns is not None and one.issued_ns < since for one in left)
 
 
-def _open(job: Job, channel: Channel, rank: Rank, oldest: CollectiveEvidence) -> OpenCollective:
+def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvidence) -> OpenCollective:
     behind, unknown = set[int](), set[int]()
     for member in job.members(channel):
         if member == rank.rank:

@@ -13,7 +13,6 @@ import select
 import sys
 import time
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ import msgspec
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
+from aorta.autopsy.report import write_autopsy
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import whole_file
 from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
@@ -109,7 +109,7 @@ class Patience:
         self._largest_gap_ns = max(self._largest_gap_ns, state.progress_ns - before.progress_ns)
 
 
-class Watchdog:
+class HostWatchdog:
     """Watches until every rank has ended; `run` is its whole life."""
 
     def __init__(self, task: WatchdogTask) -> None:
@@ -241,11 +241,11 @@ def _say(what: str) -> None:
 def _explained(folder: Path) -> str:
     """Where the report is, once it is written; every host writes it, from the evidence that it can see."""
     try:
-        import_module("aorta.autopsy.report").write_autopsy(folder)
+        write_autopsy(folder)
     except Exception as error:  # noqa: BLE001  the evidence is saved, whatever is wrong with the report
         return f"evidence in {folder / AUTOPSY_DIR}, whose report failed: {error}"
     return f"see {folder / AUTOPSY_DIR}"
 
 
 if __name__ == "__main__":
-    Watchdog(msgspec.json.decode(sys.argv[1], type=WatchdogTask)).run()
+    HostWatchdog(msgspec.json.decode(sys.argv[1], type=WatchdogTask)).run()

@@ -41,7 +41,7 @@ from aorta.gpu_check.check_table import (
     windows,
 )
 from aorta.records.schema import Step
-from aorta.runner.manual_loop import Loop
+from aorta.runner.manual_loop import Loop, resolved
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10
@@ -68,7 +68,7 @@ class Case:
     ) -> None:
         self.name, self.device, self.pairs = strategy, device, pairs
         self.lines: list[Step] = []
-        self.loop = Loop(chosen(strategy, words), topology, device, self.lines.append)
+        self.loop = Loop(resolved(*chosen(strategy, words)).config, topology, device, self.lines.append)
 
     def rows(self) -> list[CheckRow]:
         """Everything there is to say; the order matters: the profiler slows what comes behind it."""

@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from aorta.config import CONFIG_DIR
 from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
+from aorta.config.schema import Config
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
@@ -37,9 +38,9 @@ class Loop:
     """A distributed, instrumented model; `step()` trains once. Needs an open process group.
 
     Args:
-        words: arguments as for `train.py`; `instrument.mode` among them.
+        config: as `resolved` makes it of arguments; `instrument.mode` is chosen by the caller.
         sink: receives finished steps.
-        fabric: delays collectives; None: the network is the real one, whatever `words` say.
+        fabric: delays collectives; None: the network is the real one, whatever `config` says.
 
     Attributes:
         calibrations: of the steps behind the first `telemetry.warmup_steps`, where `instrument.calibration` is a number
@@ -47,20 +48,20 @@ class Loop:
 
     Example:
         >>> lines = []
-        >>> loop = Loop(("parallel=ddp", "instrument.mode=observe"), topology, device, lines.append)
+        >>> config = resolved("parallel=ddp", "instrument.mode=observe").config
+        >>> loop = Loop(config, topology, device, lines.append)
         >>> loop.step()
         >>> loop.finish()  # now `lines` holds one step
     """
 
     def __init__(
         self,
-        words: tuple[str, ...],
+        config: Config,
         topology: Topology,
         device: torch.device,
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
     ) -> None:
-        config = resolved(*words).config
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
         settings = config.instrument

@@ -16,10 +16,13 @@ import ctypes
 import os
 import resource
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
@@ -34,6 +37,8 @@ _ELEMENTS: Final = 1000
 _LATE_S: Final = 3.0
 _IMPATIENT_S: Final = 2.5
 """After this a second SIGINT is no repetition of the first (`distributed.stop_agreement`)."""
+_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
+_BPF_RETURN: Final = 0x06  # linux/bpf_common.h: BPF_RET | BPF_K
 ISSUES: Final = frozenset(
     ("skipped_collective", "swapped_order", "wrong_size", "wrong_dtype", "wrong_kind", "wrong_group")
 )
@@ -197,6 +202,19 @@ def _lock_the_interpreter() -> None:
     library.pthread_mutex_lock(mutex)
 
 
+def _stall_links() -> None:
+    """Have the kernel drop what arrives on this process's connections to its peers, as a link that loses everything
+    does: nobody sees an error. A socket filter of one instruction, `return 0` (socket(7), SO_ATTACH_FILTER); the store
+    of the launch, which is no link of a collective, stays.
+    """
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as link:
+            if os.environ.get("MASTER_PORT") not in (str(link.getpeername()[1]), str(link.getsockname()[1])):
+                link.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
 _ACTS: Final[dict[str, Callable[[], Any]]] = {
     "workload_exception": _raise,
     "async_exception": _raise_from_a_thread,
@@ -209,6 +227,7 @@ _ACTS: Final[dict[str, Callable[[], Any]]] = {
     "abort": _abort,
     "lock_gil": _lock_the_interpreter,
     "stuck_forward": _sleep_for_ever,
+    "link_stalled": _stall_links,
     "rank_dependent_branch": lambda: dist.barrier(),
 }
 """What happens at the beginning of a forward pass."""

@@ -14,105 +14,34 @@ from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.formatting import PAGE
-from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.charts.step_breakdown import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError
-from aorta.records.schema import Calibration, CalibrationPlan, Step
-from tests.analysis.builders import collective, footer, header, metrics, step, write_manifest, write_rank
-from tests.analysis.by_json import aggregate, cautions, evaluate, summarize
+from aorta.records.schema import CalibrationPlan, Step
+from tests.analysis.builders import collective, metrics, step
+from tests.analysis.by_json import aggregate, cautions, summarize
+from tests.analysis.host_bound_runs import (
+    COMM,
+    OPEN,
+    WINDOW,
+    by_kernels,
+    calibrated,
+    calibration,
+    decided,
+    entry,
+    in_window,
+    undecided,
+    write,
+)
 from tests.analysis.report.by_json import (
     brief_text,
-    comparison_table,
     dataset_table,
     health_block,
-    verdict_block,
     verdict_of,
 )
-
-OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
-WINDOW, COMM = 20.0, 8.0
-
-
-def decided(rank: int, number: int, hidden: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
-    """A step whose marks say all: the host is 4 ms ahead."""
-    values = metrics(WINDOW, 16, COMM, hidden, host_lead_ms=4.0, undecided_share=0.0)
-    return step(rank, ranks, number, overlap=values, **changes)
-
-
-def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
-    """A step in which `low` to `high` of 8 ms of communication are hidden, and 8 to 16 ms are computation."""
-    values = metrics(WINDOW, 16, COMM, high, host_lead_ms=0.01, undecided_share=0.5)
-    bounds = {
-        "compute_ms": (8.0, 16.0),
-        "compute_comm_ms": (low, high),
-        "exposed_comm_ms": (COMM - high, COMM - low),
-        "overlap_ratio": (low / COMM, high / COMM),
-        "exposed_share": ((COMM - high) / WINDOW, (COMM - low) / WINDOW),
-        "comm_ms": (COMM, COMM),
-    }
-    reasons = {name: f"host-bound: between {bounds[name]}, in step {number}" for name in OPEN}
-    return step(rank, ranks, number, overlap=values | dict.fromkeys(OPEN), bounds=bounds, reasons=reasons, **changes)
-
-
-def by_kernels(rank: int, number: int, hidden: float = 3.0, *, ranks: int = 2, window: float = WINDOW) -> Step:
-    values = metrics(window, 10, COMM, hidden, host_lead_ms=0.01, undecided_share=0.5)
-    return step(rank, ranks, number, overlap=values, measured_by="kernels")
-
-
-def calibration(kernels: float | None, marks: float | None, **changes: Any) -> Calibration:
-    fields: dict[str, Any] = {
-        "first_step": 2,
-        "last_step": 4,
-        "steps": 3,
-        "problem": None,
-        "ratio_by_kernels": kernels,
-        "ratio_by_marks": marks,
-        "blocks": [],
-        "window_step_ms": WINDOW,
-        "other_step_ms": WINDOW,
-        "setup_ms": 1.0,
-    }
-    return Calibration(**fields | changes)
-
-
-def write(
-    folder: Path,
-    of_rank: Callable[[int, int], Step],
-    *,
-    ranks: int = 2,
-    calibrated: Calibration | None = None,
-    run: str = "run-1",
-    **more: Any,
-) -> Path:
-    """A run: 40 steps a rank by `of_rank(rank, number)`, the first two of them warm-up."""
-    folder.mkdir(parents=True, exist_ok=True)
-    head = {"platform": "cuda", "timer": "cuda_event", "warmup_steps": 2, "run_id": run, **more}
-    for rank in range(ranks):
-        lines: list[Any] = [of_rank(rank, number) for number in range(40)]
-        lines = [msgspec.structs.replace(line, warmup=number < 2) for number, line in enumerate(lines)]
-        if calibrated is not None:
-            lines.insert(5, calibrated)
-        write_rank(folder, header(rank, ranks, **head), lines, foot=footer(40, ranks))
-    write_manifest(folder, run_id=run, world_size=ranks, platform="cuda")
-    return folder
-
-
-def entry(folder: Path) -> dict[str, Any]:
-    return aggregate(LabelledRun("x", load_run(folder)))
-
-
-def in_window(number: int) -> bool:
-    return 2 <= number < 5
-
-
-def calibrated(rank: int, number: int) -> Step:
-    """Steps that marks leave open, behind three that kernels measured."""
-    return by_kernels(rank, number) if in_window(number) else undecided(rank, number)
 
 
 def test_marks_of_a_host_that_is_ahead_are_numbers(tmp_path: Path) -> None:
@@ -455,151 +384,3 @@ def test_bounds_the_wrong_way_round_are_no_line_of_a_record(tmp_path: Path) -> N
     write(tmp_path, lambda rank, number: undecided(rank, number, 6.0, 2.0) if number == 7 else decided(rank, number))
     problems = load_run(tmp_path).health.problems
     assert problems[0] == ("rank_0_metrics.jsonl:9: compute_comm_ms is at least 6 and at most 2 in its bounds; ignored")
-
-
-# Two sides
-
-
-def sets(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> list[Path]:
-    """Launch sets whose launches take turns; steps by launch, rank and number."""
-    for side, of_launch in enumerate(sides):
-        for launch in range(launches):
-            shift_ns = (launch * len(sides) + side) * 100 * 10**9
-
-            def one(rank: int, number: int, launch: int = launch, of: Any = of_launch, shift: int = shift_ns) -> Step:
-                line: Step = of(launch, rank, number)
-                times = {"t_start_ns": line.t_start_ns + shift, "t_end_ns": line.t_end_ns + shift}
-                return msgspec.structs.replace(line, **times)
-
-            write(folder / str(side) / f"{launch:02}", one, run=f"run-{side}-{launch}")
-    return [folder / str(side) for side in range(len(sides))]
-
-
-def compared(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> dict[str, Any]:
-    reference, candidate = sets(folder, *sides, launches=launches)
-    subjects = read_subjects({"old": reference, "new": candidate}, Rules())
-    found: dict[str, Any] = summarize(subjects, "old", "new")["comparison"]
-    return found
-
-
-def test_launches_of_kernels_beside_launches_of_marks_are_warned_of(tmp_path: Path) -> None:
-    found = compared(tmp_path, ahead, lambda launch, rank, number: by_kernels(rank, number, 3.0 + 0.01 * launch))
-    (said,) = (warning for warning in found["warnings"] if warning.startswith("overlap_ratio is of steps"))
-    assert "0 of 4 of the reference, 4 of 4 of the candidate" in said
-    alike = compared(tmp_path / "alike", ahead, ahead)
-    assert not any("measured by kernels" in warning for warning in alike["warnings"])
-
-
-def test_bounds_of_milliseconds_decide_nothing_across_platforms(tmp_path: Path) -> None:
-    reference, candidate = sets(tmp_path, ahead, behind(0.0, 0.5))
-    for file in candidate.rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes().replace(b'"platform":"cuda"', b'"platform":"rocm"'))
-    rules = Rules(primary="exposed_comm_ms")
-    found = summarize(read_subjects({"old": reference, "new": candidate}, rules), "old", "new")["comparison"]
-    exposed = found["metrics"]["exposed_comm_ms"]
-    assert (exposed["verdict"], exposed["verdict_reason"]) == (None, "only ratios are judged across platforms")
-
-
-def ahead(launch: int, rank: int, number: int) -> Step:
-    return decided(rank, number, 6.0 + 0.01 * launch)
-
-
-def behind(low: float, high: float) -> Callable[[int, int, int], Step]:
-    return lambda launch, rank, number: undecided(rank, number, low + 0.01 * launch, high + 0.01 * launch)
-
-
-def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None:
-    found = compared(tmp_path, ahead, behind(2.0, 6.2))
-    ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["verdict"], found["verdict"]) == (None, "inconclusive")
-    assert ratio["verdict_reason"].startswith(
-        "not tested: host-bound, 0.252 to at most 0.777 against 0.752 in the reference"
-    )
-    assert ratio["p"] is ratio["effect"]["value"] is ratio["candidate"] is None
-
-
-def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -> None:
-    found = compared(tmp_path, ahead, behind(2.0, 3.0))
-    assert found["verdict"] == "regression"
-    assert found["headline"].startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; host-bound, ")
-    assert "apart in all launches, by -0.371 or more (p = 0.029)" in found["headline"]
-    assert "hides" not in found["headline"]
-    assert found["host_bound"]["side"] == "candidate"
-    assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
-    sentence = found["attribution"]["sentence"]
-    assert sentence.startswith(
-        "the candidate is host-bound: its host is 0.010 ms ahead of the device (median), that of"
-    )
-    assert "hide" not in sentence.partition("What differs")[0]
-    # No other metric is decided by bounds.
-    assert found["metrics"]["exposed_comm_ms"]["verdict"] is None
-
-
-def test_bounds_of_too_few_launches_decide_nothing(tmp_path: Path) -> None:
-    found = compared(tmp_path, ahead, behind(2.0, 3.0), launches=2)
-    assert found["verdict"] == "inconclusive"
-
-
-def test_bounds_within_the_margin_are_equivalent(tmp_path: Path) -> None:
-    found = compared(tmp_path, lambda _launch, rank, number: decided(rank, number, 6.0), behind(5.9, 6.1))
-    assert (found["verdict"], found["host_bound"]["side"]) == ("equivalent", "candidate")
-
-
-def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path: Path) -> None:
-    """Three launches are decided and hide less than the one that is not: their median would be a biased choice."""
-
-    def mixed(launch: int, rank: int, number: int) -> Step:
-        return undecided(rank, number, 2.0, 7.9) if launch == 3 else decided(rank, number, 5.0)
-
-    ratio = compared(tmp_path, ahead, mixed)["metrics"]["overlap_ratio"]
-    assert (ratio["candidate"], ratio["verdict"]) == (None, None)
-
-
-def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_path: Path) -> None:
-    def measured(launch: int, rank: int, number: int) -> Step:
-        hidden = 3.0 + 0.01 * launch
-        return by_kernels(rank, number, hidden) if in_window(number) else undecided(rank, number)
-
-    found = compared(tmp_path, ahead, measured)
-    assert found["verdict"] == "regression"
-    assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
-    assert (
-        "the candidate is host-bound, and the other is not; 0.752 -> 0.377 of communication hidden" in found["headline"]
-    )
-    assert "hides" not in found["headline"]
-    assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
-    assert found["attribution"].get("causes") is None
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "outcome"),
-    [(2.0, 3.0, "fail"), (2.0, 7.0, "inconclusive"), (5.9, 6.1, "pass")],
-)
-@pytest.mark.parametrize("launches", [1, 4])
-def test_a_gate_passes_bounds_only_where_they_prove_it(
-    tmp_path: Path, low: float, high: float, outcome: str, launches: int
-) -> None:
-    if launches > 1:
-        found = compared(tmp_path, ahead, behind(low, high))
-    else:
-        sides = {"old": write(tmp_path / "a", decided), "new": tmp_path / "b"}
-        write(tmp_path / "b", lambda rank, number: undecided(rank, number, low, high), run="run-2")
-        found = summarize(read_subjects(sides, Rules()), "old", "new")["comparison"]
-    for condition in ("overlap_ratio<-0.1", "overlap_ratio<-10%"):
-        result = evaluate([parse_condition(condition)], found)
-        assert (result.outcome, result.exit_code) == (outcome, {"fail": 3, "inconclusive": 4, "pass": 0}[outcome])
-        (judged,) = result.conditions
-        assert judged.value is None
-        assert "bounds" in judged.reason
-
-
-def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> None:
-    found = compared(tmp_path, ahead, behind(2.0, 6.2))
-    text = "\n".join([verdict_block(found), comparison_table(found)])
-    assert "0.252 to at most 0.777" in text
-    card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
-    assert (card.value, card.change) == ("0.2519 to at most 0.7769", PAGE.unknown)
-    sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
-    assert sentence.startswith("The candidate is host-bound: its host is 0.010 ms ahead")
-    assert "overlap_ratio is 0.2519 to at most 0.7769 in new, 0.7519 in old" in sentence

@@ -123,6 +123,11 @@ def stuck_in(name: str, step: int = 1) -> Fault:
     return lambda program: _cut(program, name, step, STUCK)
 
 
+def slow_in(name: str, seconds: int) -> Fault:
+    """A rank that takes so much longer for a phase, in every step."""
+    return lambda program: [each for op in program for each in [op] * (1 + seconds * (op.phase == name))]
+
+
 def ended_in(name: str, ending: RankExit, step: int = 1) -> Fault:
     """A rank whose process ends in a phase."""
     return lambda program: _cut(program, name, step, Op("end", exit=ending))
@@ -202,9 +207,9 @@ def run(
         for rank, one in ranks.items():
             if _step(rank, one, now):
                 one.moved, moved = now, True
-        for one in _completed(ranks, groups):
+        for rank, one in _completed(ranks, groups):
             one.state, one.completed_ns = "completed", now * S
-            moved = True
+            ranks[rank].moved, moved = now, True
     for one in ranks.values():
         if one.at == len(one.program) and one.state == "running" and not one.open():
             one.phase, one.state, one.exit = None, "dead", RankExit(exit_code=0)
@@ -271,7 +276,7 @@ def _same_sequence(each: CollectiveEvidence, op: Op) -> bool:
     return each.peer == op.peer and (op.peer is None or each.kind == op.kind)
 
 
-def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[CollectiveEvidence]:
+def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[tuple[int, CollectiveEvidence]]:
     """Collectives that all members have issued alike, and whose elders have completed."""
     for rank, one in ranks.items():
         for each in one.open():
@@ -280,7 +285,7 @@ def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[Co
                 twins = [two for two in ranks[each.peer].issued if two.kind == other and two.peer == rank]
                 met = [two for two in twins if two.number == each.number and two.group == each.group]
                 if met:
-                    yield each
+                    yield rank, each
                 continue
             members = groups[each.group].ranks
             met = [
@@ -292,4 +297,4 @@ def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[Co
             alike = {(two.kind, two.bytes, two.dtype) for two in met}
             elders = [two for two in one.open() if two.group == each.group and two.number < each.number]
             if len(met) == len(members) and len(alike) == 1 and not elders:
-                yield each
+                yield rank, each

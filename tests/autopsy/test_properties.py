@@ -9,35 +9,21 @@ from hypothesis import strategies as st
 
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.judge import judge
-from tests.autopsy.hangs import (
-    Fault,
-    Program,
-    clipped,
-    ddp,
-    ended_in,
-    pipeline,
-    resized,
-    run,
-    skipped,
-    stopped_in,
-    stuck_in,
-    swapped,
-    two_groups,
-)
+from tests.autopsy import hangs
 
-layouts: st.SearchStrategy[dict[int, Program]] = st.one_of(
-    st.builds(ddp, st.integers(2, 6), st.just(4)),
-    st.builds(clipped, st.integers(2, 6), st.just(4)),
-    st.builds(two_groups, st.integers(2, 6)),
-    st.builds(pipeline, st.integers(2, 3), st.just(4)),
+layouts: st.SearchStrategy[dict[int, hangs.Program]] = st.one_of(
+    st.builds(hangs.ddp, st.integers(2, 6), st.just(4)),
+    st.builds(hangs.clipped, st.integers(2, 6), st.just(4)),
+    st.builds(hangs.two_groups, st.integers(2, 6)),
+    st.builds(hangs.pipeline, st.integers(2, 3), st.just(4)),
 )
-faults: st.SearchStrategy[Fault] = st.one_of(
-    st.builds(stuck_in, st.sampled_from(["data", "optimizer"]), st.integers(0, 3)),
-    st.builds(stopped_in, st.just("data"), st.integers(0, 3)),
-    st.builds(ended_in, st.just("optimizer"), st.just(RankExit(signal="SIGKILL")), st.integers(0, 3)),
-    st.builds(skipped, st.integers(0, 6)),
-    st.builds(swapped, st.integers(0, 6)),
-    st.builds(resized, st.integers(0, 6)),
+faults: st.SearchStrategy[hangs.Fault] = st.one_of(
+    st.builds(hangs.stuck_in, st.sampled_from(["data", "optimizer"]), st.integers(0, 3)),
+    st.builds(hangs.stopped_in, st.just("data"), st.integers(0, 3)),
+    st.builds(hangs.ended_in, st.just("optimizer"), st.just(RankExit(signal="SIGKILL")), st.integers(0, 3)),
+    st.builds(hangs.skipped, st.integers(0, 6)),
+    st.builds(hangs.swapped, st.integers(0, 6)),
+    st.builds(hangs.resized, st.integers(0, 6)),
 )
 
 
@@ -47,7 +33,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[RankEvidence], set[int]]:
     programs = draw(layouts)
     most = 2 if len(programs) > 4 else 1
     faulty = draw(st.sets(st.sampled_from(sorted(programs)), min_size=1, max_size=most))
-    return run(programs, {rank: draw(faults) for rank in faulty}), faulty
+    return hangs.run(programs, {rank: draw(faults) for rank in faulty}), faulty
 
 
 def _accused(evidence: list[RankEvidence]) -> set[int]:
@@ -78,13 +64,13 @@ def test_missing_evidence_adds_no_culprit(job: tuple[list[RankEvidence], set[int
 
 
 @given(layouts)
-def test_a_job_that_runs_to_its_end_accuses_nobody(programs: dict[int, Program]) -> None:
-    assert judge(run(programs)).kind == "not_stuck"
+def test_a_job_that_runs_to_its_end_accuses_nobody(programs: dict[int, hangs.Program]) -> None:
+    assert judge(hangs.run(programs)).kind == "not_stuck"
 
 
 @given(layouts, st.integers(1, 40), st.integers(0, 9))
-def test_a_job_that_moves_is_not_stuck(programs: dict[int, Program], until: int, age_s: int) -> None:
-    evidence = run(programs, until=until)
+def test_a_job_that_moves_is_not_stuck(programs: dict[int, hangs.Program], until: int, age_s: int) -> None:
+    evidence = hangs.run(programs, until=until)
     for one in evidence:
         one.taken_ns = max(each.progress_ns or 0 for each in evidence) + age_s * 1_000_000_000
     assert judge(evidence, stuck_after_s=10).kind in ("not_stuck", "slow")

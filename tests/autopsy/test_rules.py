@@ -6,16 +6,19 @@ import pytest
 
 from aorta.autopsy.evidence import RankExit
 from aorta.autopsy.judge import judge
+from aorta.autopsy.verdict import Verdict
 from tests.autopsy.hangs import (
     Fault,
     Program,
     clipped,
     ddp,
     ended_in,
+    phase,
     pipeline,
     resized,
     run,
     skipped,
+    slow_in,
     stopped_in,
     stuck_in,
     swapped,
@@ -152,3 +155,30 @@ def test_a_healthy_job_is_not_stuck() -> None:
     for programs in LAYOUTS.values():
         verdict = judge(run(programs))
         assert (verdict.kind, verdict.culprits, verdict.suspects) == ("not_stuck", [], [])
+
+
+@pytest.mark.parametrize("until", range(40, 60))
+def test_a_slow_rank_is_accused_at_any_moment(until: int) -> None:
+    for programs in (ddp(3, steps=9), clipped(4, steps=9)):
+        verdict = _of_a_job_that_moves({**programs, 1: slow_in("forward", 4)(programs[1])}, until)
+        assert [(one.rank, one.kind) for one in verdict.culprits] == [(1, "slow")], verdict.summary
+
+
+@pytest.mark.parametrize("until", range(40, 60))
+def test_those_who_wait_for_a_slow_rank_are_not_slow(until: int) -> None:
+    programs = pipeline(2, steps=9)
+    verdict = _of_a_job_that_moves({**programs, 1: slow_in("forward", 4)(programs[1])}, until)
+    assert {one.rank for one in verdict.culprits} <= {1}, verdict.summary
+
+
+def test_a_rank_that_is_late_once_is_not_slow() -> None:
+    programs = ddp(3, steps=9)
+    late = [*programs[1][:8], *[phase("forward")] * 5, *programs[1][8:]]
+    assert _of_a_job_that_moves({**programs, 1: late}, 40).kind == "not_stuck"
+
+
+def _of_a_job_that_moves(programs: dict[int, Program], until: int) -> Verdict:
+    evidence = run(programs, until=until)
+    for one in evidence:
+        one.taken_ns = max(each.progress_ns or 0 for each in evidence)
+    return judge(evidence, stuck_after_s=10)

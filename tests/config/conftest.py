@@ -6,22 +6,18 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.config.multirun import SweepBatch, SweepStopped, register
+from aorta.config.multirun import SweepBatch, SweepStopped
 from aorta.config.resolve import Resolved
-from aorta.config.schema import GROUPS
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
 from aorta.train_command import compose as main
+from tests.composed import composed
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,29 +89,10 @@ class Door:
         return {str(key): value for key, value in shown.items()}
 
 
-@cache
-def _chosen(*choices: str) -> DictConfig:
-    """The default configuration with these options of groups."""
-    register()
-    with initialize_config_dir(str(ROOT / "config"), version_base="1.3"):
-        return compose("default", list(choices))
-
-
-@pytest.fixture
-def composed() -> Callable[..., DictConfig]:
-    """Composes the default configuration with some words, without a command line.
-
-    Hydra composes each set of options once: it takes long, and what sets a key is then set as Hydra does it.
-    """
-
-    def of(*words: str) -> DictConfig:
-        choices = [word for word in words if word.partition("=")[0] in {*GROUPS, "experiment"}]
-        config = deepcopy(_chosen(*choices))
-        for word in OverridesParser.create().parse_overrides([word for word in words if word not in choices]):
-            OmegaConf.update(config, word.key_or_group, word.value())
-        return config
-
-    return of
+@pytest.fixture(name="composed")
+def composed_fixture() -> Callable[..., DictConfig]:
+    """Composes the default configuration with some words, without a command line."""
+    return composed
 
 
 @pytest.fixture

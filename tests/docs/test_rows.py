@@ -1,4 +1,4 @@
-"""docs/dev/spec-rows.md is what `python -m tests.spec_rows` makes of the tests' markers."""
+"""docs/dev/spec-rows.md follows the tests' markers, and a row that is wrong is named."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from pathlib import Path
 import pytest
 
 from tests import spec_rows
-from tests.docs.pages import ROOT
 
 
 def test_the_table_is_current() -> None:
-    written = (ROOT / "docs" / "dev" / "spec-rows.md").read_text()
-    assert written == spec_rows.page(), "run: python -m tests.spec_rows > docs/dev/spec-rows.md"
+    written = spec_rows.PAGE.read_text()
+    assert written == spec_rows.updated(written), "run: python -m tests.spec_rows"
     for row, seen in (("D40", "run"), ("D8", "run, simulated device"), ("E13", "call, stand-in (a server of S3)")):
         assert re.search(rf"^\| {row} \|[^|]*\| {re.escape(seen)} \|", written, re.MULTILINE)
 
 
 def test_rows_stand_once_and_in_order() -> None:
-    rows = [(row[0], int(row[1:])) for of_section in spec_rows.ROWS.values() for row in of_section]
+    written = spec_rows.PAGE.read_text()
+    rows = [(line["row"][0], int(line["row"][1:])) for line in spec_rows.ROW.finditer(written)]
     assert rows == sorted(set(rows))
+    in_tables = [line for line in written.partition("## A.")[2].splitlines() if line.startswith("| ")]
+    assert len(rows) == len(in_tables) - in_tables.count("| row | behaviour | seen | tests |")
 
 
-def test_a_row_that_nobody_knows_and_a_row_that_nobody_shows_are_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_two_columns_follow_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec_rows, "TESTS", tmp_path / "tests")
     (tmp_path / "tests").mkdir()
     marked = "import pytest\n\n@pytest.mark.spec({})\ndef test_something(): ...\n"
-    rows = [row for of_section in spec_rows.ROWS.values() for row in of_section]
-    (tmp_path / "tests/test_some.py").write_text(marked.format(", ".join(map(repr, rows))))
-    assert spec_rows.tests_of() == {row: ["tests/test_some.py::test_something"] for row in rows}
-    (tmp_path / "tests/test_more.py").write_text(marked.format("'Z9'"))
-    with pytest.raises(ValueError, match="no such rows in tests/spec_rows\\.py: Z9"):
-        spec_rows.page()
-    (tmp_path / "tests/test_more.py").unlink()
-    (tmp_path / "tests/test_some.py").write_text(marked.format(", ".join(map(repr, rows[1:]))))
-    with pytest.raises(ValueError, match=f"no test is marked with these rows: {rows[0]}"):
-        spec_rows.page()
+    (tmp_path / "tests/test_some.py").write_text(marked.format("'A1', 'A2'"))
+    assert spec_rows.tests_of() == {row: ["tests/test_some.py::test_something"] for row in ("A1", "A2")}
+    page = "words\n\n| A1 | it does | |\n| A2 | so | run, by hand, read (a part) | `gone.py` |\n"
+    columns = {"A1": "it does | call", "A2": "so | call, by hand, read (a part)"}
+    lines = [f"| {row} | {told} | `test_some.py` |\n" for row, told in columns.items()]
+    assert spec_rows.updated(page) == "words\n\n" + "".join(lines)
+    with pytest.raises(ValueError, match=r"no such rows in docs/dev/spec-rows\.md: A2"):
+        spec_rows.updated("| A1 | it does | |")
+    with pytest.raises(ValueError, match="no test is marked with these rows: B7"):
+        spec_rows.updated(page + "| B7 | more | |")
 
 
 STARTS = """
@@ -73,13 +73,12 @@ def test_what_was_run_is_told_from_what_was_called(
     conftest = "from tests.room.test_some import started\n\n@pytest.fixture\ndef folder():\n    return started()\n"
     (tmp_path / "tests/room/conftest.py").write_text(conftest)
     monkeypatch.setattr(spec_rows, "TESTS", tmp_path / "tests")
-    assert (
-        spec_rows.seen("A2", [f"tests/room/test_some.py::test_{name}" for name in test.split()]) == f"{words}, by hand"
-    )
+    tests = [f"tests/room/test_some.py::test_{name}" for name in test.split()]
+    assert spec_rows.seen("run, by hand", tests) == f"{words}, by hand"
 
 
 @pytest.mark.thorough
-def test_a_row_run_by_hand_that_a_test_runs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec_rows, "BY_HAND", {"D": (40,)})
+def test_a_row_run_by_hand_that_a_test_runs_is_an_error() -> None:
+    page = re.sub(r"(\| D40 \|[^|]*\|) run \|", r"\1 run, by hand |", spec_rows.PAGE.read_text())
     with pytest.raises(ValueError, match="tests run what is said to have been run by hand: D40"):
-        spec_rows.page()
+        spec_rows.updated(page)

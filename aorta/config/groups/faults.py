@@ -43,6 +43,7 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     "abort": FaultFacts("calls abort()", "dead", "forward", held_out=True),
     "lock_gil": FaultFacts("deadlocks in compiled code that holds the interpreter lock", "stuck_outside", "forward"),
     "stuck_forward": FaultFacts("sleeps in its forward pass without end", "stuck_outside", "forward"),
+    "link_stalled": FaultFacts("loses all that its peers send, without an error", "stuck_inside"),
     "skipped_collective": FaultFacts(
         "leaves out an all-reduce of the others, and goes on", "signature_mismatch", "forward", "size"
     ),

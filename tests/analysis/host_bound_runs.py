@@ -1,0 +1,95 @@
+"""Runs whose host sets the pace: steps that marks decide, steps that they leave open, and steps measured by kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.load.records import load_run
+from aorta.records.schema import Calibration, Step
+from tests.analysis.builders import footer, header, metrics, step, write_manifest, write_rank
+from tests.analysis.by_json import aggregate
+
+OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
+WINDOW, COMM = 20.0, 8.0
+
+
+def decided(rank: int, number: int, hidden: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+    """A step whose marks say all: the host is 4 ms ahead."""
+    values = metrics(WINDOW, 16, COMM, hidden, host_lead_ms=4.0, undecided_share=0.0)
+    return step(rank, ranks, number, overlap=values, **changes)
+
+
+def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+    """A step in which `low` to `high` of 8 ms of communication are hidden, and 8 to 16 ms are computation."""
+    values = metrics(WINDOW, 16, COMM, high, host_lead_ms=0.01, undecided_share=0.5)
+    bounds = {
+        "compute_ms": (8.0, 16.0),
+        "compute_comm_ms": (low, high),
+        "exposed_comm_ms": (COMM - high, COMM - low),
+        "overlap_ratio": (low / COMM, high / COMM),
+        "exposed_share": ((COMM - high) / WINDOW, (COMM - low) / WINDOW),
+        "comm_ms": (COMM, COMM),
+    }
+    reasons = {name: f"host-bound: between {bounds[name]}, in step {number}" for name in OPEN}
+    return step(rank, ranks, number, overlap=values | dict.fromkeys(OPEN), bounds=bounds, reasons=reasons, **changes)
+
+
+def by_kernels(rank: int, number: int, hidden: float = 3.0, *, ranks: int = 2, window: float = WINDOW) -> Step:
+    values = metrics(window, 10, COMM, hidden, host_lead_ms=0.01, undecided_share=0.5)
+    return step(rank, ranks, number, overlap=values, measured_by="kernels")
+
+
+def calibration(kernels: float | None, marks: float | None, **changes: Any) -> Calibration:
+    fields: dict[str, Any] = {
+        "first_step": 2,
+        "last_step": 4,
+        "steps": 3,
+        "problem": None,
+        "ratio_by_kernels": kernels,
+        "ratio_by_marks": marks,
+        "blocks": [],
+        "window_step_ms": WINDOW,
+        "other_step_ms": WINDOW,
+        "setup_ms": 1.0,
+    }
+    return Calibration(**fields | changes)
+
+
+def write(
+    folder: Path,
+    of_rank: Callable[[int, int], Step],
+    *,
+    ranks: int = 2,
+    calibrated: Calibration | None = None,
+    run: str = "run-1",
+    **more: Any,
+) -> Path:
+    """A run: 40 steps a rank by `of_rank(rank, number)`, the first two of them warm-up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {"platform": "cuda", "timer": "cuda_event", "warmup_steps": 2, "run_id": run, **more}
+    for rank in range(ranks):
+        lines: list[Any] = [of_rank(rank, number) for number in range(40)]
+        lines = [msgspec.structs.replace(line, warmup=number < 2) for number, line in enumerate(lines)]
+        if calibrated is not None:
+            lines.insert(5, calibrated)
+        write_rank(folder, header(rank, ranks, **head), lines, foot=footer(40, ranks))
+    write_manifest(folder, run_id=run, world_size=ranks, platform="cuda")
+    return folder
+
+
+def entry(folder: Path) -> dict[str, Any]:
+    return aggregate(LabelledRun("x", load_run(folder)))
+
+
+def in_window(number: int) -> bool:
+    return 2 <= number < 5
+
+
+def calibrated(rank: int, number: int) -> Step:
+    """Steps that marks leave open, behind three that kernels measured."""
+    return by_kernels(rank, number) if in_window(number) else undecided(rank, number)

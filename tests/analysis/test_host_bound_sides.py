@@ -1,0 +1,174 @@
+"""Two sides of which one leaves open where its device computed: what is compared, judged, gated and said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.formatting import PAGE
+from aorta.analysis.gate.gate_checks import parse_condition
+from aorta.records.schema import Step
+from tests.analysis.by_json import evaluate, summarize
+from tests.analysis.host_bound_runs import (
+    by_kernels,
+    decided,
+    in_window,
+    undecided,
+    write,
+)
+from tests.analysis.report.by_json import (
+    comparison_table,
+    verdict_block,
+    verdict_of,
+)
+
+
+def sets(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> list[Path]:
+    """Launch sets whose launches take turns; steps by launch, rank and number."""
+    for side, of_launch in enumerate(sides):
+        for launch in range(launches):
+            shift_ns = (launch * len(sides) + side) * 100 * 10**9
+
+            def one(rank: int, number: int, launch: int = launch, of: Any = of_launch, shift: int = shift_ns) -> Step:
+                line: Step = of(launch, rank, number)
+                times = {"t_start_ns": line.t_start_ns + shift, "t_end_ns": line.t_end_ns + shift}
+                return msgspec.structs.replace(line, **times)
+
+            write(folder / str(side) / f"{launch:02}", one, run=f"run-{side}-{launch}")
+    return [folder / str(side) for side in range(len(sides))]
+
+
+def compared(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> dict[str, Any]:
+    reference, candidate = sets(folder, *sides, launches=launches)
+    subjects = read_subjects({"old": reference, "new": candidate}, Rules())
+    found: dict[str, Any] = summarize(subjects, "old", "new")["comparison"]
+    return found
+
+
+def test_launches_of_kernels_beside_launches_of_marks_are_warned_of(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, lambda launch, rank, number: by_kernels(rank, number, 3.0 + 0.01 * launch))
+    (said,) = (warning for warning in found["warnings"] if warning.startswith("overlap_ratio is of steps"))
+    assert "0 of 4 of the reference, 4 of 4 of the candidate" in said
+    alike = compared(tmp_path / "alike", ahead, ahead)
+    assert not any("measured by kernels" in warning for warning in alike["warnings"])
+
+
+def test_bounds_of_milliseconds_decide_nothing_across_platforms(tmp_path: Path) -> None:
+    reference, candidate = sets(tmp_path, ahead, behind(0.0, 0.5))
+    for file in candidate.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes().replace(b'"platform":"cuda"', b'"platform":"rocm"'))
+    rules = Rules(primary="exposed_comm_ms")
+    found = summarize(read_subjects({"old": reference, "new": candidate}, rules), "old", "new")["comparison"]
+    exposed = found["metrics"]["exposed_comm_ms"]
+    assert (exposed["verdict"], exposed["verdict_reason"]) == (None, "only ratios are judged across platforms")
+
+
+def ahead(launch: int, rank: int, number: int) -> Step:
+    return decided(rank, number, 6.0 + 0.01 * launch)
+
+
+def behind(low: float, high: float) -> Callable[[int, int, int], Step]:
+    return lambda launch, rank, number: undecided(rank, number, low + 0.01 * launch, high + 0.01 * launch)
+
+
+def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 6.2))
+    ratio = found["metrics"]["overlap_ratio"]
+    assert (ratio["verdict"], found["verdict"]) == (None, "inconclusive")
+    assert ratio["verdict_reason"].startswith(
+        "not tested: host-bound, 0.252 to at most 0.777 against 0.752 in the reference"
+    )
+    assert ratio["p"] is ratio["effect"]["value"] is ratio["candidate"] is None
+
+
+def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 3.0))
+    assert found["verdict"] == "regression"
+    assert found["headline"].startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; host-bound, ")
+    assert "apart in all launches, by -0.371 or more (p = 0.029)" in found["headline"]
+    assert "hides" not in found["headline"]
+    assert found["host_bound"]["side"] == "candidate"
+    assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
+    sentence = found["attribution"]["sentence"]
+    assert sentence.startswith(
+        "the candidate is host-bound: its host is 0.010 ms ahead of the device (median), that of"
+    )
+    assert "hide" not in sentence.partition("What differs")[0]
+    # No other metric is decided by bounds.
+    assert found["metrics"]["exposed_comm_ms"]["verdict"] is None
+
+
+def test_bounds_of_too_few_launches_decide_nothing(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 3.0), launches=2)
+    assert found["verdict"] == "inconclusive"
+
+
+def test_bounds_within_the_margin_are_equivalent(tmp_path: Path) -> None:
+    found = compared(tmp_path, lambda _launch, rank, number: decided(rank, number, 6.0), behind(5.9, 6.1))
+    assert (found["verdict"], found["host_bound"]["side"]) == ("equivalent", "candidate")
+
+
+def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path: Path) -> None:
+    """Three launches are decided and hide less than the one that is not: their median would be a biased choice."""
+
+    def mixed(launch: int, rank: int, number: int) -> Step:
+        return undecided(rank, number, 2.0, 7.9) if launch == 3 else decided(rank, number, 5.0)
+
+    ratio = compared(tmp_path, ahead, mixed)["metrics"]["overlap_ratio"]
+    assert (ratio["candidate"], ratio["verdict"]) == (None, None)
+
+
+def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_path: Path) -> None:
+    def measured(launch: int, rank: int, number: int) -> Step:
+        hidden = 3.0 + 0.01 * launch
+        return by_kernels(rank, number, hidden) if in_window(number) else undecided(rank, number)
+
+    found = compared(tmp_path, ahead, measured)
+    assert found["verdict"] == "regression"
+    assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
+    assert (
+        "the candidate is host-bound, and the other is not; 0.752 -> 0.377 of communication hidden" in found["headline"]
+    )
+    assert "hides" not in found["headline"]
+    assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
+    assert found["attribution"].get("causes") is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(2.0, 3.0, "fail"), (2.0, 7.0, "inconclusive"), (5.9, 6.1, "pass")],
+)
+@pytest.mark.parametrize("launches", [1, 4])
+def test_a_gate_passes_bounds_only_where_they_prove_it(
+    tmp_path: Path, low: float, high: float, outcome: str, launches: int
+) -> None:
+    if launches > 1:
+        found = compared(tmp_path, ahead, behind(low, high))
+    else:
+        sides = {"old": write(tmp_path / "a", decided), "new": tmp_path / "b"}
+        write(tmp_path / "b", lambda rank, number: undecided(rank, number, low, high), run="run-2")
+        found = summarize(read_subjects(sides, Rules()), "old", "new")["comparison"]
+    for condition in ("overlap_ratio<-0.1", "overlap_ratio<-10%"):
+        result = evaluate([parse_condition(condition)], found)
+        assert (result.outcome, result.exit_code) == (outcome, {"fail": 3, "inconclusive": 4, "pass": 0}[outcome])
+        (judged,) = result.conditions
+        assert judged.value is None
+        assert "bounds" in judged.reason
+
+
+def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> None:
+    found = compared(tmp_path, ahead, behind(2.0, 6.2))
+    text = "\n".join([verdict_block(found), comparison_table(found)])
+    assert "0.252 to at most 0.777" in text
+    card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
+    assert (card.value, card.change) == ("0.2519 to at most 0.7769", PAGE.unknown)
+    sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
+    assert sentence.startswith("The candidate is host-bound: its host is 0.010 ms ahead")
+    assert "overlap_ratio is 0.2519 to at most 0.7769 in new, 0.7519 in old" in sentence
