@@ -52,10 +52,11 @@ def batch(tmp_path, *values, words=(), first=0, refused=None, **options):
 
 def recorded(tmp_path, name):
     """Leave a run in a job's folder, as the program would."""
-    (tmp_path / "sweep" / name).mkdir(parents=True)
-    write_rank(
-        tmp_path / "sweep" / name, header(), [step(global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in (0, 1)]
-    )
+    folder = tmp_path / "sweep" / name
+    folder.mkdir(parents=True)
+    for rank in range(2):
+        lines = [step(rank, 2, global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in (0, 1)]
+        write_rank(folder, header(rank, 2), lines)
 
 
 def statuses(tmp_path):

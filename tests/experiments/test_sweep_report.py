@@ -156,12 +156,13 @@ def test_the_command_reads_runs_and_writes_its_files(tmp_path, capsys):
     ends.append(JobEnded("02", "failed", 1, 1.0, None, "exit code 1"))
     write(folder, *(JobPlanned(f"0{n}", each) for n, each in enumerate(words)), *ends)
     (folder / "00").mkdir()
-    steps = [step(global_step=n, overlap=metrics(10.0 + n, 6.0, 4.0, 3.0)) for n in range(5)]
-    write_rank(folder / "00", header(), [*steps, footer(5)])
+    for rank in range(2):
+        steps = [step(rank, 2, global_step=n, overlap=metrics(10.0 + n, 6.0, 4.0, 3.0)) for n in range(5)]
+        write_rank(folder / "00", header(rank, 2), [*steps, footer(5, 2)])
     assert main([str(folder), "--output", str(tmp_path / "out"), "--metric", "job_step_ms"]) == 0
     said = capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "out" / "sweep.csv").read_text().splitlines()))
-    assert (rows[0]["job_step_ms"], rows[0]["overlap_ratio"], rows[0]["rank_steps"]) == ("12.0", "0.75", "5")
+    assert (rows[0]["job_step_ms"], rows[0]["overlap_ratio"], rows[0]["rank_steps"]) == ("12.0", "0.75", "10")
     assert [line["status"] for line in rows] == ["done", "done", "failed", "not run"]
     assert "No such file or directory" in rows[1]["reason"]  # its folder is gone since
     assert (tmp_path / "out" / "heat_job_step_ms.png").read_bytes().startswith(b"\x89PNG")
