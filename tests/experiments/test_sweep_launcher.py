@@ -195,7 +195,8 @@ def test_a_done_job_whose_run_is_gone_is_run_again(tmp_path):
     recorded(tmp_path, "00")
     launched(tmp_path, "0")
     started(tmp_path)
-    (tmp_path / "sweep" / "00" / "rank_0_metrics.jsonl").unlink()
+    for record in (tmp_path / "sweep" / "00").glob("rank_*_metrics.jsonl"):
+        record.unlink()
     launched(tmp_path, "0", resume=True)
     assert started(tmp_path) == ["00"]
 
