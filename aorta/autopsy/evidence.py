@@ -13,8 +13,10 @@ import msgspec
 
 UNKNOWN_KIND: Final = "unknown"
 """`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
-CollectiveState: TypeAlias = Literal["issued", "started", "completed"]
-"""`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`."""
+CollectiveState: TypeAlias = Literal["issued", "started", "completed", "retired"]
+"""`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`. `retired`:
+completed or failed, the source does not say which; `aorta.autopsy.job.join` decides.
+"""
 Source: TypeAlias = Literal["progress", "flight_recorder", "ras"]
 ProcessState: TypeAlias = Literal["running", "stopped", "dead", "unknown"]
 """`stopped`: by SIGSTOP or a debugger. `dead`: ended; `RankEvidence.exit` has how."""
@@ -104,6 +106,8 @@ class RankEvidence(RankState, kw_only=True):
         groups: all that the rank is known to belong to.
         collectives: in the order of issue, the newest last; old ones may be missing.
         lost: how many older ones the source has dropped.
+        not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
+            later; None where `taken_ns` says when.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -117,5 +121,6 @@ class RankEvidence(RankState, kw_only=True):
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
     lost: int = 0
+    not_after_ns: int | None = None
     stacks: list[ThreadStack] = []
     torn: str | None = None

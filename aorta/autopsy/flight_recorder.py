@@ -205,6 +205,7 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
         groups=list(groups.values()),
         collectives=collectives,
         lost=dump.entries[0].record_id if dump.entries else 0,
+        not_after_ns=path.stat().st_mtime_ns,
     )
 
 
@@ -257,8 +258,10 @@ def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> l
 def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = None) -> CollectiveEvidence:
     of_gloo = entry.profiling_name.startswith("gloo:")
     state: CollectiveState = "started" if entry.state == "started" else "issued"
-    if entry.state == "completed" or (of_gloo and entry.retired):  # gloo's finished work stays scheduled
+    if entry.state == "completed":
         state = "completed"
+    elif of_gloo and entry.retired:  # gloo's work stays scheduled to its end, and is retired with an error too
+        state = "retired"
     sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]

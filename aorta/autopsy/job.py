@@ -10,11 +10,14 @@ in it. Must not accuse.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import structs
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence, RankState, ThreadStack
 from aorta.autopsy.verdict import CollectiveName
@@ -23,6 +26,8 @@ _S = 1e9
 _DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
 _POINT_TO_POINT = ("send", "recv")
+_NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
 
 
 class Channel(NamedTuple):
@@ -48,11 +53,13 @@ class Rank(RankState, kw_only=True, dict=True):
     Attributes:
         collectives: in the order of issue, of one source.
         complete: whether a collective that is not among them was not issued, or has been finished long ago.
+        not_after_ns: they were read at this moment at the latest; None where that is not limited.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
     collectives: tuple[CollectiveEvidence, ...] = ()
     complete: bool = False
+    not_after_ns: int | None = None
     unresponsive: bool = False
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
@@ -79,6 +86,11 @@ class Rank(RankState, kw_only=True, dict=True):
     def has_issued(self, channel: Channel, number: int) -> bool:
         """Whether the host has issued that one, or a later one."""
         return number <= max(self.channels.get(channel, {}), default=-1)
+
+    def may_lack(self, one: CollectiveEvidence) -> bool:
+        """Whether the evidence of this rank can be without a collective that another rank issued."""
+        older = self.not_after_ns is not None and one.issued_ns is not None and self.not_after_ns < one.issued_ns
+        return older or not self.complete
 
     def age_s(self, since_ns: int | None) -> float | None:
         """Seconds from a moment to when the evidence was taken."""
@@ -168,13 +180,62 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
     sizes = [one.world_size or 0 for one in everything]
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
-    world = tuple(sorted(known | set(range(max(sizes, default=0)))))
+    world = tuple(range(max([0, *sizes, *(rank + 1 for rank in known)])))
     groups = {name: _with_users(group, name in listed, ranks.values(), world) for name, group in groups.items()}
     if any(sizes):  # or else there may be ranks that nobody speaks of
         listed |= {name for name, group in groups.items() if group.ranks == world}
     unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
     notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
-    return JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
+    job = JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
+    if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
+        return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
+    return job
+
+
+def _settled(job: JobEvidence, rank: Rank) -> Rank:
+    """A rank whose retired collectives are completed or, where that cannot be, open: the newest of a channel failed if
+    a rank that it needs has not issued it. Where such a rank may be one of which there is no evidence, the newest of
+    all may have failed, which ends a rank as well, so this one is not known to hold up others.
+    """
+    failed = {
+        (channel, newest.number)
+        for channel, issued in rank.channels.items()
+        if (newest := issued[max(issued)]).kind in _NEED_ALL_RANKS
+        and any(
+            not other.has_issued(channel, newest.number) and not other.may_lack(newest)
+            for member in job.members(channel)
+            if (other := job.ranks.get(member)) is not None
+        )
+    }
+    last = rank.collectives[-1] if rank.collectives else None
+    unsure = (
+        last is not None
+        and last.state == "retired"
+        and last.group not in job.listed
+        and (
+            bool(job.missing)
+            or not all(other.complete for other in job.ranks.values())
+            or len(job.groups[last.group].ranks) < _least_size(job, last.group)
+        )
+    )
+    settled = tuple(
+        one
+        if one.state != "retired"
+        else structs.replace(one, state="issued" if (channel_of(one, rank.rank), one.number) in failed else "completed")
+        for one in rank.collectives
+    )
+    return structs.replace(rank, collectives=settled, complete=rank.complete and not unsure)
+
+
+def _least_size(job: JobEvidence, group: str) -> int:
+    """How many ranks a group has at least: what an all-gather makes of the share of each says it."""
+    gathers = [
+        (sum(map(math.prod, one.output_sizes)), sum(map(math.prod, one.input_sizes)))
+        for rank in job.ranks.values()
+        for one in rank.collectives
+        if one.group == group and one.kind == "all_gather" and one.input_sizes and one.output_sizes
+    ]
+    return max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
 
 
 def _source_of_collectives(evidence: Sequence[RankEvidence]) -> str:
@@ -239,6 +300,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         if ours is None
         else tuple(_renamed(one, names[one.group, ours.rank]) for one in ours.collectives),
         complete=ours is not None and ours.torn is None,
+        not_after_ns=None if ours is None else ours.not_after_ns,
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),

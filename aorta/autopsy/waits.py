@@ -132,8 +132,8 @@ def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvid
         if other is None:
             unknown.add(member)
         elif is_behind(other, channel, oldest):
-            # What a torn or absent list of collectives lacks may have been issued; a process that is gone will not.
-            (behind if other.complete or other.gone else unknown).add(member)
+            # What a torn, older or absent list lacks may have been issued; a process that is gone will issue no more.
+            (behind if other.gone or not other.may_lack(oldest) else unknown).add(member)
     return OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown))
 
 

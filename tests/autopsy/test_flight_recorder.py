@@ -92,6 +92,90 @@ def test_a_torn_dump_takes_certainty_away_and_accuses_nobody_else(hung: Path, to
         assert (verdict.kind, verdict.suspects) == ("cannot_decide", [1])
 
 
+DYING_JOB = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+
+rank, folder, dead, leaves_dump = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dump"
+peer, waiting, other = dead - 1, 3 - dead, 4 - dead
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+tensor = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 1), (2, 3))}
+data = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 2), (1, 3))}
+groups = [group for several in (tensor, data) for ranks, group in several.items() if rank in ranks]
+x = torch.ones(8)
+
+def dumped():
+    return {int(name[-1]) for name in os.listdir(folder) if name[:-1] == "trace_"}
+
+def write_dump():
+    with open(f"{folder}/part_{rank}", "wb") as file:
+        file.write(_dump_fr_trace())
+    os.rename(f"{folder}/part_{rank}", f"{folder}/trace_{rank}")
+
+def end():
+    write_dump()
+    while not {peer, waiting, other} <= dumped():
+        time.sleep(0.01)
+    os._exit(0)
+
+def end_last():  # while this rank waits for the peer of the dead one, which has raised an error and is still there
+    while not {peer, other} <= dumped():
+        time.sleep(0.01)
+    end()
+
+if rank == waiting:
+    threading.Thread(target=end_last, daemon=True).start()
+for step in range(4):
+    if (rank, step) == (dead, 3):
+        if leaves_dump:
+            write_dump()
+        os._exit(0)
+    for group in groups:
+        try:
+            dist.all_reduce(x, group=group)
+        except RuntimeError:
+            end()
+time.sleep(600)
+"""
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("dead", [1, 3])  # the last one's absence does not show in the numbers of the others
+@pytest.mark.parametrize("of_dead_rank", ["dump", "no dump"])
+def test_a_rank_that_ended_with_the_error_of_another_is_not_accused(
+    dead: int, of_dead_rank: str, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DYING_JOB]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path), str(dead), of_dead_rank], env=environment)
+        for rank in range(4)
+    ]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    verdict = judge(read_dumps(sorted(tmp_path.glob("trace_?"))))
+    assert [one.rank for one in verdict.culprits] == ([dead] if of_dead_rank == "dump" else [])
+
+
+def test_a_dump_older_than_what_others_wait_in_accuses_nobody(tmp_path: Path) -> None:
+    """Ranks that are slow and not stuck: the others went on between one dump and the next."""
+    open_there = dump([entry(0, "completed"), entry(1, "started")])
+    write(tmp_path, [open_there, dump([entry(0, "completed")])])
+    assert [one.rank for one in judge(read_dumps([tmp_path])).culprits] == [1]
+    os.utime(tmp_path / "comm_lib_trace_rank_1", ns=(0, CREATED_NS))
+    verdict = judge(read_dumps([tmp_path]))
+    assert (verdict.culprits, verdict.kind) == ([], "cannot_decide")
+
+
+CREATED_NS = 1_700_000_000_000_000_000
+"""When the first collective of a made dump was issued: before its file was written."""
+
+
 def entry(number: int, state: str, **other: Any) -> dict[str, Any]:
     """An entry as NCCL's process group makes it."""
     return {
@@ -102,7 +186,7 @@ def entry(number: int, state: str, **other: Any) -> dict[str, Any]:
         "p2p_seq_id": 0,
         "op_id": number + 1,
         "profiling_name": "nccl:all_reduce",
-        "time_created_ns": 1_800_000_000_000_000_000 + number,
+        "time_created_ns": CREATED_NS + number,
         "input_sizes": [[10, 10]],
         "input_dtypes": ["Float"],
         "output_sizes": [[10, 10]],
