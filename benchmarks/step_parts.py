@@ -3,11 +3,13 @@
 Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, cold caches). A part
 is the training thread's own processor time (`time.thread_time_ns`) inside the functions named in `PARTS`, as the mean
 over the steps of rank 0: steps are read several at once (`step_recorder.TOGETHER`), so a median would leave that out.
-What runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it. A
-part may hold others: `end` is the end of a step and what is read there, `line`, `write` and `handed_over` are in it.
+What runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it,
+and `--python` is its upper bound. A part may hold others: `end` is the end of a step and what is read there, `line`,
+`write` and `handed_over` are in it. `progress` is what the watchdog costs the rank, in other parts or between them:
+all that is noted in the progress file of a run with a watchdog.
 
-Prints one JSON object last, in microseconds a step; exit 1 when a target is missed: `all`, the parts that hold no
-other, at most 600 us for ddp and for fsdp with the compiled part.
+Prints one JSON object last, in microseconds a step; exit 1 when a target is missed with the compiled part: `all`, the
+parts that hold no other, at most 600 us for ddp and for fsdp, and `progress` at most 10 us.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from typing import Any
 import torch
 
 import aorta.instrument
+from aorta.config.schema import Watchdog
+from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
 from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
 from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Bracket
+from aorta.records.progress_file import ProgressFile
 from aorta.records.writer import RecordWriter
+from aorta.runner.watchdog import noted_progress
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, WORDS
 from tests.loop import Loop
@@ -45,12 +51,14 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("scalars", StepRecorder, "note"),
     ("backward_ranges", BlockRanges, "_open_backward"),
     ("backward_end", BackwardEnds, "_nodes_ran"),
+    *(("progress", ProgressFile, name) for name in ("begin_step", "end_step", "enter", "group", "issue", "completed")),
 )
 HOOKS = ("register_forward_pre_hook", "register_forward_hook")
 """Through which the instrument comes to modules: the part `forward_hooks`."""
 ALONE = ("begin", "end", "forward_hooks", "backward_ranges", "backward_end", "aux", "scalars")
 """Parts that are in no other."""
 TARGET_US = 600
+PROGRESS_TARGET_US = 10
 
 
 class Parts:
@@ -92,10 +100,14 @@ def worker(words: Any) -> dict[str, float]:
     """One rank: part -> microseconds a step."""
     parts, topology = Parts(), read_topology()
     parts.watch()
-    with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
-        writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
+    with (
+        process_group(topology, CPU, 300),
+        tempfile.TemporaryDirectory() as name,
+        noted_progress(folder := RunFolder(Path(name), "step_parts", 0), topology, 6, Watchdog()) as progress,
+    ):
+        writer = RecordWriter(folder.record(topology.rank), topology.rank)
         chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.native={not words.python}"]
-        loop = Loop((*chosen,), topology, CPU, writer.write)
+        loop = Loop((*chosen,), topology, CPU, writer.write, progress=progress)
         for _ in range(6):
             loop.step()
         loop.instrument.recorder.catch_up()
@@ -118,6 +130,8 @@ def measure(words: Any) -> int:
         figures[f"{strategy}_us"] = found | {"all": sum(found.get(part, 0) for part in ALONE)}
         if not words.python:
             targets[f"{strategy} all <= {TARGET_US} us"] = figures[f"{strategy}_us"]["all"] <= TARGET_US
+            progress = figures[f"{strategy}_us"]["progress"]
+            targets[f"{strategy} progress <= {PROGRESS_TARGET_US} us"] = progress <= PROGRESS_TARGET_US
     return plans.say("step_parts", figures, targets)
 
 

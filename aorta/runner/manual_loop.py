@@ -20,6 +20,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
+from aorta.records.progress_file import Progress
 from aorta.records.schema import Calibration, Step
 from aorta.runner.calibration import Calibrator, calibration_plan
 from aorta.runner.recorded_run import open_instrument
@@ -41,6 +42,7 @@ class Loop:
         config: as `resolved` makes it of arguments; `instrument.mode` is chosen by the caller.
         sink: receives finished steps.
         fabric: delays collectives; None: the network is the real one, whatever `config` says.
+        progress: of the rank, in which steps and collectives are noted; None: nowhere.
 
     Attributes:
         calibrations: of the steps behind the first `telemetry.warmup_steps`, where `instrument.calibration` is a number
@@ -61,6 +63,7 @@ class Loop:
         device: torch.device,
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
+        progress: Progress | None = None,
     ) -> None:
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
@@ -78,7 +81,9 @@ class Loop:
             sink(step)
             self._calibrator.take(step)
 
-        self.instrument = open_instrument(settings, topology, device, finished, fabric=fabric, together=TOGETHER)
+        self.instrument = open_instrument(
+            settings, topology, device, finished, fabric=fabric, together=TOGETHER, progress=progress
+        )
         self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
         self.batches = task.batches(model.parallelized.data_rank, model.parallelized.data_size, device).for_ever
