@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
 import pytest
 
+from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Kind
+from aorta.commands import main
 from aorta.config.groups.faults import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES
-from benchmarks.autopsy_scores import Planned, run
+from benchmarks.autopsy_scores import Planned, run, within
+from tests.experiments.test_process import gone
+from tests.runs import HANGS_S, command, environment
 
 
 def test_the_pool_speaks_of_verdicts_and_phases_that_there_are() -> None:
@@ -43,3 +55,43 @@ def test_what_cannot_be_injected_is_named(fault: Fault, said: str) -> None:
 def test_a_fault_of_a_training_is_explained(kind: str) -> None:
     row = run(Planned(kind, 2, "ddp", timeout_s=4.0))
     assert (row["exact"], row["healthy_accused"], row["phase"], row["verdict"]) == (True, 0, True, True)
+
+
+@pytest.mark.dist
+def test_a_training_that_hangs_is_explained_live_and_when_it_was_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of torchrun and three ranks rank 0 is the only one that nobody kills."""
+    fault = ("fault.kind=stuck_data", "fault.rank=1", "fault.step=5", "watchdog.timeout_s=600")
+    words = command(3, f"training.output_dir={tmp_path}", "label=hung", "training.max_steps=20", *fault)
+
+    run_folder = tmp_path / "hung"
+
+    def autopsy(*options: str) -> tuple[int, list[tuple[int, str]]]:
+        code = main(["autopsy", *options, "--json", str(run_folder)])
+        verdict = json.loads(capsys.readouterr().out or '{"culprits": []}')
+        return code, [(one["rank"], one["kind"]) for one in verdict["culprits"]]
+
+    def ranks() -> list[RankEvidence]:
+        return sorted(progress_evidence(run_folder), key=lambda one: one.rank) if run_folder.exists() else []
+
+    def pids() -> list[int]:
+        return [one.pid for one in ranks() if one.pid is not None]
+
+    agent = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert within(HANGS_S, lambda: len(pids()) == 3)
+        assert within(HANGS_S, lambda: autopsy("--live")[0] != 0)  # not stuck, or slow, until it was for long enough
+        assert autopsy("--live") == (3, [(1, "stuck_outside")])
+        assert agent.poll() is None  # being looked at ends nothing
+        agent.kill()
+        agent.wait()
+        assert autopsy("--live") == (3, [(1, "stuck_outside")])
+        for pid in pids()[1:]:
+            os.kill(pid, signal.SIGKILL)
+        assert all(gone(pid) for pid in pids())  # rank 0 by the error of its collective
+        assert autopsy() == (3, [(1, "dead"), (2, "dead")])
+    finally:
+        agent.kill()
+        for pid in filter(psutil.pid_exists, pids()):
+            os.kill(pid, signal.SIGKILL)
