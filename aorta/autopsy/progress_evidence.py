@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import exit_of_zombie, fatal_in, process_state, stacks_of
+from aorta.autopsy.processes import exit_of_zombie, process_state
+from aorta.autopsy.stacks import fatal_in, stacks_of
 from aorta.records.clocks import boot_id
 from aorta.records.files import read_small
 from aorta.records.progress_file import (
@@ -45,7 +46,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
     """Evidence of each rank that has a progress file in `run_folder`, by rank; empty where there is none.
 
     Args:
-        stacks: ask running ranks of this host for their stacks, by the signal that they chose for it.
+        stacks: ask running ranks of this host for their stacks.
         saved: where the watchdog saved evidence and the rank has made no progress since, take that: the launcher may
             have ended the rank meanwhile.
     """
@@ -63,10 +64,9 @@ def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> Ran
         return earlier
     state = _process_state(seen.facts)
     ended, at_end = _exit(run_folder, path, seen) if state == "dead" or seen.state.exit_code else (None, [])
-    facts = seen.facts
     taken: list[ThreadStack] = []
-    if stacks and state == "running" and facts.stack_signal is not None and seen.state.exit_code is None:
-        taken = stacks_of(facts.pid, facts.stack_signal, stacks_file(path), facts.main_thread)
+    if stacks and state == "running" and seen.state.exit_code is None:
+        taken = stacks_of(seen.facts, stacks_file(path))
     return _rank_evidence(path, seen, state, ended, taken or at_end)
 
 

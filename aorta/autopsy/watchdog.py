@@ -144,6 +144,7 @@ class HostWatchdog:
                 self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
             if self._went_on():
                 self._withdraw()
+                continue  # `states` are of before
             if not states:
                 return
             late = patience.overdue(states, now_ns)

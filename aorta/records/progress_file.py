@@ -72,7 +72,7 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
         opened_ns: when the file was created.
         warmup_steps: first steps, whose pace says nothing about later ones.
         main_thread: identity of the thread that trains, as faulthandler prints it.
-        stack_signal: makes the rank's faulthandler write its stacks; None: none is registered.
+        stack_signal: makes the rank's faulthandler write its main thread's stack; None: none is registered.
         error_file: in which torchrun's workers leave their exception; None: there is none.
         kinds, dtypes, phases: names of the numbers in the file.
     """

@@ -6,11 +6,9 @@ Must not fail a run: where the file or the process cannot be had, the run goes o
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 import aorta
+from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
@@ -116,8 +115,7 @@ def _progress(folder: RunFolder, topology: Topology, warmup_steps: int, stack: E
     directory = folder.path / PROGRESS_DIR
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        number, forget = _stacks_on_signal(directory / STACKS_FILE.format(rank=topology.rank))
-        stack.callback(forget)
+        number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
         return ProgressFile.create(
             directory / PROGRESS_FILE.format(rank=topology.rank),
             ProgressFacts(
@@ -142,29 +140,6 @@ def _progress(folder: RunFolder, topology: Topology, warmup_steps: int, stack: E
     except OSError as error:
         _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
         return Progress()
-
-
-def _stacks_on_signal(path: Path) -> tuple[int | None, Callable[[], None]]:
-    """Have faulthandler write the stacks of all threads to `path` on a signal that nobody uses, and on a fatal one
-    unless the program has faulthandler on already; returns the signal, None where all are used, and what undoes it.
-    """
-    file = path.open("wb", buffering=0)
-    free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
-    number = next((each for each in free if signal.getsignal(each) == signal.SIG_DFL), None)
-    if number is not None:
-        faulthandler.register(number, file=file, all_threads=True)
-    enabled = not faulthandler.is_enabled()
-    if enabled:
-        faulthandler.enable(file=file, all_threads=True)
-
-    def forget() -> None:
-        if number is not None:
-            faulthandler.unregister(number)
-        if enabled:
-            faulthandler.disable()
-        file.close()
-
-    return number, forget
 
 
 def _start(folder: RunFolder, topology: Topology, settings: WatchdogSettings) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.autopsy.evidence import RankEvidence, RankExit
-from aorta.autopsy.processes import parse_stacks, process_state
+from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
+from aorta.autopsy.processes import process_state
 from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
 from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files, start_ticks
 
@@ -94,6 +95,18 @@ def test_a_rank_that_is_stuck_is_seen_while_it_is(host: Host, fate: str, state: 
     after = host.evidence()[0]
     assert (after.state, after.stacks) == (stuck.state, stuck.stacks)  # saved before they were ended
     assert progress_evidence(host.folder, saved=False)[0].state == "dead"
+
+
+def test_a_rank_at_work_goes_on_however_often_its_stacks_are_asked_for(host: Host) -> None:
+    host.start("work", "sleep")
+    while not all(each.phase == "forward" for each in progress_evidence(host.folder)):
+        pass
+    for _ in range(100):
+        working, asleep = progress_evidence(host.folder, stacks=True)
+        assert [stack.name == "MainThread" for stack in working.stacks] == [True, False]
+        assert all(stack.frames[-1].endswith((" _run_module_as_main", " _bootstrap")) for stack in working.stacks)
+        assert [stack.name for stack in asleep.stacks] == ["MainThread"]
+    assert all(rank.poll() is None for rank in host.ranks)
 
 
 @pytest.mark.parametrize(("fate", "name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
@@ -220,3 +233,6 @@ Current thread 0x000000000000000b (most recent call first):
     main, other = parse_stacks(text, 0xB)
     assert (main.name, main.frames) == ("MainThread", ("/c.py:??? <module>",))
     assert (other.name, other.frames) == ("0xa", ("/a b.py:3 wait",))
+    by_signal = 'Stack (most recent call first):\n  File "/c.py", line 7 in main\n'
+    assert parse_stacks(by_signal, 0xB) == [ThreadStack(name="MainThread", frames=("/c.py:7 main",))]
+    assert parse_stacks(text + by_signal, 0xB) == [main, other]  # an answer that came late, and the signal's

@@ -6,7 +6,6 @@ python -m tests.autopsy.watched_rank FOLDER RANK FATE
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import signal
 import socket
@@ -14,23 +13,25 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+from aorta.autopsy.stacks import stacks_on_request
 from aorta.records.clocks import boot_id
 from aorta.records.progress_file import ProgressFacts, ProgressFile, start_ticks
 
 STEPS = 10
 WORLD_SIZE = 2
-SIGNAL = signal.SIGRTMAX - 1
 LONG_S = 4.0
 """Longer than the timeout of the tests."""
 
 
 def main(folder: Path, rank: int, fate: str) -> None:
     """Ten steps, the fate of this rank in the middle of the last, or its end in order."""
-    stacks = (folder / f"rank_{rank}.stacks").open("wb", buffering=0)
-    faulthandler.register(SIGNAL, file=stacks, all_threads=True)
-    faulthandler.enable(file=stacks)
-    progress = ProgressFile.create(folder / f"rank_{rank}.bin", facts(rank))
+    with stacks_on_request(folder / f"rank_{rank}.stacks") as number:
+        run(folder, rank, fate, ProgressFile.create(folder / f"rank_{rank}.bin", facts(rank, number)))
+
+
+def run(folder: Path, rank: int, fate: str, progress: ProgressFile) -> None:
     while len(list(folder.glob("rank_*.bin"))) < WORLD_SIZE:  # a fate that ends this rank is for a job that has begun
         time.sleep(0.01)
     for step in range(STEPS):
@@ -43,7 +44,7 @@ def main(folder: Path, rank: int, fate: str) -> None:
     progress.end(0)
 
 
-def facts(rank: int) -> ProgressFacts:
+def facts(rank: int, stack_signal: int | None) -> ProgressFacts:
     return ProgressFacts(
         rank=rank,
         world_size=WORLD_SIZE,
@@ -59,7 +60,7 @@ def facts(rank: int) -> ProgressFacts:
         kinds=(),
         dtypes=(),
         main_thread=threading.get_ident(),
-        stack_signal=SIGNAL,
+        stack_signal=stack_signal,
     )
 
 
@@ -73,6 +74,9 @@ def meet(progress: ProgressFile, fate: str, report: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "segfault":
             ctypes.string_at(0)
+        case "work":  # in two threads, whose frames come and go
+            threading.Thread(target=work, daemon=True).start()
+            work()
         case "lock":  # a deadlock in compiled code that holds the interpreter lock, which no signal ends
             library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
             library.pthread_mutex_lock(mutex)
@@ -88,6 +92,14 @@ def meet(progress: ProgressFile, fate: str, report: Path) -> None:
                 time.sleep(0.1)
         case "wait":  # for a rank that is excused
             time.sleep(LONG_S + 0.5)
+
+
+def work() -> None:
+    while True:
+        names: dict[str, Any] = {}
+        exec(compile("def deep(n): return n and deep(n - 1)\ndef lazy(n): yield deep(n)", "work.py", "exec"), names)
+        for _ in range(20):
+            list(names["lazy"](50))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.simulated.build import BUILD_COMMAND, MODULE, library, why_not
 VARIABLE: Final = "AORTA_SIMULATED_DEVICE"
 MODES: Final = ("virtual", "wall")
 COMPILED_PART: Final = "aorta.instrument.native.build"
+WATCHDOG: Final = "aorta.runner.watchdog"
 SITE: Final = Path(__file__).with_name("site")
 _loaded: list[Any] = []
 
@@ -117,6 +118,7 @@ def _finish() -> None:
     kineto.install()
     if module.is_virtual():
         sys.meta_path.insert(0, _Behind(COMPILED_PART, partial(_one_clock, module.host_clock_address())))
+        sys.meta_path.insert(0, _Behind(WATCHDOG, _unwatched))
 
 
 def _one_clock(address: int, build: Any) -> None:
@@ -131,6 +133,11 @@ def _one_clock(address: int, build: Any) -> None:
         return module, why_not
 
     build.load = load
+
+
+def _unwatched(watchdog: Any) -> None:
+    """No watchdog: a process of its own is not in virtual time, and would take all ranks for stuck."""
+    watchdog._start = lambda *_: None
 
 
 class _Behind(importlib.abc.MetaPathFinder):

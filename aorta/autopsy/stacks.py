@@ -1,0 +1,184 @@
+"""Stacks of a rank, written to a file by its faulthandler: on request, and when a fatal signal ends it.
+
+A thread of the rank answers requests that come by a socket, with the interpreter lock held: nothing else may walk the
+frames of other threads, which change under a signal handler's feet and would crash a healthy rank (CPython,
+Modules/faulthandler.c, says so of `all_threads`). A rank in which compiled code keeps the lock cannot answer. It is
+asked by a signal then, whose handler needs no lock, and writes the stack of the thread that it interrupts alone: of the
+main thread.
+
+Must not end or stop a process, or send a signal to one that does not catch it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from aorta.autopsy.evidence import RankExit, ThreadStack
+from aorta.autopsy.processes import catches
+from aorta.records.progress_file import ProgressFacts, start_ticks
+
+_THREAD: Final = re.compile(
+    r"^(?:(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent"
+)
+_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_FATAL: Final = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
+_FATAL_SIGNALS: Final = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+"""What faulthandler calls the signals it catches (CPython, Modules/faulthandler.c)."""
+_ANSWER_S: Final = 1.0
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
+
+
+@contextmanager
+def stacks_on_request(path: Path) -> Iterator[int | None]:
+    """Have this process write its stacks to `path` when `stacks_of` asks, and on a fatal signal unless the program has
+    faulthandler on already, for the length of a `with` block.
+
+    Yields:
+        The signal that asks for the main thread's stack, which nobody used; None where all are used.
+
+    Raises:
+        OSError: `path` cannot be written.
+    """
+    with path.open("wb", buffering=0) as file, ExitStack() as stack:
+        free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
+        number = next((each for each in free if signal.getsignal(each) == signal.SIG_DFL), None)
+        if number is not None:
+            faulthandler.register(number, file=file, all_threads=False)
+            stack.callback(faulthandler.unregister, number)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=file, all_threads=True)
+            stack.callback(faulthandler.disable)
+        stack.enter_context(_answering(file))
+        yield number
+
+
+@contextmanager
+def _answering(file: BinaryIO) -> Iterator[None]:
+    """Answer requests in a thread; where there can be no socket, nobody answers."""
+    try:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(_address(os.getpid(), start_ticks("self")))
+    except OSError:
+        yield
+        return
+    server.setblocking(True)  # whatever the program's default is
+    server.listen()
+    thread = threading.Thread(target=_answer, args=(server, file), name="aorta stacks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing it would not
+        thread.join()
+        server.close()
+
+
+def _answer(server: socket.socket, file: BinaryIO) -> None:
+    while True:
+        try:
+            asker, _ = server.accept()
+        except OSError:
+            return
+        with asker:
+            _, user, _ = _CREDENTIALS.unpack(asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+            if user in (0, os.geteuid()):
+                faulthandler.dump_traceback(file, all_threads=True)
+
+
+def _address(pid: int, ticks: int) -> str:
+    """An abstract socket's (unix(7)): no file, and gone with the process."""
+    return f"\0aorta-stacks-{pid}-{ticks}"
+
+
+def stacks_of(facts: ProgressFacts, path: Path) -> list[ThreadStack]:
+    """The stacks of a running rank, which writes them to `path`; of its main thread alone, where compiled code keeps
+    the interpreter lock. Empty where it does not answer within two seconds (a process that is stopped does not).
+    """
+    try:
+        before = path.stat().st_size
+        if not _asked(facts):
+            _signal(facts)
+    except OSError:
+        return []
+    text = _settled(lambda: path.read_bytes()[before:]).decode(errors="replace")
+    stacks = parse_stacks(text, facts.main_thread)
+    return [each for each in stacks if not (each.frames and each.frames[0].startswith(f"{__file__}:"))]
+
+
+def _asked(facts: ProgressFacts) -> bool:
+    """Whether the rank's thread has answered."""
+    with socket.socket(socket.AF_UNIX) as asker:
+        asker.settimeout(_ANSWER_S)
+        try:
+            asker.connect(_address(facts.pid, facts.start_ticks))
+            return asker.recv(1) == b""
+        except OSError:
+            return False
+
+
+def _signal(facts: ProgressFacts) -> None:
+    if facts.stack_signal is not None and catches(facts.pid, facts.stack_signal):
+        os.kill(facts.pid, facts.stack_signal)
+
+
+def _settled(read: Callable[[], bytes]) -> bytes:
+    """What `read` gives once it has given the same twice, and something; or after `_ANSWER_S`."""
+    deadline, last = time.monotonic() + _ANSWER_S, b""
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        try:
+            now = read()
+        except OSError:
+            return last
+        if now and now == last:
+            break
+        last = now
+    return last
+
+
+def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
+    """Stacks in faulthandler's format; the one of `main_thread` first, which one without a thread's name is too."""
+    threads: dict[int | None, tuple[str, list[str]]] = {}
+    frames: list[str] = []
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            number = int(head["id"], 16) if head["id"] else main_thread
+            name = "MainThread" if number == main_thread else f"0x{number:x}"
+            frames = []
+            threads.setdefault(number, (head["name"] or name, frames))
+        elif frame := _FRAME.match(line):
+            frames.append(f"{frame['file']}:{frame['line']} {frame['function']}")
+    by_main = sorted(threads.items(), key=lambda each: each[0] != main_thread)
+    return [ThreadStack(name=name, frames=tuple(frames)) for _, (name, frames) in by_main]
+
+
+def fatal_in(path: Path, main_thread: int | None) -> tuple[RankExit | None, list[ThreadStack]]:
+    """How a process ended by its faulthandler's own account, and where it was then; (None, []) if it left none."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return None, []
+    found = list(_FATAL.finditer(text))
+    if not found:
+        return None, []
+    name = _FATAL_SIGNALS.get(found[-1]["what"])
+    ended = RankExit(signal=name) if name else RankExit(exception=found[-1]["what"])
+    return ended, parse_stacks(text[found[-1].start() :], main_thread)
