@@ -17,6 +17,7 @@ pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.records import load_run
@@ -206,10 +207,12 @@ def test_rows_of_zeros_are_dropped_and_named(tmp_path: Path) -> None:
 def test_not_comparable_is_the_word_and_leaves_deltas_out(tmp_path: Path) -> None:
     summary = launched(compared(two_runs(tmp_path, steps=6)))
     key = {"key": "config.workload.model_dim", "reference": 64, "candidate": 128}
-    summary["comparison"] |= {"unlike": [key["key"]], "manifest_differences": [key]}
+    said = [not_alike(**key), "something else"]
+    summary["comparison"] |= {"unlike": [key["key"]], "manifest_differences": [key], "warnings": said}
     found = verdict_of(summary)
+    assert found.warnings == ("something else",)  # the sentence has the other
     assert found.word == "Not comparable"
-    assert found.sentence.startswith("Workload.model_dim is 64 in the reference, 128 in the candidate")
+    assert found.sentence.startswith("workload.model_dim is 64 in the reference, 128 in the candidate")
     assert {card.change for card in found.cards} == {""}
     assert effect_charts(summary["comparison"]) == []
     columns = [column.title for column in metrics_table(summary["comparison"], {}).columns]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, title, why_unlike
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
@@ -84,6 +85,12 @@ def verdict_of(summary: Summary) -> Verdict:
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison.metrics
     stuck = [f"{label}: {told}" for label, entry in summary.datasets.items() if (told := autopsy_title(entry))]
+    # The sentence says what was not alike already.
+    unlike = {
+        not_alike(each.key, each.reference, each.candidate)
+        for each in comparison.manifest_differences
+        if each.key in comparison.unlike
+    }
     return Verdict(
         word,
         tone,
@@ -96,7 +103,7 @@ def verdict_of(summary: Summary) -> Verdict:
             for name in names
             if name in metrics and (metrics[name].bounded or not metrics[name].unknown)
         ),
-        (*stuck, *comparison.warnings),
+        (*stuck, *(each for each in comparison.warnings if each not in unlike)),
     )
 
 
@@ -187,7 +194,7 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
 def _sentence(comparison: Comparison, primary: str) -> str:
     """Both sides of the primary metric, and of the job step, in words. What is not decided is not said as a fact."""
     if comparison.unlike:
-        return f"{_first_upper(why_unlike(comparison))}."
+        return f"{why_unlike(comparison)}."
     metrics = comparison.metrics
     parts = [_primary(comparison, primary, metrics.get(primary))]
     step = metrics.get("job_step_ms")
