@@ -161,6 +161,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
         collective=name,
         sources=list(rank.sources),
         stack=list(rank.stacks[0].frames) if rank.stacks else [],
+        other_stacks=list(rank.stacks[1:]),
     )
 
 

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -31,6 +31,8 @@ from aorta.records.progress_file import ProgressFacts, start_ticks
 _THREAD: Final = re.compile(
     r"^(?:(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent"
 )
+_NAMED: Final = re.compile(r"^Name 0x(?P<id>[0-9a-f]+) (?P<name>.*)$")
+"""A line of our own: faulthandler gives threads no names (CPython 3.11 to 3.13)."""
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _FATAL: Final = re.compile(r"^Fatal Python error: (?P<what>.*)$", re.MULTILINE)
 _FATAL_SIGNALS: Final = {
@@ -101,6 +103,9 @@ def _answer(server: socket.socket, file: BinaryIO) -> None:
             _, user, _ = _CREDENTIALS.unpack(asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
             if user in (0, os.geteuid()):
                 faulthandler.dump_traceback(file, all_threads=True)
+                names = "".join(f"Name 0x{each.ident:x} {each.name}\n" for each in threading.enumerate() if each.ident)
+                with suppress(OSError):  # as faulthandler, to which a full disk is no error
+                    file.write(names.encode())
 
 
 def _address(pid: int, ticks: int) -> str:
@@ -166,6 +171,8 @@ def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
             threads.setdefault(number, (head["name"] or name, frames))
         elif frame := _FRAME.match(line):
             frames.append(f"{frame['file']}:{frame['line']} {frame['function']}")
+        elif (named := _NAMED.match(line)) and int(named["id"], 16) in threads:
+            threads[int(named["id"], 16)] = (named["name"], threads[int(named["id"], 16)][1])
     by_main = sorted(threads.items(), key=lambda each: each[0] != main_thread)
     return [ThreadStack(name=name, frames=tuple(frames)) for _, (name, frames) in by_main]
 

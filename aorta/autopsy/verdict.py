@@ -9,6 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from aorta.autopsy.evidence import ThreadStack
+
 AUTOPSY_VERSION: Final = 1
 
 Kind: TypeAlias = Literal[
@@ -96,6 +98,7 @@ class RankDoing(msgspec.Struct, kw_only=True):
         since_s: for how long, seconds.
         sources: the files or services that speak of it.
         stack: frames of the thread that runs the training, innermost first.
+        other_stacks: of its other threads.
     """
 
     rank: int
@@ -107,6 +110,7 @@ class RankDoing(msgspec.Struct, kw_only=True):
     collective: CollectiveName | None = None
     sources: list[str] = []
     stack: list[str] = []
+    other_stacks: list[ThreadStack] = []
 
 
 class Verdict(msgspec.Struct, kw_only=True):

@@ -5,7 +5,7 @@ what to do next. Ranks that do the same share a line. Must not decide anything.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aorta.autopsy.verdict import Accusation, CollectiveName, RankDoing, Verdict, WaitingRanks
@@ -21,7 +21,7 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     """The text for the terminal.
 
     Args:
-        stacks: show the stack of each rank that left one.
+        stacks: show the stacks of each rank that left some, those of its main thread first.
     """
     word = verdict.kind.replace("_", " ")
     title = style.bold(word) if verdict.kind in _GOOD else style.error(word)
@@ -35,7 +35,7 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     lines += _block("limits", [line for one in verdict.notes for line in _wrapped(one, "  ")])
     lines += _block("next", [line for one in verdict.next for line in _wrapped(one, "  ")])
     if stacks:
-        lines += _block("stacks", [line for one in verdict.ranks for line in _stack(one)])
+        lines += _block("stacks", [line for one in verdict.ranks for line in _stacks(one)])
     return "\n".join(lines)
 
 
@@ -88,5 +88,9 @@ def _age(seconds: float | None) -> str:
     return f", for {rounded_time(seconds)}" if seconds is not None else ""
 
 
-def _stack(one: RankDoing) -> Iterable[str]:
-    return [f"  rank {one.rank}", *(f"    {frame}" for frame in one.stack)] if one.stack else []
+def _stacks(one: RankDoing) -> Iterator[str]:
+    threads = [(f"rank {one.rank}", one.stack)] if one.stack else []
+    threads += [(f"rank {one.rank}, thread {each.name}", list(each.frames)) for each in one.other_stacks]
+    for title, frames in threads:
+        yield f"  {title}"
+        yield from (f"    {frame}" for frame in frames)

@@ -82,7 +82,11 @@ def test_eight_ranks_fit_a_screen() -> None:
 
 def test_stacks_are_shown_where_they_are_asked_for() -> None:
     evidence = run(ddp(2), {1: stuck_in("data")})
-    evidence[1].stacks = [ThreadStack(name="MainThread", frames=("loader.py:4 read", "train.py:9 loop"))]
+    evidence[1].stacks = [
+        ThreadStack(name="MainThread", frames=("loader.py:4 read", "train.py:9 loop")),
+        ThreadStack(name="pin_memory", frames=("queue.py:7 get",)),
+    ]
     verdict = _verdict(evidence)
     assert "loader.py:4 read" not in verdict_text(verdict)
-    assert "  rank 1\n    loader.py:4 read\n    train.py:9 loop" in verdict_text(verdict, stacks=True)
+    shown = "  rank 1\n    loader.py:4 read\n    train.py:9 loop\n  rank 1, thread pin_memory\n    queue.py:7 get"
+    assert shown in verdict_text(verdict, stacks=True)

@@ -75,7 +75,7 @@ def meet(progress: ProgressFile, fate: str, report: Path) -> None:
         case "segfault":
             ctypes.string_at(0)
         case "work":  # in two threads, whose frames come and go
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=work, name="worker", daemon=True).start()
             work()
         case "lock":  # a deadlock in compiled code that holds the interpreter lock, which no signal ends
             library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
