@@ -1,6 +1,6 @@
 """Evidence of a run or of dumps, whatever there is, and the report on it in the run's folder.
 
-    verdict = write_autopsy(Path("artifacts/cuda"))    # autopsy/autopsy.json and autopsy/autopsy.txt
+    write_verdict(folder, verdict_on_run(folder))    # autopsy/autopsy.json and autopsy/autopsy.txt
 
 Must not change or wake a rank.
 """
@@ -73,25 +73,31 @@ def is_watched(folder: Path) -> bool:
     return any((folder / AUTOPSY_DIR).glob("rank_*.json"))
 
 
-def write_autopsy(folder: Path) -> Verdict:
-    """Write the report on a run into its folder; returns the verdict.
+def verdict_on_run(folder: Path) -> Verdict:
+    """Judge what there is of a run.
 
     Raises:
         InputError: there is no evidence in the folder.
-        OSError: the report cannot be written.
     """
-    verdict = verdict_on(evidence_of([folder]), watched=is_watched(folder))
+    return verdict_on(evidence_of([folder]), watched=is_watched(folder))
+
+
+def write_verdict(folder: Path, verdict: Verdict) -> None:
+    """Write a verdict into a run's folder, as JSON and as text.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     there = folder / AUTOPSY_DIR
     there.mkdir(exist_ok=True)
     with whole_file(there / JSON_FILE) as part:
         part.write_bytes(as_json(verdict))
     with whole_file(there / TEXT_FILE) as part:
         part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
-    return verdict
 
 
 def read_autopsy(folder: Path) -> Verdict | None:
-    """The report that `write_autopsy` left in a run's folder; None where there is none.
+    """The report that `write_verdict` left in a run's folder; None where there is none.
 
     Raises:
         InputError: it cannot be read; names the file.

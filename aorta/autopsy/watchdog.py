@@ -21,7 +21,7 @@ import msgspec
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
-from aorta.autopsy.report import write_autopsy
+from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import whole_file
 from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
@@ -202,11 +202,14 @@ class HostWatchdog:
     def _report(self, accused: dict[int, float], what: str) -> None:
         """Save evidence of every rank, have the report written, and say so in one line."""
         self._reported = self._progress_ns()
+        evidence = progress_evidence(self._folder, stacks=True, saved=False)
         try:
-            self._save(progress_evidence(self._folder, stacks=True, saved=False))
-            explanation = _explained(self._folder)
+            self._save(evidence)
         except OSError as error:
-            explanation = f"its evidence cannot be saved in {self._folder / AUTOPSY_DIR}: {error.strerror or error}"
+            there, why = self._folder / AUTOPSY_DIR, error.strerror or error
+            explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {there}: {why}"
+        else:
+            explanation = _explained(self._folder)
         _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
 
     def _went_on(self) -> bool:
@@ -240,12 +243,19 @@ def _say(what: str) -> None:
 
 
 def _explained(folder: Path) -> str:
-    """Where the report is, once it is written; every host writes it, from the evidence that it can see."""
+    """The answer, and where the report is, once it is written; every host writes it, from the evidence that it can
+    see.
+    """
+    there = folder / AUTOPSY_DIR
     try:
-        write_autopsy(folder)
+        verdict = verdict_on_run(folder)
     except Exception as error:  # noqa: BLE001  the evidence is saved, whatever is wrong with the report
-        return f"evidence in {folder / AUTOPSY_DIR}, whose report failed: {error}"
-    return f"see {folder / AUTOPSY_DIR}"
+        return f"evidence in {there}, whose report failed: {error}"
+    try:
+        write_verdict(folder, verdict)
+    except OSError as error:
+        return f"{verdict.summary}; the report cannot be written in {there}: {error.strerror or error}"
+    return f"{verdict.summary}; see {there}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
 from aorta.autopsy.processes import process_state
 from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
 from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files, start_ticks
@@ -38,8 +40,8 @@ class Host:
         while len(progress_files(self.folder)) < len(fates):
             assert all(rank.poll() is None for rank in self.ranks)
 
-    def watch(self, grace_s: float = 60.0) -> subprocess.Popen[str]:
-        """Start the watchdog."""
+    def watch(self, grace_s: float = 60.0, writes_bytes: int | None = None) -> subprocess.Popen[str]:
+        """Start the watchdog, whose files the kernel may keep from growing beyond `writes_bytes`."""
         task = WatchdogTask(
             folder=str(self.folder),
             run_id="run",
@@ -49,8 +51,11 @@ class Host:
             grace_s=grace_s,
         )
         command = [sys.executable, "-m", "aorta.autopsy.watchdog", msgspec.json.encode(task).decode()]
-        self._watchdogs.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        return self._watchdogs[-1]
+        watchdog = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        if writes_bytes is not None:
+            resource.prlimit(watchdog.pid, resource.RLIMIT_FSIZE, (writes_bytes, writes_bytes))
+        self._watchdogs.append(watchdog)
+        return watchdog
 
     def evidence(self) -> dict[int, RankEvidence]:
         return {each.rank: each for each in progress_evidence(self.folder)}
@@ -163,6 +168,20 @@ def test_evidence_that_cannot_be_saved_is_said(host: Host) -> None:
     assert watchdog.stderr is not None
     assert "cannot be saved" in watchdog.stderr.readline()
     assert host.evidence()[0].state == "dead"
+
+
+@pytest.mark.parametrize("writes_bytes", [0, 1024])  # nothing of the evidence, or its beginning
+def test_a_full_disk_leaves_the_answer_in_the_log_and_the_evidence_in_memory(host: Host, writes_bytes: int) -> None:
+    host.start("kill", "sleep")
+    watchdog = host.watch(writes_bytes=writes_bytes)
+    assert watchdog.stderr is not None
+    said = watchdog.stderr.readline()
+    assert "rank 0 ended before its run did; rank 0" in said
+    assert "SIGKILL" in said
+    assert "File too large" in said
+    assert not list((host.folder / "autopsy").glob("autopsy*"))
+    assert host.evidence()[0].exit == RankExit(signal="SIGKILL")
+    assert verdict_on_run(host.folder).culprits[0].rank == 0  # once there is room again
 
 
 def test_a_later_process_with_the_same_pid_is_another(host: Host) -> None:

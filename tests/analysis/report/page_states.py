@@ -16,8 +16,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.report.html import PAGE_FILE, write_page
 from aorta.analysis.summary import summarize
 from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.report import JSON_FILE, as_json, verdict_on
-from aorta.records.run_files import AUTOPSY_DIR
+from aorta.autopsy.report import verdict_on, write_verdict
 from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
@@ -83,9 +82,8 @@ def _hung(folder: Path) -> dict[str, Path]:
 
 
 def save_autopsy(folder: Path, evidence: Sequence[RankEvidence]) -> None:
-    """Judge evidence and leave the report in a run's folder, as `write_autopsy` does."""
-    (folder / AUTOPSY_DIR).mkdir()
-    (folder / AUTOPSY_DIR / JSON_FILE).write_bytes(as_json(verdict_on(evidence, watched=True)))
+    """Judge evidence and leave the report in a run's folder, as the watchdog does."""
+    write_verdict(folder, verdict_on(evidence, watched=True))
 
 
 STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
