@@ -11,19 +11,6 @@ from aorta.autopsy.job import JobEvidence, Rank
 
 _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
-_LOST_A_PEER: Final = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "remote process exited",
-    "peerfailed",
-    "peer closed",
-    "timed out",
-    "timeout",
-    "ncclremoteerror",
-)
-"""Words of the errors that a rank meets because another one has gone: of gloo, NCCL, the store and AORTA."""
 
 
 def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
@@ -42,6 +29,7 @@ def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
     failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
     if not running:
         return failed if len(failed) == 1 else []
+    failed = [rank for rank in failed if not rank.lost_a_peer]
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
     return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
 
@@ -63,5 +51,5 @@ def _by_itself(rank: Rank) -> bool:
     if rank.exit.signal is not None:
         return rank.exit.signal not in _ASKED_TO_END
     if rank.exit.exception is not None:
-        return not any(word in rank.exit.exception.lower() for word in _LOST_A_PEER)
+        return not rank.lost_a_peer
     return False

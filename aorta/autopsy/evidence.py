@@ -108,6 +108,7 @@ class RankEvidence(RankState, kw_only=True):
         lost: how many older ones the source has dropped.
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
+        completed_late: what is issued may be completed: on a device, that is known once a step has been read.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -122,5 +123,6 @@ class RankEvidence(RankState, kw_only=True):
     collectives: list[CollectiveEvidence] = []
     lost: int = 0
     not_after_ns: int | None = None
+    completed_late: bool = False
     stacks: list[ThreadStack] = []
     torn: str | None = None

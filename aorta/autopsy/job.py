@@ -28,6 +28,23 @@ _DEFAULT_GROUP = "default_pg"
 _POINT_TO_POINT = ("send", "recv")
 _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
+_LOST_A_PEER = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "remote process exited",
+    "peerfailed",
+    "peer closed",
+    "timed out",
+    "timeout",
+    "ncclremoteerror",
+)
+"""Words of the errors that a rank meets because another one has gone: of gloo, NCCL, the store and AORTA."""
+_BUSY_PHASES = ("data", "checkpoint")
+"""Phases in which a rank that began them after its last issue waits for none of its collectives. In a forward or
+backward pass and in the optimizer, it may.
+"""
 
 
 class Channel(NamedTuple):
@@ -54,12 +71,14 @@ class Rank(RankState, kw_only=True, dict=True):
         collectives: in the order of issue, of one source.
         complete: whether a collective that is not among them was not issued, or has been finished long ago.
         not_after_ns: they were read at this moment at the latest; None where that is not limited.
+        completed_late: what is issued may be completed.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
     collectives: tuple[CollectiveEvidence, ...] = ()
     complete: bool = False
     not_after_ns: int | None = None
+    completed_late: bool = False
     unresponsive: bool = False
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
@@ -107,6 +126,20 @@ class Rank(RankState, kw_only=True, dict=True):
     def gone(self) -> bool:
         """Whether the process cannot go on by itself."""
         return self.state in ("dead", "stopped") or self.unresponsive
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it ended with an error that ranks meet because another one is gone, or keeps them waiting."""
+        error = self.exit.exception if self.state == "dead" and self.exit is not None else None
+        return error is not None and any(word in error.lower() for word in _LOST_A_PEER)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is busy in a phase that began after it issued all that it has open."""
+        if self.phase not in _BUSY_PHASES or self.phase_since_ns is None:
+            return False
+        left = [one for one in self.collectives if one.state != "completed"]
+        return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
 
 
 @dataclass(frozen=True)
@@ -189,7 +222,34 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     job = JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
+    if any(rank.completed_late and rank.is_elsewhere and _is_last(job, rank) for rank in ranks.values()):
+        return replace(job, ranks={rank.rank: _all_issued_completed(job, rank) for rank in ranks.values()})
     return job
+
+
+def _is_last(job: JobEvidence, rank: Rank) -> bool:
+    """Whether some other rank has issued what this one, of its evidence, has not."""
+    return any(
+        other.has_issued(channel, max(issued) + 1)
+        for channel, issued in rank.channels.items()
+        for member in job.members(channel)
+        if (other := job.ranks.get(member)) is not None and not rank.may_lack(issued[max(issued)])
+    )
+
+
+def _all_issued_completed(job: JobEvidence, rank: Rank) -> Rank:
+    """A rank whose collectives are completed where all ranks have issued them, and whether they are was to be read
+    later: what holds up the others is known, a rank that is busy elsewhere.
+    """
+    if not rank.completed_late:
+        return rank
+    settled = []
+    for one in rank.collectives:
+        channel = channel_of(one, rank.rank)
+        others = [job.ranks.get(member) for member in job.members(channel)]
+        done = all(other is not None and other.has_issued(channel, one.number) for other in others)
+        settled.append(structs.replace(one, state="completed") if done else one)
+    return structs.replace(rank, collectives=tuple(settled))
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:
@@ -301,6 +361,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         else tuple(_renamed(one, names[one.group, ours.rank]) for one in ours.collectives),
         complete=ours is not None and ours.torn is None,
         not_after_ns=None if ours is None else ours.not_after_ns,
+        completed_late=ours is not None and ours.completed_late,
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),

@@ -16,7 +16,7 @@ from aorta.autopsy.job import JobEvidence, Rank, join
 from aorta.autopsy.rules import RULES, Case
 from aorta.autopsy.slowness import slow_ranks
 from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_words
-from aorta.autopsy.waits import OpenCollective, is_elsewhere
+from aorta.autopsy.waits import OpenCollective
 from aorta.command_line import name_ranks
 from aorta.version import __version__
 
@@ -144,7 +144,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
         doing = rank.state if rank.state in ("dead", "stopped") else "no answer"
         doing = "ended in order" if rank.exit is not None and rank.exit.exit_code == 0 else doing
         since = rank.still_s if rank.state == "stopped" else None
-    elif last is not None and not is_elsewhere(rank):
+    elif last is not None and not rank.is_elsewhere:
         name = case.job.name(last.channel, last.collective)
         doing, since = f"in {name}", rank.age_s(last.collective.issued_ns)
     elif rank.phase is not None:

@@ -92,6 +92,7 @@ def _rank_evidence(
         groups=[GroupEvidence(name=group.name, ranks=tuple(sorted(group.ranks))) for group in seen.groups],
         collectives=[_collective(row) for row in seen.collectives],
         lost=seen.issued - len(seen.collectives),
+        completed_late=facts.completed_late,
         stacks=stacks,
         torn=seen.torn,
     )

@@ -19,7 +19,7 @@ from aorta.autopsy.job import JobEvidence, Rank
 from aorta.autopsy.mismatches import Mismatch, mismatches
 from aorta.autopsy.order import conforms
 from aorta.autopsy.verdict import Accusation, Kind, group_words
-from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind, is_elsewhere
+from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind
 from aorta.command_line import name_ranks
 
 
@@ -223,7 +223,7 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
         if rank.rank not in _ranks(before)
         and not rank.gone
         and rank.complete
-        and is_elsewhere(rank)
+        and rank.is_elsewhere
         and _as_long(rank, [case.job.ranks[one.rank] for one in before])
     ]
 
@@ -275,7 +275,7 @@ def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
             if other.channel == one.channel
         )
         for one in waits.of_rank(rank)
-        if not one.behind and not one.unknown and not is_elsewhere(job.ranks[rank])
+        if not one.behind and not one.unknown and not job.ranks[rank].is_elsewhere
     )
 
 

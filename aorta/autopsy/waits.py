@@ -13,15 +13,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import Channel, JobEvidence, Rank
-
-_BUSY_PHASES: Final = ("data", "checkpoint")
-"""Phases in which a rank that began them after its last issue waits for none of its collectives. In a forward or
-backward pass and in the optimizer, it may.
-"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class WaitGraph:
             for rank in job.ranks.values()
             if (oldest := rank.open(channel)) is not None
         ]
-        waiting = [one for one in found if not job.ranks[one.rank].gone and not is_elsewhere(job.ranks[one.rank])]
+        waiting = [one for one in found if _waits(job.ranks[one.rank])]
         blockers: dict[int, frozenset[int]] = defaultdict(frozenset)
         unknown: dict[int, frozenset[int]] = defaultdict(frozenset)
         for one in waiting:
@@ -114,13 +108,9 @@ class WaitGraph:
         return reached
 
 
-def is_elsewhere(rank: Rank) -> bool:
-    """Whether a rank is busy in a phase that began after it issued all that it has open."""
-    if rank.phase not in _BUSY_PHASES or rank.phase_since_ns is None:
-        return False
-    since = rank.phase_since_ns
-    left = [one for one in rank.collectives if one.state != "completed"]
-    return all(one.issued_ns is not None and one.issued_ns < since for one in left)
+def _waits(rank: Rank) -> bool:
+    """Whether a rank waits for what it has open, or did until it gave up."""
+    return rank.lost_a_peer if rank.gone else not rank.is_elsewhere
 
 
 def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvidence) -> OpenCollective:

@@ -73,6 +73,7 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
         warmup_steps: first steps, whose pace says nothing about later ones.
         main_thread: identity of the thread that trains, as faulthandler prints it.
         stack_signal: makes the rank's faulthandler write its main thread's stack; None: none is registered.
+        completed_late: completions are noted when the device's step is read, and not when they happen.
         error_file: in which torchrun's workers leave their exception; None: there is none.
         kinds, dtypes, phases: names of the numbers in the file.
     """
@@ -93,6 +94,7 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[str, ...] = PHASES
     main_thread: int | None = None
     stack_signal: int | None = None
+    completed_late: bool = False
     error_file: str | None = None
 
 

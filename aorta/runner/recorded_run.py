@@ -222,7 +222,9 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         with (
             devices,
             live_loggers(request, site, record.header) as loggers,
-            noted_progress(site.folder, site.topology, request.warmup_steps, request.watchdog) as progress,
+            noted_progress(
+                site.folder, site.topology, site.device.type != "cpu", request.warmup_steps, request.watchdog
+            ) as progress,
         ):
             yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, progress)
     finally:

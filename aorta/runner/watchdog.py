@@ -54,11 +54,11 @@ def _leave() -> None:
 
 @contextmanager
 def noted_progress(
-    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings
+    folder: RunFolder, topology: Topology, completed_late: bool, warmup_steps: int, settings: WatchdogSettings
 ) -> Iterator[Progress]:
     """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
-        progress = _progress(folder, topology, warmup_steps, stack)
+        progress = _progress(folder, topology, completed_late, warmup_steps, stack)
         if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
             _start(folder, topology, settings)
         try:
@@ -111,7 +111,9 @@ def _exit_code(error: BaseException) -> int:
     return int(getattr(error, "exit_code", 1))
 
 
-def _progress(folder: RunFolder, topology: Topology, warmup_steps: int, stack: ExitStack) -> Progress:
+def _progress(
+    folder: RunFolder, topology: Topology, completed_late: bool, warmup_steps: int, stack: ExitStack
+) -> Progress:
     directory = folder.path / PROGRESS_DIR
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -134,6 +136,7 @@ def _progress(folder: RunFolder, topology: Topology, warmup_steps: int, stack: E
                 dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
                 main_thread=threading.get_ident(),
                 stack_signal=number,
+                completed_late=completed_late,
                 error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
             ),
         )
