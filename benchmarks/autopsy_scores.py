@@ -34,9 +34,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch._dynamo  # DDP imports it: once, before the ranks are forked
 from torch.distributed.flight_recorder import fr_trace
 
-import aorta.parallel.strategies  # noqa: F401  once, before the ranks are forked
+import aorta.parallel.meshes
+import aorta.parallel.strategies  # noqa: F401
 from aorta.autopsy.dump_writer import PREFIX, write_dumps
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps
@@ -45,6 +47,7 @@ from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
 from aorta.config.groups.faults import FAULTS, FaultFacts
+from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
@@ -53,7 +56,7 @@ from aorta.runner.train import run_training
 
 HELD_OUT_LAYOUTS: Final = frozenset({"fsdp_tp"})
 """Not run while the rules were written."""
-STEP: Final = 12
+STEP: Final = 9
 WARMUP_STEPS: Final = 2
 GRACE_S: Final = 30.0
 WITHIN_S: Final = 180.0
@@ -69,6 +72,18 @@ WORKLOAD: Final = (
     f"watchdog.grace_s={GRACE_S}",
     f"fault.step={STEP}",
 )
+LIGHT: Final = (
+    "training.batch_size=4",
+    "dataset.sequence_length=8",
+    "workload.num_layers=2",
+    "workload.model_dim=32",
+    "workload.num_heads=2",
+    "workload.mlp_hidden_dim=64",
+    "workload.vocab_size=200",
+)
+"""A model that computes for some milliseconds: what is asked is who waits for whom."""
+_WORKLOADS: Final = {"fsdp_pp": ("workload=gpt", "workload.num_kv_heads=2")}
+"""Of layouts that the default workload cannot have."""
 _ASKED: Final = "dumps_wanted"
 _NAMED: Final = re.compile(r"Culprit rank (\d+)|missing ranks: \{([\d, ]+)\}")
 
@@ -102,13 +117,17 @@ def run(planned: Planned) -> dict[str, Any]:
         timeout_s = "null" if planned.timeout_s is None else planned.timeout_s
         words = (
             *WORKLOAD,
+            *_WORKLOADS.get(planned.layout, ()),
+            *LIGHT,
             f"parallel={planned.layout}",
             f"training.output_dir={folder}",
             f"watchdog.timeout_s={timeout_s}",
             f"fault.kind={planned.kind}",
             f"fault.rank={'+'.join(map(str, planned.culprits))}",
         )
-        children = forked(lambda rank: _trained(words, folder, rank), planned.ranks, folder)
+        os.environ |= {"WORLD_SIZE": str(planned.ranks), "LOCAL_WORLD_SIZE": str(planned.ranks)}
+        config = resolved(*words)
+        children = forked(lambda rank: _trained(config, folder, rank), planned.ranks, folder)
         try:
             evidence = _slow(folder) if planned.is_slow else _reported(folder, planned.ranks)
             _take_dumps(folder, children)
@@ -196,10 +215,11 @@ def forked(act: Callable[[int], int], ranks: int, folder: Path) -> list[int]:
     return children
 
 
-def _trained(words: tuple[str, ...], folder: Path, rank: int) -> int:
+def _trained(config: Resolved, folder: Path, rank: int) -> int:
+    torch.set_num_threads(1)  # as torchrun starts several ranks of a host
     threading.Thread(target=_dump_when_asked, args=(folder, rank), daemon=True).start()
     try:
-        return run_training(resolved(*words))
+        return run_training(config)
     finally:
         _dump(folder, rank)
 
