@@ -82,8 +82,6 @@ LIGHT: Final = (
     "workload.vocab_size=200",
 )
 """A model that computes for some milliseconds: what is asked is who waits for whom."""
-_WORKLOADS: Final = {"fsdp_pp": ("workload=gpt", "workload.num_kv_heads=2")}
-"""Of layouts that the default workload cannot have."""
 _ASKED: Final = "dumps_wanted"
 _NAMED: Final = re.compile(r"Culprit rank (\d+)|missing ranks: \{([\d, ]+)\}")
 
@@ -117,7 +115,6 @@ def run(planned: Planned) -> dict[str, Any]:
         timeout_s = "null" if planned.timeout_s is None else planned.timeout_s
         words = (
             *WORKLOAD,
-            *_WORKLOADS.get(planned.layout, ()),
             *LIGHT,
             f"parallel={planned.layout}",
             f"training.output_dir={folder}",

@@ -23,7 +23,7 @@ from aorta.config.groups.fabric import fabric_rules
 from aorta.config.groups.faults import fault_rules
 from aorta.config.groups.loop import calibration_steps
 from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
-from aorta.config.groups.parallel import parallel_rules
+from aorta.config.groups.parallel import PP, parallel_rules
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
 from aorta.config.groups.watchdog import watchdog_rules
 from aorta.config.groups.workload import workload_rules
@@ -280,7 +280,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
     yield from watchdog_rules(config.watchdog)
-    yield from fault_rules(config.fault, world_size)
+    yield from fault_rules(config.fault, world_size, isinstance(config.parallel, PP))
     yield from workload_rules(config)
     yield from microbenchmark_rules(config)
     yield from parallel_rules(config)

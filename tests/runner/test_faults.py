@@ -51,6 +51,12 @@ def test_what_cannot_be_injected_is_named(fault: Fault, said: str) -> None:
     assert said in rule
 
 
+def test_a_pipeline_is_given_no_fault_of_a_forward_pass_that_it_does_not_run() -> None:
+    (rule,) = fault_rules(Fault("sigkill"), 2, in_pipeline=True)
+    assert "which a pipeline runs in stages" in rule
+    assert not list(fault_rules(Fault("stuck_data"), 2, in_pipeline=True))
+
+
 @pytest.mark.parametrize("kind", ["sigkill", "stuck_data"])
 def test_a_fault_of_a_training_is_explained(kind: str) -> None:
     row = run(Planned(kind, 2, "ddp", timeout_s=4.0))

@@ -66,6 +66,8 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     "slow_rank": FaultFacts("takes three seconds longer for each forward pass", "slow", "forward"),
 }
 """Kind -> what it is, for one rank of a data-parallel run."""
+_WITHOUT_FORWARD: Final = ("slow_data", "stuck_data", "stuck_optimizer", "stuck_checkpoint")
+"""Kinds that do not act in the model's forward pass: a pipeline runs its stages, never the model as a whole."""
 
 
 class PlannedFault(NamedTuple):
@@ -97,8 +99,8 @@ def planned_faults(fault: Fault) -> list[PlannedFault]:
     return [PlannedFault(kind, int(rank), fault.step) for kind, rank in zip(kinds, ranks, strict=True)]
 
 
-def fault_rules(fault: Fault, world_size: int) -> Iterator[str]:
-    """What is wrong with these values, if anything."""
+def fault_rules(fault: Fault, world_size: int, in_pipeline: bool = False) -> Iterator[str]:
+    """What is wrong with these values, if anything. `in_pipeline`: the ranks run stages of the model."""
     if fault.kind is None:
         return
     kinds, ranks = fault.kind.split("+"), fault.rank.split("+")
@@ -107,6 +109,11 @@ def fault_rules(fault: Fault, world_size: int) -> Iterator[str]:
             near = difflib.get_close_matches(kind, FAULTS, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             yield f"fault.kind={fault.kind}: {kind!r} must be one of {', '.join(FAULTS)}{meant}"
+        elif in_pipeline and kind not in _WITHOUT_FORWARD:
+            yield (
+                f"fault.kind={fault.kind}: {kind!r} acts in the model's forward pass, which a pipeline runs in stages; "
+                f"choose of {', '.join(_WITHOUT_FORWARD)}, or another parallel="
+            )
     if len(ranks) not in (1, len(kinds)):
         yield f"fault.rank={fault.rank}: must be one rank, or one for each of {fault.kind}"
     for rank in ranks:
