@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -41,6 +41,8 @@ _LOST_A_PEER = (
     "ncclremoteerror",
 )
 """Words of the errors that a rank meets because another one has gone: of gloo, NCCL, the store and AORTA."""
+_OWN_TIMEOUT = "dataloader timed out"
+"""Of torch.utils.data: workers of this rank are late, and no other rank."""
 _BUSY_PHASES = ("data", "checkpoint")
 """Phases in which a rank that began them after its last issue waits for none of its collectives. In a forward or
 backward pass and in the optimizer, it may.
@@ -131,14 +133,20 @@ class Rank(RankState, kw_only=True, dict=True):
     def lost_a_peer(self) -> bool:
         """Whether it ended with an error that ranks meet because another one is gone, or keeps them waiting."""
         error = self.exit.exception if self.state == "dead" and self.exit is not None else None
-        return error is not None and any(word in error.lower() for word in _LOST_A_PEER)
+        if error is None or _OWN_TIMEOUT in error.lower():
+            return False
+        return any(word in error.lower() for word in _LOST_A_PEER)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is busy in a phase that began after it issued all that it has open."""
+        """Whether it is busy in a phase that began after it issued all that it has open. On a device, one that writes
+        a checkpoint alone may wait for what it has open: to copy a parameter, the host waits for the device.
+        """
         if self.phase not in _BUSY_PHASES or self.phase_since_ns is None:
             return False
         left = [one for one in self.collectives if one.state != "completed"]
+        if self.completed_late and self.phase == "checkpoint":
+            return not left
         return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
 
 
@@ -175,6 +183,17 @@ class JobEvidence:
         description = self.groups[channel.group].description
         return CollectiveName(
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
+        )
+
+    def has_issued_less(self, rank: Rank) -> bool:
+        """Whether a peer of a rank has issued what that one, of its evidence, has not."""
+        return any(
+            rank.rank in self.members(channel)
+            and not rank.has_issued(channel, number)
+            and not rank.may_lack(issued[number])
+            for other in self.ranks.values()
+            for channel, issued in other.channels.items()
+            for number in [max(issued)]
         )
 
     @cached_property
@@ -222,34 +241,45 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     job = JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
-    if any(rank.completed_late and rank.is_elsewhere and _is_last(job, rank) for rank in ranks.values()):
-        return replace(job, ranks={rank.rank: _all_issued_completed(job, rank) for rank in ranks.values()})
+    return _read_late(job) if any(rank.completed_late for rank in ranks.values()) else job
+
+
+def _read_late(job: JobEvidence) -> JobEvidence:
+    """A job whose completions are noted late: what one rank has noted of a collective that needs all ranks, holds on
+    all of them. Where a rank that is busy elsewhere holds up others, all that every rank has issued is completed.
+    """
+    noted = {channel: _noted(job, channel) for channel in job.channels}
+    job = _completed_up_to(job, noted)
+    if any(rank.is_elsewhere and job.has_issued_less(rank) for rank in job.ranks.values() if rank.completed_late):
+        return _completed_up_to(job, {channel: _issued_by_all(job, channel) for channel in job.channels})
     return job
 
 
-def _is_last(job: JobEvidence, rank: Rank) -> bool:
-    """Whether some other rank has issued what this one, of its evidence, has not."""
-    return any(
-        other.has_issued(channel, max(issued) + 1)
-        for channel, issued in rank.channels.items()
-        for member in job.members(channel)
-        if (other := job.ranks.get(member)) is not None and not rank.may_lack(issued[max(issued)])
-    )
+def _noted(job: JobEvidence, channel: Channel) -> int:
+    """The number of the newest collective there that some rank has noted, and no rank completes alone."""
+    seen = [rank.channels.get(channel, {}).values() for rank in job.ranks.values()]
+    completed = [one for each in seen for one in each if one.state == "completed" and one.kind in _NEED_ALL_RANKS]
+    return max((one.number for one in completed), default=-1)
 
 
-def _all_issued_completed(job: JobEvidence, rank: Rank) -> Rank:
-    """A rank whose collectives are completed where all ranks have issued them, and whether they are was to be read
-    later: what holds up the others is known, a rank that is busy elsewhere.
-    """
-    if not rank.completed_late:
-        return rank
-    settled = []
-    for one in rank.collectives:
-        channel = channel_of(one, rank.rank)
-        others = [job.ranks.get(member) for member in job.members(channel)]
-        done = all(other is not None and other.has_issued(channel, one.number) for other in others)
-        settled.append(structs.replace(one, state="completed") if done else one)
-    return structs.replace(rank, collectives=tuple(settled))
+def _issued_by_all(job: JobEvidence, channel: Channel) -> int:
+    """The number of the newest collective there that every member has issued."""
+    members = [job.ranks.get(member) for member in job.members(channel)]
+    return min((-1 if rank is None else max(rank.channels.get(channel, {}), default=-1)) for rank in members)
+
+
+def _completed_up_to(job: JobEvidence, newest: Mapping[Channel, int]) -> JobEvidence:
+    """The job with all collectives up to these completed, on ranks that note completions late."""
+    ranks = {}
+    for number, rank in job.ranks.items():
+        settled = tuple(
+            structs.replace(one, state="completed")
+            if rank.completed_late and one.number <= newest[channel_of(one, number)]
+            else one
+            for one in rank.collectives
+        )
+        ranks[number] = structs.replace(rank, collectives=settled)
+    return replace(job, ranks=ranks)
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:

@@ -106,6 +106,10 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     unresponsive = {rank.rank for rank in job.ranks.values() if rank.unresponsive}
     if unresponsive:
         return "cannot_decide", sorted(unresponsive)
+    # Where completions are noted late, this host may be late, or wait for a device in what all of them have issued.
+    late = [rank.rank for rank in job.ranks.values() if rank.completed_late and job.has_issued_less(rank)]
+    if late:
+        return "cannot_decide", sorted(late)
     if [one for one in waits.open if one.channel.group in job.listed or one.channel.sender is not None]:
         return "stuck_inside", []
     if waits.open:
