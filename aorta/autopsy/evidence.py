@@ -109,6 +109,7 @@ class RankEvidence(RankState, kw_only=True):
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
         completed_late: what is issued may be completed: on a device, that is known once a step has been read.
+        sees_device: the source says of each whether the device has begun it.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -124,5 +125,6 @@ class RankEvidence(RankState, kw_only=True):
     lost: int = 0
     not_after_ns: int | None = None
     completed_late: bool = False
+    sees_device: bool = False
     stacks: list[ThreadStack] = []
     torn: str | None = None

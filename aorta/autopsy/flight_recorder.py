@@ -45,6 +45,7 @@ _KINDS: Final = {
     "all_reduce_barrier": "barrier",
 }
 """Names that backends of torch give to the kinds of the record; other names are kinds themselves."""
+_OF_GLOO: Final = "gloo:"
 _ITEM_BYTES: Final = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int"), 4),
@@ -206,6 +207,7 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
         collectives=collectives,
         lost=dump.entries[0].record_id if dump.entries else 0,
         not_after_ns=path.stat().st_mtime_ns,
+        sees_device=not any(entry.profiling_name.startswith(_OF_GLOO) for entry in dump.entries),
     )
 
 
@@ -256,7 +258,7 @@ def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> l
 
 
 def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = None) -> CollectiveEvidence:
-    of_gloo = entry.profiling_name.startswith("gloo:")
+    of_gloo = entry.profiling_name.startswith(_OF_GLOO)
     state: CollectiveState = "started" if entry.state == "started" else "issued"
     if entry.state == "completed":
         state = "completed"

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence, RankState, ThreadStack
+from aorta.autopsy.ring import with_rings
 from aorta.autopsy.verdict import CollectiveName
 
 _S = 1e9
@@ -74,6 +75,7 @@ class Rank(RankState, kw_only=True, dict=True):
         complete: whether a collective that is not among them was not issued, or has been finished long ago.
         not_after_ns: they were read at this moment at the latest; None where that is not limited.
         completed_late: what is issued may be completed.
+        sees_device: what is issued and not started, the device has not begun.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
@@ -81,6 +83,7 @@ class Rank(RankState, kw_only=True, dict=True):
     complete: bool = False
     not_after_ns: int | None = None
     completed_late: bool = False
+    sees_device: bool = False
     unresponsive: bool = False
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
@@ -221,10 +224,12 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     """Join all that is known of each rank.
 
     Collectives come from one kind of source, the one that speaks of the most ranks: two sources count from different
-    beginnings. Everything else is taken from the first source that says it.
+    beginnings. A ring of NCCL completes the progress file of its rank (`aorta.autopsy.ring`). Everything else is taken
+    from the first source that says it.
     """
+    evidence, denied = with_rings(sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)))
     by_rank: dict[int, list[RankEvidence]] = defaultdict(list)
-    for one in sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)):
+    for one in evidence:
         by_rank[one.rank].append(one)
     everything = [one for several in by_rank.values() for one in several]
     chosen = _source_of_collectives(everything)
@@ -238,7 +243,7 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
         listed |= {name for name, group in groups.items() if group.ranks == world}
     unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
     notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
-    job = JobEvidence(ranks, world, groups, frozenset(listed), _contradictions(by_rank), tuple(notes))
+    job = JobEvidence(ranks, world, groups, frozenset(listed), (*_contradictions(by_rank), *denied), tuple(notes))
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
     return _read_late(job) if any(rank.completed_late for rank in ranks.values()) else job
@@ -392,6 +397,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         complete=ours is not None and ours.torn is None,
         not_after_ns=None if ours is None else ours.not_after_ns,
         completed_late=ours is not None and ours.completed_late,
+        sees_device=ours is not None and ours.sees_device,
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),

@@ -134,4 +134,4 @@ def is_behind(rank: Rank, channel: Channel, of: CollectiveEvidence) -> bool:
     own = rank.open(channel)
     if own is None:
         return True
-    return of.state == "started" and own.state == "issued"
+    return of.state == "started" and own.state == "issued" and rank.sees_device

@@ -1,0 +1,203 @@
+"""Joins the ring of torch's Flight Recorder, on NCCL, with the progress file of the same rank, row by row.
+
+    joined, contradictions = with_rings(evidence)
+
+The progress file knows phases, and on a device learns late that a collective is completed; the ring knows whether the
+device has begun it, and who issued it. Both count the collectives of a group, from different beginnings: how far these
+are apart is found from kinds, bytes and times of issue, and is one number for all ranks of the group. Must not accuse.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+from msgspec import structs
+
+from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, RankEvidence
+
+_ALIKE_NS: Final = 1_000_000
+"""Both sources take the time of an issue within this of each other, but for an interruption of the host."""
+
+
+class _Pair(NamedTuple):
+    """What both sources say of one rank."""
+
+    progress: RankEvidence
+    ring: RankEvidence
+
+
+class _Twins(NamedTuple):
+    """One group of one rank in both sources, by number; of a ring without what only a status tells of."""
+
+    ours: dict[int, CollectiveEvidence]
+    ring: dict[int, CollectiveEvidence]
+
+    def pairs(self, apart: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
+        """Collectives of both, if the ring's numbers are so much higher."""
+        return [(one, self.ring[number + apart]) for number, one in self.ours.items() if number + apart in self.ring]
+
+    def agree(self, apart: int) -> bool:
+        """Whether both then saw the same collectives."""
+        return all(_alike(*pair) for pair in self.pairs(apart))
+
+
+def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
+    """The evidence, in which progress files are completed by the rings of their ranks, and these keep no collectives
+    of their own; and where a ring denies what a progress file says. A ring that does not match is left as it is, and
+    so are all where some rank has a ring alone: the numbers of that one would have nothing to be compared with.
+    """
+    pairs = _pairs(evidence)
+    if any(one.source == "flight_recorder" and one.collectives and one.rank not in pairs for one in evidence):
+        return list(evidence), []
+    names = {rank: _group_names(*pair) for rank, pair in pairs.items()}
+    twins = {rank: _twins(*pair, names[rank]) for rank, pair in pairs.items()}
+    apart = _numbers_apart(twins.values())
+    contradictions = []
+    replaced: dict[int, RankEvidence] = {}
+    for rank, (progress, ring) in pairs.items():
+        odd = [group for group, both in twins[rank].items() if group in apart and not both.agree(apart[group])]
+        contradictions += [
+            f"rank {rank}: progress and flight_recorder saw different collectives of {name}" for name in odd
+        ]
+        matched = {group: both for group, both in twins[rank].items() if group in apart and group not in odd}
+        if matched:
+            replaced[id(progress)] = _completed(progress, matched, apart)
+            replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
+            contradictions += _denied(rank, matched, apart)
+    return [replaced.get(id(one), one) for one in evidence], contradictions
+
+
+def _pairs(evidence: Iterable[RankEvidence]) -> dict[int, _Pair]:
+    by_rank: dict[int, dict[str, RankEvidence]] = defaultdict(dict)
+    for one in evidence:
+        if one.collectives and (one.source == "progress" or (one.source == "flight_recorder" and one.sees_device)):
+            by_rank[one.rank].setdefault(one.source, one)
+    return {
+        rank: _Pair(found["progress"], found["flight_recorder"]) for rank, found in by_rank.items() if len(found) == 2
+    }
+
+
+def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
+    """The ring's name of a group -> ours: of the same ranks and, where there are several of these, of the same name."""
+    names: dict[str, str] = {}
+    for theirs in ring.groups:
+        same = [ours.name for ours in progress.groups if ours.ranks and ours.ranks == theirs.ranks]
+        found = [name for name in same if name in (theirs.name, theirs.description)] or same
+        if len(found) == 1:
+            names[theirs.name] = found[0]
+    times = Counter(names.values())
+    return {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
+
+
+def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str]) -> dict[str, _Twins]:
+    found: dict[str, _Twins] = {}
+    for name in names.values():
+        ours = {one.number: one for one in progress.collectives if one.group == name and one.peer is None}
+        if ours:
+            found[name] = _Twins(ours, {})
+    for one in ring.collectives:
+        if one.kind != UNKNOWN_KIND and one.peer is None and (both := found.get(names.get(one.group, ""))) is not None:
+            both.ring[one.number] = one
+    return {name: both for name, both in found.items() if both.ring}
+
+
+def _numbers_apart(twins: Iterable[Mapping[str, _Twins]]) -> dict[str, int]:
+    """By how much the ring's numbers of a group are higher than ours: what most ranks say."""
+    votes: dict[str, Counter[int]] = defaultdict(Counter)
+    for groups in twins:
+        for name, both in groups.items():
+            if (apart := _apart(both)) is not None:
+                votes[name][apart] += 1
+    return {name: max(sorted(said), key=lambda apart: said[apart]) for name, said in votes.items()}
+
+
+def _apart(both: _Twins) -> int | None:
+    """Of all ways to put the newer half of the shorter list beside the other in which kinds and bytes agree: one with
+    like times of issue, in which the newest stand beside each other or nearly so. In a hang nobody issues any more.
+    """
+    newest = max(both.ring) - max(both.ours)
+    least = (min(len(both.ours), len(both.ring)) + 1) // 2
+    found = [
+        (_spread_ns(pairs) // _ALIKE_NS, abs(apart - newest), apart)
+        for apart in range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
+        if len(pairs := both.pairs(apart)) >= least and both.agree(apart)
+    ]
+    return min(found)[2] if found else None
+
+
+def _spread_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> int:
+    """How far the difference of both clocks usually is from its median."""
+    differences = [
+        theirs.issued_ns - ours.issued_ns
+        for ours, theirs in pairs
+        if ours.issued_ns is not None and theirs.issued_ns is not None
+    ]
+    if not differences:
+        return 0
+    middle = median(differences)
+    return round(median(abs(each - middle) for each in differences))
+
+
+def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
+    if ours.kind != theirs.kind:
+        return False
+    # NCCL's barrier is an all-reduce, whose element only the ring counts.
+    return ours.kind == "barrier" or None in (ours.bytes, theirs.bytes) or ours.bytes == theirs.bytes
+
+
+def _completed(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> RankEvidence:
+    """A progress file with what the ring knows of its collectives. What is older than the oldest row of the ring is
+    completed: the ring drops it last.
+    """
+    collectives, covered = [], True
+    for one in progress.collectives:
+        both = matched.get(one.group) if one.peer is None else None
+        twin = None if both is None else both.ring.get(one.number + apart[one.group])
+        if twin is not None:
+            collectives.append(_with_row(one, twin))
+        elif both is not None and one.number + apart[one.group] < min(both.ring):
+            collectives.append(structs.replace(one, state="completed"))
+        else:
+            covered &= one.state == "completed"
+            collectives.append(one)
+    return structs.replace(
+        progress,
+        collectives=collectives,
+        completed_late=progress.completed_late and not covered,
+        sees_device=covered,
+    )
+
+
+def _with_row(ours: CollectiveEvidence, row: CollectiveEvidence) -> CollectiveEvidence:
+    return structs.replace(
+        ours,
+        state=ours.state if ours.state == "completed" else row.state,
+        dtype=row.dtype if ours.dtype is None else ours.dtype,
+        input_sizes=row.input_sizes,
+        output_sizes=row.output_sizes,
+        issued_by=row.issued_by,
+    )
+
+
+def _denied(rank: int, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> list[str]:
+    """The oldest collective of each group that our file says is completed and the ring has open, and what only the
+    ring has.
+    """
+    said = []
+    for name, both in matched.items():
+        denied = [
+            (ours, row)
+            for ours, row in both.pairs(apart[name])
+            if ours.state == "completed" and row.state != "completed"
+        ]
+        if denied:
+            ours, row = min(denied, key=lambda pair: pair[0].number)
+            what = f"{ours.kind} {ours.number} of {name}"
+            said.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
+        more = max(both.ring) - apart[name] - max(both.ours)
+        if more > 0:
+            said.append(f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not")
+    return said
