@@ -102,12 +102,6 @@ def test_ranks_are_set_beside_each_other(known: dict[str, Any]) -> None:
     assert hidden["rank_spread"] == 0.5
 
 
-def test_baselines_that_were_not_run_are_null_with_the_reason(known: dict[str, Any]) -> None:
-    for name in ("overlap_efficiency", "compute_slowdown"):
-        assert known["metrics"][name]["median"] is None
-        assert known["metrics"][name]["reason"] == "no isolated baseline in this run"
-
-
 def test_a_run_without_a_pipeline_has_null_bubbles_with_the_reason(known: dict[str, Any]) -> None:
     for name in ("bubble_ms", "bubble_share"):
         assert known["metrics"][name]["median"] is None
@@ -178,13 +172,6 @@ def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any
     assert entry["count"] == 0
     assert entry["reason"] == reason
     assert "metrics" not in entry
-
-
-def test_a_missing_rank_leaves_no_job_step_time(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(0, 2), [step(0, 2, overlap=metrics(10, 8, 4, 2))])
-    job = aggregated(tmp_path)["metrics"]["job_step_ms"]
-    assert job["median"] is None
-    assert job["reason"].startswith("1 of 2 ranks are missing")
 
 
 def test_collectives_are_grouped_by_kind_group_size_and_bytes(tmp_path: Path) -> None:

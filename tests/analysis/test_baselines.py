@@ -76,9 +76,7 @@ def test_slowdown_is_of_busy_time_rank_by_rank(whole: dict[str, Any]) -> None:
 
 
 def test_contention_is_not_clamped(tmp_path: Path) -> None:
-    lines = {
-        r: [train(r, 0, 200, 80), alone(r, "compute_only", 0, 70, 60), alone(r, "comm_only", 0, 50)] for r in (0, 1)
-    }
+    lines = short(200, 80, (70, 60), 50)
     assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(-80 / 50)
 
 
@@ -99,80 +97,52 @@ def without_phase(phase: str) -> dict[int, list[Step]]:
     return {rank: [line for line in steps_of(rank) if line.phase != phase] for rank in (0, 1)}
 
 
+def short(
+    wall: float, busy: float | None, compute: tuple[float, float] | None, comm: float | None, **changes: Any
+) -> dict[int, list[Step]]:
+    """One step of each phase on both ranks; `compute`: wall and busy time alone. None: the phase was not run."""
+    return {
+        rank: [
+            train(rank, 0, wall, busy, **changes),
+            *([] if compute is None else [alone(rank, "compute_only", 0, *compute)]),
+            *([] if comm is None else [alone(rank, "comm_only", 0, comm)]),
+        ]
+        for rank in (0, 1)
+    }
+
+
+NOT_RUN = "no isolated baseline in this run"
+NO_COMPUTE = "rank 0 has no compute_only step after warm-up"
+MISSING = "1 of 2 ranks are missing; the slowest may be among them"
+NO_COMM = "no collective in a step: there is no communication to run alone"
+PAUSED = {"reasons": {"compute_ms": "the instrument was paused"}}
+UNSEEN = "computation was not seen apart from stalls: the backends counted 3 collectives, AORTA saw 2"
+
+
 @pytest.mark.parametrize(
     ("lines", "efficiency", "slowdown"),
     [
-        pytest.param(
-            {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)},
-            "no isolated baseline in this run",
-            "no isolated baseline in this run",
-            id="not run",
-        ),
+        pytest.param(short(100, 90, None, None), NOT_RUN, NOT_RUN, id="not run"),
         pytest.param(without_phase("comm_only"), "rank 0 has no comm_only step after warm-up", None, id="no comm"),
-        pytest.param(
-            without_phase("compute_only"),
-            "rank 0 has no compute_only step after warm-up",
-            "rank 0 has no compute_only step after warm-up",
-            id="no compute",
-        ),
+        pytest.param(without_phase("compute_only"), NO_COMPUTE, NO_COMPUTE, id="no compute"),
         pytest.param(
             {0: steps_of(0), 1: [line for line in steps_of(1) if line.phase != "comm_only" or line.warmup]},
             "rank 1 has no comm_only step after warm-up",
             None,
             id="only warm-up on a rank",
         ),
+        pytest.param({0: steps_of(0)}, MISSING, MISSING, id="rank missing"),
+        pytest.param(short(100, 90, (99, 88), None, collectives=[]), NO_COMM, None, id="no communication"),
+        pytest.param(short(100, 90, (99, 88), 1.9), "the shorter of Tc and Tm is below 2 % of T", None, id="too short"),
         pytest.param(
-            {0: steps_of(0)},
-            "1 of 2 ranks are missing; the slowest may be among them",
-            "1 of 2 ranks are missing; the slowest may be among them",
-            id="rank missing",
-        ),
-        pytest.param(
-            {r: [train(r, 0, 100, 90, collectives=[]), alone(r, "compute_only", 0, 99, 88)] for r in (0, 1)},
-            "no collective in a step: there is no communication to run alone",
-            None,
-            id="no communication",
-        ),
-        pytest.param(
-            {
-                r: [train(r, 0, 100, 90), alone(r, "compute_only", 0, 99, 88), alone(r, "comm_only", 0, 1.9)]
-                for r in (0, 1)
-            },
-            "the shorter of Tc and Tm is below 2 % of T",
-            None,
-            id="too short",
-        ),
-        pytest.param(
-            {
-                r: [
-                    train(r, 0, 100, None, reasons={"compute_ms": "the instrument was paused"}),
-                    alone(r, "compute_only", 0, 80, 70),
-                    alone(r, "comm_only", 0, 50),
-                ]
-                for r in (0, 1)
-            },
+            short(100, None, (80, 70), 50, **PAUSED),
             None,
             "computation was not seen: the instrument was paused",
             id="paused",
         ),
+        pytest.param(short(100, 90, (80, 70), 50, coverage=BLIND), None, UNSEEN, id="coverage"),
         pytest.param(
-            {
-                r: [
-                    train(r, 0, 100, 90, coverage=BLIND),
-                    alone(r, "compute_only", 0, 80, 70),
-                    alone(r, "comm_only", 0, 50),
-                ]
-                for r in (0, 1)
-            },
-            None,
-            "computation was not seen apart from stalls: the backends counted 3 collectives, AORTA saw 2",
-            id="coverage",
-        ),
-        pytest.param(
-            {r: [train(r, 0, 100, 90), alone(r, "compute_only", 0, 80), alone(r, "comm_only", 0, 50)] for r in (0, 1)},
-            None,
-            "rank 0 computed nothing in its compute_only steps",
-            id="no computation",
+            short(100, 90, (80, 0), 50), None, "rank 0 computed nothing in its compute_only steps", id="no computation"
         ),
     ],
 )
@@ -186,7 +156,7 @@ def test_every_null_has_its_reason(
 
 
 def test_exactly_two_percent_is_enough(tmp_path: Path) -> None:
-    lines = {r: [train(r, 0, 100, 9), alone(r, "compute_only", 0, 99, 8), alone(r, "comm_only", 0, 2)] for r in (0, 1)}
+    lines = short(100, 9, (99, 8), 2)
     assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(0.5)
 
 

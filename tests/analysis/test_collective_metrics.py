@@ -174,7 +174,7 @@ def test_metrics_across_ranks_are_those_of_plain_loops(plan: Any, missed: bool, 
                 assert [entry[name]["min"], entry[name]["max"]] == pytest.approx([values[0], values[-1]], rel=1e-12)
                 assert entry[name]["median"] == pytest.approx(median(values), rel=1e-12), (key, name)
     of_table = frame[~frame["warmup"]].groupby(["kind", "group", "group_size", "bytes"], dropna=False)
-    for name in ("duration_ms", "wait_ms"):  # the table has them a row
+    for name in ("duration_ms", "queued_ms", "wait_ms"):  # the table has them a row
         values = {key: sorted(part[name].dropna()) for key, part in of_table}
         for key, told in expected.items():
             mine = next(found for other, found in values.items() if _same(other, key))

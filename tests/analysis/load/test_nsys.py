@@ -12,36 +12,15 @@ from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.nsys import read_nsys
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
-from aorta.records.schema import SCHEMA_VERSION, ClockReading, Header
+from aorta.records.schema import Header
+from tests.analysis import builders
 from tests.analysis.load.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
 
 CLASSIFIER = NameClassifier()
 
 
 def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Header:
-    return Header(
-        schema_version=SCHEMA_VERSION,
-        run_id="r",
-        label="l",
-        attempt=0,
-        rank=rank,
-        world_size=16,
-        local_rank=local_rank,
-        node_rank=0,
-        host=host,
-        pid=pid,
-        boot_id="b",
-        platform="cuda",
-        device="d",
-        backend="nccl",
-        parallel="ddp",
-        timer="cuda_event",
-        instrument_mode="off",
-        manifest_hash="m",
-        start_step=0,
-        warmup_steps=0,
-        clock=ClockReading(0, 0, 0, 0),
-    )
+    return builders.header(rank, 16, pid=pid, host=host, local_rank=local_rank)
 
 
 def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:

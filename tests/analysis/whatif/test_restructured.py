@@ -37,6 +37,10 @@ CASES = [
     ("ddp not overlapped", DDP, replace(DDP, overlap=False), "overlap=off"),
     ("ddp not overlapped, slow", SLOW, replace(SLOW, overlap=False), "overlap=off"),
     ("ddp overlapped", replace(DDP, overlap=False), DDP, "overlap=on"),
+    ("ddp overlapped in larger buckets", replace(DDP, overlap=False), replace(DDP, bucket_bytes=2 * MIB),
+     "overlap=on buckets.mb=2"),
+    ("the buckets that were", DDP, DDP, "buckets.mb=x1"),
+    ("fsdp not overlapped", sharded("fsdp"), sharded("fsdp", prefetch=0), "overlap=off"),
     *(
         (f"{strategy}: prefetch {before} to {after}", *(sharded(strategy, prefetch=each) for each in (before, after)),
          f"prefetch={after}")
@@ -50,8 +54,9 @@ CASES = [
 def test_moved_collectives(tmp_path: Path, job: Job, changed: Job, change: str) -> None:
     record(job, tmp_path / "run")
     real = truth(changed)
-    found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes([change]))
+    found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(change.split()))
     assert found.launch_ms.value == pytest.approx(real.step_ms, rel=STEP)
+    assert found.launch_ms.low <= real.step_ms <= found.launch_ms.high
     assert found.overlap_ratio is not None
     between = changed.strategy == "ddp" and changed.bucket_bytes < job.bucket_bytes
     assert found.overlap_ratio.value == pytest.approx(real.ratio, abs=BETWEEN_BUCKETS if between else RATIO)

@@ -106,30 +106,6 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pyte
     assert "critical path of step" in lines
 
 
-@pytest.mark.parametrize(
-    ("run", "changes", "really"),
-    [
-        ("ddp", ["buckets.mb=x1"], DDP),
-        ("ddp", ["buckets.mb=2"], replace(DDP, bucket_bytes=2 * MIB)),
-        ("ddp", ["buckets.mb=0.1"], replace(DDP, bucket_bytes=round(0.1 * MIB))),
-        ("ddp", ["overlap=off"], replace(DDP, overlap=False)),
-        ("held", ["overlap=on"], DDP),
-        ("held", ["overlap=on", "buckets.mb=2"], replace(DDP, bucket_bytes=2 * MIB)),
-        ("fsdp", ["prefetch=1"], FSDP),
-        ("fsdp", ["prefetch=0"], replace(FSDP, prefetch=0)),
-        ("fsdp", ["overlap=off"], replace(FSDP, prefetch=0)),
-        ("fsdp", ["prefetch=3"], replace(FSDP, prefetch=3)),
-    ],
-)
-def test_moved_collectives_take_what_a_job_so_made_takes(runs: Path, run: str, changes: list[str], really: Job) -> None:
-    program = whatif.read_program(runs / run)
-    found, wanted = whatif.predict(program, whatif.parse_changes(changes)), truth(really)
-    assert found.launch_ms.value == pytest.approx(wanted.step_ms, rel=0.01)
-    assert found.overlap_ratio is not None
-    assert found.overlap_ratio.value == pytest.approx(wanted.ratio, abs=0.01)
-    assert found.launch_ms.low <= wanted.step_ms <= found.launch_ms.high
-
-
 def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "fsdp"), "--set", "buckets.mb=2"]) == 2
     assert "no order of gradients" in capsys.readouterr().err
