@@ -381,8 +381,13 @@ def main() -> int:
         for kind in options.kinds.split(",")
         if number >= have[kind, ranks, layout]
     ]
+    broken = 0
     with ProcessPoolExecutor(options.parallel, mp_context=multiprocessing.get_context("fork")) as pool:
         for done in as_completed([pool.submit(run, each) for each in planned]):
+            if (error := done.exception()) is not None:  # of this program: nothing is known of that training
+                sys.stderr.write("".join(traceback.format_exception(error)))
+                broken += 1
+                continue
             row = done.result()
             sys.stderr.write(json.dumps(row) + "\n")
             rows.append(row)
@@ -392,8 +397,9 @@ def main() -> int:
     held_out = [row for row in rows if _is_held_out(row)]
     developed = [row for row in rows if not _is_held_out(row)]
     sys.stdout.write(_table(rows) + "\n")
-    sys.stdout.write(json.dumps({"developed": _summary(developed), "held_out": _summary(held_out)}) + "\n")
-    return 0
+    scores = {"developed": _summary(developed), "held_out": _summary(held_out), "broken": broken}
+    sys.stdout.write(json.dumps(scores) + "\n")
+    return 1 if broken else 0
 
 
 def _read_rows(path: Path | None) -> list[dict[str, Any]]:
