@@ -130,7 +130,7 @@ def test_a_file_that_is_none(tmp_path: Path, progress: ProgressFile) -> None:
         (b"", "cut off"),
         (text[:-1], "cut off"),
         (b"X" + text[1:], "not a progress file"),
-        (text[:8] + (2).to_bytes(8, "little") + text[16:], "version 2"),
+        (text[:8] + (1).to_bytes(8, "little") + text[16:], "version 1"),
         (text[: progress_file._FACTS_AT] + b"[" + text[progress_file._FACTS_AT + 1 :], "facts"),
     ):
         other.write_bytes(content)
