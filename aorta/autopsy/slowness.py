@@ -68,7 +68,7 @@ def _late_lately(job: JobEvidence) -> list[Accusation]:
             rule="late_lately",
             reason=f"it came {min(times):.1f} s or more after its peers to {len(times)} collectives lately",
             evidence=[f"in the {_RECENT_S:.0f} s before the evidence was taken"],
-            phase=job.ranks[rank].phase,
+            phase=None,  # where it is now says nothing of where it was late
         )
         for rank, times in sorted(late.items())
         if len(times) >= _TIMES
