@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import RankTables
 from aorta.errors import InputError
 from aorta.timeline.overlap import OF_UNKNOWN_KIND
-from benchmarks.kineto_traces import Plan, rank_text, write_traces
+from benchmarks.kineto_traces import Plan, write_traces
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 from tests.runs import ROOT
@@ -102,16 +100,6 @@ def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, cap
     assert "2 of 2 ranks read" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
-@pytest.mark.spec("D42")
-def test_bare_names_of_folders_of_traces_as_the_readme_has_them(folder, tmp_path, monkeypatch):
-    for name in ("cuda_traces", "rocm_traces"):
-        shutil.copytree(folder, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    summary = report(["--reference", "cuda_traces", "--candidate", "rocm_traces"], tmp_path / "out")
-    assert set(summary["datasets"]) == {"cuda_traces", "rocm_traces"}
-
-
 def test_a_missing_rank_is_said_and_what_needs_all_ranks_is_null(folder, tmp_path):
     (folder / "a.bin").unlink()
     entry = report(["--log-dir", str(folder), "--label", "x"], tmp_path / "out")["datasets"]["x"]
@@ -133,27 +121,11 @@ def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
     assert list(alone.ranks) == [0]
 
 
-def hostile(folder: Path, name: str, member: tarfile.TarInfo, data: bytes = b"") -> Path:
-    path = folder / name
-    with tarfile.open(path, "w:gz") as tar:
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def test_archives_that_reach_outside_of_themselves_are_refused(tmp_path):
-    link = tarfile.TarInfo("a.json")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    cases = [
-        (hostile(tmp_path, "up.tar.gz", tarfile.TarInfo("../a.json"), b"{}"), "outside of its archive"),
-        (hostile(tmp_path, "root.tar.gz", tarfile.TarInfo("/a.json"), b"{}"), "outside of its archive"),
-        (hostile(tmp_path, "link.tar.gz", link), "a link or a device"),
-        (hostile(tmp_path, "none.tar.gz", tarfile.TarInfo("a.txt"), b"hello"), "without a trace"),
-    ]
-    for path, words in cases:
-        with pytest.raises(InputError, match=f"{path.name}.*{words}"):
-            load_traces(str(path))
-    assert not (tmp_path.parent / "a.json").exists()
+def test_an_archive_without_a_trace_is_refused(folder, tmp_path):
+    with tarfile.open(tmp_path / "none.tar.gz", "w:gz") as tar:
+        tar.add(folder / "notes.json", arcname="a.txt")
+    with pytest.raises(InputError, match=r"none\.tar\.gz.*without a trace"):
+        load_traces(str(tmp_path / "none.tar.gz"))
 
 
 def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, capsys):
@@ -240,16 +212,6 @@ def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_and_none_loads
     helped = "from aorta.analysis.report.report_command import overlap_report\n"
     helped += "try: overlap_report(['--help'])\nexcept SystemExit: pass"
     assert loaded_by(helped) == "[]"
-
-
-def test_rank_text_is_deterministic_and_read_as_planned(tmp_path):
-    plan = Plan(ranks=2, megabytes=0.1, steps=2)
-    assert rank_text(plan, 1) == rank_text(plan, 1) != rank_text(plan, 0)
-    (first, _) = write_traces(plan, tmp_path)
-    (unit,) = find_units(str(first))[0]
-    (trace,) = read_unit(unit)
-    assert (trace.ranks, trace.world_size, trace.platform) == ((0,), 2, "cuda")
-    assert trace.windows.step.tolist() == [3, 4]
 
 
 def test_kinds_are_null_where_some_communication_is_of_unknown_kind_and_never_0_throughout(tmp_path, capsys):

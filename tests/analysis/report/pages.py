@@ -116,40 +116,13 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
                 "compute_ms": 53.5,
                 "achieved_tflops_reason": "not a known workload",
             },
-            "dimensions": {
-                "kind": [
-                    {
-                        "what": "allreduce",
-                        "reference_ms": 2.3,
-                        "candidate_ms": 14.4,
-                        "difference_ms": 12.1,
-                        "share": 1.0,
-                    }
-                ]
-            },
-            "computing": [
-                {
-                    "what": "block3 in backward",
-                    "reference_ms": 8.1,
-                    "candidate_ms": 8.2,
-                    "difference_ms": 0.1,
-                    "share": None,
-                }
-            ],
+            "dimensions": {"kind": [_row("allreduce", 2.3, 14.4, 1.0)]},
+            "computing": [_row("block3 in backward", 8.1, 8.2, None)],
             "definition": "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference",
             "causes": [
-                {
-                    "what": what,
-                    "reference_ms": left,
-                    "candidate_ms": right,
-                    "difference_ms": right - left,
-                    "share": share,
-                }
-                for what, left, right, share in (
-                    ("all-reduce of 25 MB, group world, 2 ranks", 2.1, 13.7, 0.96),
-                    ("behind the end of backward", 1.9, 10.5, 0.71),
-                    ("waiting for peers", 0.4, 0.9, 0.04),
-                )
+                _row("all-reduce of 25 MB, group world, 2 ranks", 2.1, 13.7, 0.96),
+                _row("behind the end of backward", 1.9, 10.5, 0.71),
+                _row("waiting for peers", 0.4, 0.9, 0.04),
             ],
         },
     }
@@ -160,6 +133,17 @@ def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, 
             "representative_rule": _RULE,
         }
     return summary | gated(summary)
+
+
+def _row(what: str, reference_ms: float, candidate_ms: float, share: float | None) -> dict[str, Any]:
+    """A row of a breakdown of exposed communication."""
+    return {
+        "what": what,
+        "reference_ms": reference_ms,
+        "candidate_ms": candidate_ms,
+        "difference_ms": round(candidate_ms - reference_ms, 6),
+        "share": share,
+    }
 
 
 def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
