@@ -12,7 +12,7 @@ from aorta.analysis.report.charts import pictures
 from aorta.analysis.report.chosen_steps import chosen_steps
 from tests.analysis.report.pages import two_runs
 
-_MODULES = ("step_breakdown", "step_lanes", "step_lines")
+_MODULES = ("step_breakdown", "step_lines")
 
 
 @pytest.fixture(scope="module")

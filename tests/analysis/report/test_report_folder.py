@@ -10,7 +10,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.charts.step_breakdown import parts
-from aorta.analysis.report.charts.step_lanes import representative_step
+from aorta.analysis.report.chosen_steps import representative_step
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank

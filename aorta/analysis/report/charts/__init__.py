@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.report.charts.step_breakdown import draw_breakdown
-from aorta.analysis.report.charts.step_lanes import draw_streams
+from aorta.analysis.report.charts.step_breakdown import draw_breakdown, draw_streams
 from aorta.analysis.report.charts.step_lines import draw_devices, draw_overlap_ratio, draw_timeline
 
 TIMELINE_FILE: Final = "{label}_timeline.png"
