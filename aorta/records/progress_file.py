@@ -11,7 +11,7 @@ lock, so that nobody in the rank has to answer. Compiled interceptors write the 
 
 Layout, version 2: little-endian 64-bit words, a page of header and state, facts as JSON, groups as JSON lines, and a
 ring of `SLOTS` collectives. A slot's stamp is 0 while it is written, and then 1 + the number of the collective; step
-and phase stand between two copies of a counter, which differ while they are written. So a reader knows what is torn.
+and phase are one word, with the lowest bits of the time since when, which is another. So a reader knows what is torn.
 
 Must not import torch, wait for anything, or raise into a training loop once the file is there.
 """
@@ -57,8 +57,11 @@ _RING_AT: Final = 65536
 _BYTES: Final = _RING_AT + SLOTS * SLOT_WORDS * _WORD
 _HEADER: Final = struct.Struct("<8sqqq")  # magic, version, slots, bytes of facts
 # Words of the state, from _STATE_AT on.
-_TURN, _STEP, _PHASE, _SINCE, _TURN_AGAIN, _STEPS_DONE, _ENDED, _EXIT, _GROUPS_BYTES, _ISSUED, _RING_NS = range(11)
-_NOTE: Final = struct.Struct("@5q")  # the first five, stored in this order; native, as only that stores whole words
+_WHERE, _SINCE, _STEPS_DONE, _ENDED, _EXIT, _GROUPS_BYTES, _ISSUED, _RING_NS = range(8)
+# Of `_WHERE`, from the highest bits on: the step; 8 bits of the phase's number; 16 bits of `_SINCE`.
+_STEP_SHIFT: Final = 24
+_PHASE_SHIFT: Final = 16
+_SINCE_MASK: Final = 0xFFFF
 # Words of a slot.
 _STAMP, _GROUP, _NUMBER, _KIND, _DTYPE, _SIZE, _PEER, _ISSUED_NS, _COMPLETED_NS = range(9)
 _TRIES: Final = 10
@@ -227,8 +230,9 @@ class ProgressFile(Progress):
         self._phase_numbers = {name: number for number, name in enumerate(facts.phases)}
         self._dtypes = {name: number for number, name in enumerate(facts.dtypes)}
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._turn, self._step, self._phase = 0, NOWHERE, facts.phases[0]
-        _NOTE.pack_into(memory, _STATE_AT, 0, NOWHERE, 0, facts.opened_ns, 0)
+        self._step, self._phase = NOWHERE, facts.phases[0]
+        self._state[_WHERE] = NOWHERE << _STEP_SHIFT | facts.opened_ns & _SINCE_MASK
+        self._state[_SINCE] = facts.opened_ns
 
     @classmethod
     def create(cls, path: Path, facts: ProgressFacts) -> ProgressFile:
@@ -264,9 +268,10 @@ class ProgressFile(Progress):
         if number is None:
             return phase
         before, self._phase = self._phase, phase
-        # One call for all of it: a step enters a dozen phases, with cold caches.
-        self._turn = turn = self._turn + 1
-        _NOTE.pack_into(self._memory, _STATE_AT, turn, self._step, number, time.perf_counter_ns(), turn)
+        # Two stores, each of a whole word: a step enters a dozen phases, with cold caches.
+        now_ns, state = time.perf_counter_ns(), self._state
+        state[_SINCE] = now_ns
+        state[_WHERE] = self._step << _STEP_SHIFT | number << _PHASE_SHIFT | now_ns & _SINCE_MASK
         return before
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
@@ -351,7 +356,7 @@ def read_progress(path: Path) -> ProgressSeen:
         collectives, lost = _collectives(words, _words_of(path, path.read_bytes()), facts, groups)
         if lost:
             torn.append(f"{lost} of the newest collectives: they were being written")
-        if state[_TURN] != state[_TURN_AGAIN]:
+        if (state[_WHERE] ^ state[_SINCE]) & _SINCE_MASK:
             torn.append("step and phase: they were being written")
         if not torn:
             break
@@ -387,9 +392,10 @@ def progress_files(run_folder: Path) -> list[Path]:
 
 
 def _state(state: memoryview, facts: ProgressFacts) -> ProgressState:
+    where = state[_WHERE]
     return ProgressState(
-        step=None if state[_STEP] == NOWHERE else state[_STEP],
-        phase=_name(facts.phases, state[_PHASE]) or "none",
+        step=None if where >> _STEP_SHIFT == NOWHERE else where >> _STEP_SHIFT,
+        phase=_name(facts.phases, where >> _PHASE_SHIFT & 0xFF) or "none",
         phase_since_ns=state[_SINCE],
         steps_done=state[_STEPS_DONE],
         progress_ns=max(state[_SINCE], state[_RING_NS]),

@@ -117,7 +117,8 @@ def test_a_rank_killed_while_it_wrote_a_collective(progress: ProgressFile, befor
 
 
 def test_a_rank_killed_while_it_wrote_its_step(progress: ProgressFile) -> None:
-    progress._state[progress_file._TURN] += 1
+    progress.begin_step(4)
+    progress._state[progress_file._SINCE] += 1  # the first of the two stores
     torn = read_progress(progress.path).torn
     assert torn is not None
     assert "step and phase" in torn
