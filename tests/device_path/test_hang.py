@@ -45,7 +45,7 @@ def test_a_rank_whose_kernel_waits_on_its_stream_for_another_is_accused(tmp_path
     assert files.culprits == []
     (one,) = both.culprits
     assert (one.rank, one.kind) == (1, "rank_did_not_join")
-    assert "its device has not begun it; rank 0 have" in one.reason
+    assert "its device has not begun it, while rank 0 began it" in one.reason
     assert [(wait.ranks, wait.for_ranks) for wait in both.waits] == [([0], [1])]
 
 
