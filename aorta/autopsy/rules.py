@@ -157,7 +157,8 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
         peers = name_ranks(sorted({one.rank for one in awaited}))
         kind: Kind = "rank_did_not_join"
         if own is not None and own.number == first.collective.number:
-            reason = f"its host issued {_in_collective(job, first)}, its device has not begun it, while {peers} began it"
+            issued = _in_collective(job, first)
+            reason = f"its host issued {issued}, its device has not begun it, while {peers} began it"
         elif who.phase is not None:
             kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {_in_collective(job, first)}"
         elif who.unresponsive:
