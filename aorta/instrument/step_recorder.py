@@ -64,16 +64,23 @@ _UNNOTED = Progress()
 
 class _Bracket:
     """A range that is noted in `rows` of the step that was running when it began; None: there was none. In `progress`
-    it is a phase, where it has the name of one.
+    it is a phase, where it has the name of one; `restores`: the phase before it goes on afterwards.
     """
 
-    __slots__ = ("_before", "_clock", "_name", "_phase", "_progress", "_rows", "_span")
+    __slots__ = ("_before", "_clock", "_name", "_phase", "_progress", "_restores", "_rows", "_span")
 
     def __init__(
-        self, clock: EventClock, rows: list[Range] | None, name: str, phase: str, progress: Progress = _UNNOTED
+        self,
+        clock: EventClock,
+        rows: list[Range] | None,
+        name: str,
+        phase: str,
+        progress: Progress = _UNNOTED,
+        *,
+        restores: bool = True,
     ) -> None:
         self._clock, self._rows, self._name, self._phase = clock, rows, name, phase
-        self._progress = progress
+        self._progress, self._restores = progress, restores
 
     def __enter__(self) -> None:
         self._before = self._progress.enter(self._name)
@@ -84,7 +91,7 @@ class _Bracket:
     def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
         if self._rows is not None:
             self._span.end = self._clock.mark()
-        if kind is None:  # after an error the phase stays, for whoever asks where it happened
+        if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
             self._progress.enter(self._before)
 
 
@@ -196,10 +203,15 @@ class StepRecorder:
         if self.quiet_interceptor is not None:
             self.quiet_interceptor.abandon()
 
-    def aux(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block of work that is neither compute nor communication."""
+    def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
+        """A `with` block of work that is neither compute nor communication.
+
+        Args:
+            name: of the range; in the progress file a phase, where it is one of `PHASES`.
+            restores: the phase before it goes on afterwards; False where another begins at once, which saves a note.
+        """
         rows = None if self._current is None else self._current.aux
-        return _Bracket(self._clock, rows, name, "aux", self.progress)
+        return _Bracket(self._clock, rows, name, "aux", self.progress, restores=restores)
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
         """A `with` block in which the stages of a pipeline work on a step; what is waited for in their process group

@@ -167,29 +167,31 @@ class TrainStep:
 
     def unrecorded(self, batches: Iterator[Batch]) -> None:
         """The same, without recording the step."""
-        self._update(batches, 0)
+        with self.instrument.recorder.progress.phase("step"):
+            self._update(batches, 0)
         self.schedule.step()
 
     def _update(self, batches: Iterator[Batch], global_step: int) -> None:
+        """One phase follows another: each lasts until the next begins, or the step ends."""
         recorder = self.instrument.recorder
         losses = self._gradients(batches) if self.model.pipeline is None else self._pipelined(batches)
         grad_norm = None
         max_norm = self.config.training.grad_clip_norm
         if max_norm is not None:
-            with recorder.aux("clip"):
+            with recorder.aux("clip", restores=False):
                 self.scaler.unscale_(self.optimizer)
                 own = self.model.clip
                 # The stages that are done wait for the others where the norm is exchanged.
                 pipeline = self.model.pipeline
                 with nullcontext() if pipeline is None else recorder.pipeline(pipeline.group_name):
                     grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
-        with recorder.aux("optimizer"):
+        with recorder.aux("optimizer", restores=False):
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
         sent = list(self.expert_tokens())  # those of this step alone, also where they are not recorded
         if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
-            with recorder.aux("loss_read"):
+            with recorder.aux("loss_read", restores=False):
                 loss = Scalar(torch.stack(losses).sum()) if losses else None
                 recorder.note(loss, None if grad_norm is None else Scalar(grad_norm))
                 recorder.note_experts((block, Counts(tokens)) for block, tokens in sent)
@@ -198,9 +200,10 @@ class TrainStep:
         """The loss of the step, on the rank that has it."""
         recorder, pipeline = self.instrument.recorder, self.model.pipeline
         assert pipeline is not None
-        with recorder.aux("data"):
+        with recorder.aux("data", restores=False):
             batch = next(batches)
-        with recorder.pipeline(pipeline.group_name), recorder.progress.phase("pipeline"):
+        recorder.progress.enter("pipeline")
+        with recorder.pipeline(pipeline.group_name):
             loss = pipeline.step(batch.inputs, batch.target, self.loss)
         return [] if loss is None else [loss]
 
@@ -208,10 +211,11 @@ class TrainStep:
         recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation
         losses = []
         for micro in range(count):
-            with recorder.aux("data"):
+            with recorder.aux("data", restores=False):
                 batch = next(batches)
                 inputs, target = self.model.cut(batch.inputs, batch.target)
-            with self.model.micro_batch(micro == count - 1), recorder.progress.phase("forward"):
+            recorder.progress.enter("forward")
+            with self.model.micro_batch(micro == count - 1):
                 with self.model.arithmetic():
                     output = self.model.module(*inputs)
                     # A view, so that the end of the loss's backward is marked before FSDP gathers the last block again:
