@@ -122,7 +122,9 @@ def worker(words: Any) -> dict[str, float]:
     with (
         process_group(topology, CPU, 300),
         tempfile.TemporaryDirectory() as name,
-        noted_progress(folder := RunFolder(Path(name), "step_parts", 0), topology, False, 6, Watchdog()) as progress,
+        noted_progress(
+            folder := RunFolder(Path(name), "step_parts", 0), topology, 6, Watchdog(), completed_late=False
+        ) as progress,
     ):
         writer = RecordWriter(folder.record(topology.rank), topology.rank)
         chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.native={not words.python}"]

@@ -109,7 +109,8 @@ class RankEvidence(RankState, kw_only=True):
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
         completed_late: what is issued may be completed: on a device, that is known once a step has been read.
-        sees_device: the source says of each whether the device has begun it.
+        device_seen_ns: the source says of each whether the device had begun it, at this moment of its clock at the
+            latest; None where it does not.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -125,6 +126,6 @@ class RankEvidence(RankState, kw_only=True):
     lost: int = 0
     not_after_ns: int | None = None
     completed_late: bool = False
-    sees_device: bool = False
+    device_seen_ns: int | None = None
     stacks: list[ThreadStack] = []
     torn: str | None = None

@@ -207,7 +207,9 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
         collectives=collectives,
         lost=dump.entries[0].record_id if dump.entries else 0,
         not_after_ns=path.stat().st_mtime_ns,
-        sees_device=not any(entry.profiling_name.startswith(_OF_GLOO) for entry in dump.entries),
+        device_seen_ns=None
+        if any(entry.profiling_name.startswith(_OF_GLOO) for entry in dump.entries)
+        else path.stat().st_mtime_ns,
     )
 
 

@@ -75,7 +75,7 @@ class Rank(RankState, kw_only=True, dict=True):
         complete: whether a collective that is not among them was not issued, or has been finished long ago.
         not_after_ns: they were read at this moment at the latest; None where that is not limited.
         completed_late: what is issued may be completed.
-        sees_device: what is issued and not started, the device has not begun.
+        device_seen_ns: what is issued and not started, the device had not begun then; None where that is not known.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
@@ -83,7 +83,7 @@ class Rank(RankState, kw_only=True, dict=True):
     complete: bool = False
     not_after_ns: int | None = None
     completed_late: bool = False
-    sees_device: bool = False
+    device_seen_ns: int | None = None
     unresponsive: bool = False
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
@@ -142,13 +142,13 @@ class Rank(RankState, kw_only=True, dict=True):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is busy in a phase that began after it issued all that it has open. On a device, one that writes
-        a checkpoint alone may wait for what it has open: to copy a parameter, the host waits for the device.
+        """Whether it is busy in a phase that began after it issued all that it has open. On a device, it may wait there
+        for what it has open: to copy a batch or a parameter, the host waits for the device.
         """
         if self.phase not in _BUSY_PHASES or self.phase_since_ns is None:
             return False
         left = [one for one in self.collectives if one.state != "completed"]
-        if self.completed_late and self.phase == "checkpoint":
+        if self.completed_late or self.device_seen_ns is not None:
             return not left
         return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
 
@@ -251,13 +251,9 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
 
 def _read_late(job: JobEvidence) -> JobEvidence:
     """A job whose completions are noted late: what one rank has noted of a collective that needs all ranks, holds on
-    all of them. Where a rank that is busy elsewhere holds up others, all that every rank has issued is completed.
+    all of them.
     """
-    noted = {channel: _noted(job, channel) for channel in job.channels}
-    job = _completed_up_to(job, noted)
-    if any(rank.is_elsewhere and job.has_issued_less(rank) for rank in job.ranks.values() if rank.completed_late):
-        return _completed_up_to(job, {channel: _issued_by_all(job, channel) for channel in job.channels})
-    return job
+    return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
 
 
 def _noted(job: JobEvidence, channel: Channel) -> int:
@@ -265,12 +261,6 @@ def _noted(job: JobEvidence, channel: Channel) -> int:
     seen = [rank.channels.get(channel, {}).values() for rank in job.ranks.values()]
     completed = [one for each in seen for one in each if one.state == "completed" and one.kind in _NEED_ALL_RANKS]
     return max((one.number for one in completed), default=-1)
-
-
-def _issued_by_all(job: JobEvidence, channel: Channel) -> int:
-    """The number of the newest collective there that every member has issued."""
-    members = [job.ranks.get(member) for member in job.members(channel)]
-    return min((-1 if rank is None else max(rank.channels.get(channel, {}), default=-1)) for rank in members)
 
 
 def _completed_up_to(job: JobEvidence, newest: Mapping[Channel, int]) -> JobEvidence:
@@ -397,7 +387,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         complete=ours is not None and ours.torn is None,
         not_after_ns=None if ours is None else ours.not_after_ns,
         completed_late=ours is not None and ours.completed_late,
-        sees_device=ours is not None and ours.sees_device,
+        device_seen_ns=None if ours is None else ours.device_seen_ns,
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),

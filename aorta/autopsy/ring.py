@@ -64,7 +64,7 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
         ]
         matched = {group: both for group, both in twins[rank].items() if group in apart and group not in odd}
         if matched:
-            replaced[id(progress)] = _completed(progress, matched, apart)
+            replaced[id(progress)] = _completed(progress, ring, matched, apart)
             replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
             contradictions += _denied(rank, matched, apart)
     return [replaced.get(id(one), one) for one in evidence], contradictions
@@ -73,7 +73,7 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
 def _pairs(evidence: Iterable[RankEvidence]) -> dict[int, _Pair]:
     by_rank: dict[int, dict[str, RankEvidence]] = defaultdict(dict)
     for one in evidence:
-        if one.collectives and (one.source == "progress" or (one.source == "flight_recorder" and one.sees_device)):
+        if one.collectives and (one.source == "progress" or (one.source == "flight_recorder" and one.device_seen_ns)):
             by_rank[one.rank].setdefault(one.source, one)
     return {
         rank: _Pair(found["progress"], found["flight_recorder"]) for rank, found in by_rank.items() if len(found) == 2
@@ -120,12 +120,16 @@ def _apart(both: _Twins) -> int | None:
     """
     newest = max(both.ring) - max(both.ours)
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
-    found = [
-        (_spread_ns(pairs) // _ALIKE_NS, abs(apart - newest), apart)
-        for apart in range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
-        if len(pairs := both.pairs(apart)) >= least and both.agree(apart)
-    ]
-    return min(found)[2] if found else None
+    found: list[tuple[int, int]] = []
+    possible = range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
+    for apart in sorted(possible, key=lambda each: abs(each - newest)):
+        pairs = both.pairs(apart)
+        if len(pairs) >= least and all(_alike(*pair) for pair in pairs):
+            spread = _spread_ns(pairs) // _ALIKE_NS
+            if spread == 0:
+                return apart
+            found.append((spread, apart))
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 def _spread_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> int:
@@ -148,7 +152,9 @@ def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
     return ours.kind == "barrier" or None in (ours.bytes, theirs.bytes) or ours.bytes == theirs.bytes
 
 
-def _completed(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> RankEvidence:
+def _completed(
+    progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]
+) -> RankEvidence:
     """A progress file with what the ring knows of its collectives. What is older than the oldest row of the ring is
     completed: the ring drops it last.
     """
@@ -167,7 +173,7 @@ def _completed(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Map
         progress,
         collectives=collectives,
         completed_late=progress.completed_late and not covered,
-        sees_device=covered,
+        device_seen_ns=ring.device_seen_ns if covered else None,
     )
 
 
@@ -175,6 +181,7 @@ def _with_row(ours: CollectiveEvidence, row: CollectiveEvidence) -> CollectiveEv
     return structs.replace(
         ours,
         state=ours.state if ours.state == "completed" else row.state,
+        started_ns=row.started_ns,
         dtype=row.dtype if ours.dtype is None else ours.dtype,
         input_sizes=row.input_sizes,
         output_sizes=row.output_sizes,

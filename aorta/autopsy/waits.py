@@ -129,9 +129,14 @@ def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvid
 
 def is_behind(rank: Rank, channel: Channel, of: CollectiveEvidence) -> bool:
     """Whether a rank is behind another one that has this collective open."""
+    if rank.completed_late:  # what it has open may be completed
+        return not rank.has_issued(channel, of.number)
     if rank.front(channel) != of.number:
         return rank.front(channel) < of.number
     own = rank.open(channel)
     if own is None:
         return True
-    return of.state == "started" and own.state == "issued" and rank.sees_device
+    if of.state != "started" or own.state != "issued" or rank.device_seen_ns is None:
+        return False
+    # A device that was looked at before the other one began may have begun since.
+    return of.started_ns is None or of.started_ns <= rank.device_seen_ns

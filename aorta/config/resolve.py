@@ -280,7 +280,7 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
     yield from watchdog_rules(config.watchdog)
-    yield from fault_rules(config.fault, world_size, isinstance(config.parallel, PP))
+    yield from fault_rules(config.fault, world_size, in_pipeline=isinstance(config.parallel, PP))
     yield from workload_rules(config)
     yield from microbenchmark_rules(config)
     yield from parallel_rules(config)

@@ -223,7 +223,11 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
             devices,
             live_loggers(request, site, record.header) as loggers,
             noted_progress(
-                site.folder, site.topology, site.device.type != "cpu", request.warmup_steps, request.watchdog
+                site.folder,
+                site.topology,
+                request.warmup_steps,
+                request.watchdog,
+                completed_late=site.device.type != "cpu",
             ) as progress,
         ):
             yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, progress)

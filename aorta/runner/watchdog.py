@@ -54,11 +54,11 @@ def _leave() -> None:
 
 @contextmanager
 def noted_progress(
-    folder: RunFolder, topology: Topology, completed_late: bool, warmup_steps: int, settings: WatchdogSettings
+    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings, *, completed_late: bool
 ) -> Iterator[Progress]:
     """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
-        progress = _progress(folder, topology, completed_late, warmup_steps, stack)
+        progress = _progress(folder, topology, warmup_steps, stack, completed_late=completed_late)
         if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
             _start(folder, topology, settings)
         try:
@@ -112,7 +112,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _progress(
-    folder: RunFolder, topology: Topology, completed_late: bool, warmup_steps: int, stack: ExitStack
+    folder: RunFolder, topology: Topology, warmup_steps: int, stack: ExitStack, *, completed_late: bool
 ) -> Progress:
     directory = folder.path / PROGRESS_DIR
     try:

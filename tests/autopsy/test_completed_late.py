@@ -10,7 +10,7 @@ import pytest
 
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.judge import judge
-from tests.autopsy.hangs import Program, clipped, ddp, ended_in, run, stuck_in
+from tests.autopsy.hangs import STUCK, Group, Op, Program, call, clipped, ddp, ended_in, phase, run, stuck_in
 
 WORLD = tuple(range(4))
 
@@ -32,19 +32,17 @@ LAYOUTS: dict[str, dict[int, Program]] = {"ddp": ddp(4), "sharded": clipped(4)}
 UNREAD = [(2,), (3, 1), (0, 2, 3, 1)]
 
 
-@pytest.mark.parametrize("unread", UNREAD)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_rank_stuck_in_data_is_the_only_one_accused(layout: str, unread: tuple[int, ...]) -> None:
+def test_a_rank_stuck_in_data_is_the_only_one_accused_once_its_collectives_were_noted(layout: str) -> None:
     for rank in WORLD:
-        evidence = noted_late(run(LAYOUTS[layout], {rank: stuck_in("data")}), *unread)
-        verdict = judge(evidence)
+        verdict = judge(noted_late(run(LAYOUTS[layout], {rank: stuck_in("data")}), 0, 2, 3, 1))
         assert [(one.rank, one.kind) for one in verdict.culprits] == [(rank, "stuck_outside")], verdict.summary
 
 
 @pytest.mark.parametrize("unread", UNREAD)
-@pytest.mark.parametrize("name", ["forward", "optimizer"])
+@pytest.mark.parametrize("name", ["data", "forward", "optimizer"])
 def test_a_host_that_may_wait_for_its_device_is_a_suspect(name: str, unread: tuple[int, ...]) -> None:
-    """In these phases a host may wait for the device, which may hang in what was not noted."""
+    """To copy a batch, a value or a parameter: the device may hang in what was not noted."""
     for rank in WORLD:
         verdict = judge(noted_late(run(clipped(4), {rank: stuck_in(name)}), *unread))
         assert {one.rank for one in verdict.culprits} <= {rank}, verdict.summary
@@ -73,6 +71,48 @@ def test_a_collective_that_hangs_on_all_devices_accuses_nobody(unread: tuple[int
     assert (verdict.kind, verdict.culprits) == ("stuck_inside", []), verdict.summary
     oldest = len(held[0].collectives) - 1 - min(unread)  # that no rank has noted
     assert {wait.collective.number for wait in verdict.waits} == {oldest}
+
+
+def test_messages_that_one_side_has_noted_are_not_held_against_the_other() -> None:
+    line = Group("0", (0, 1))
+    messages = [
+        [Op("call", line, kind, 64, peer=1 - rank) for kind in kinds]
+        for rank, kinds in enumerate((("send", "recv"), ("recv", "send")))
+    ]
+    evidence = noted_late(run({rank: [*each * 6, STUCK] for rank, each in enumerate(messages)}), 0)
+    received = [one for one in evidence[0].collectives if one.kind == "recv"]
+    sent = [one for one in evidence[1].collectives if one.kind == "send"]
+    for one in (*received[-1:], *sent[-3:]):  # rank 0 has noted two more of them
+        one.state, one.completed_ns = "issued", None
+    assert not judge(evidence).culprits
+
+
+def test_a_rank_whose_device_waits_is_not_accused_of_the_phase_its_host_is_in() -> None:
+    """What both have issued hangs on the devices; one copies a batch, the other has gone on to another group."""
+    first, second = Group("0", (0, 1)), Group("1", (0, 1))
+    both = [call(first, "all_reduce", 400, blocking=False), phase("data")]
+    evidence = run({0: [*both, STUCK], 1: [*both, call(second, "all_gather", 80)]})
+    for one in evidence:
+        one.collectives[0].state, one.collectives[0].completed_ns = "started", None
+    (accused,) = judge(evidence).culprits
+    assert accused.rank == 0  # of hosts, where nothing says that they wait for devices
+
+    for one in evidence:
+        one.device_seen_ns = one.taken_ns
+    assert judge(evidence).culprits == []
+
+
+def test_a_device_that_was_looked_at_before_the_others_began_is_not_behind() -> None:
+    evidence = run(clipped(4), dict.fromkeys(WORLD, stuck_in("optimizer")))
+    for one in evidence:
+        one.collectives[-1].state, one.collectives[-1].completed_ns = "started", None
+        one.collectives[-1].started_ns, one.device_seen_ns = 8, 900
+    evidence[0].collectives[-1].state, evidence[0].collectives[-1].started_ns = "issued", None
+    (late,) = judge(evidence).culprits
+    assert late.rank == 0
+
+    evidence[0].device_seen_ns = 6
+    assert judge(evidence).culprits == []
 
 
 def test_a_rank_that_gave_up_was_waiting() -> None:

@@ -99,7 +99,7 @@ def planned_faults(fault: Fault) -> list[PlannedFault]:
     return [PlannedFault(kind, int(rank), fault.step) for kind, rank in zip(kinds, ranks, strict=True)]
 
 
-def fault_rules(fault: Fault, world_size: int, in_pipeline: bool = False) -> Iterator[str]:
+def fault_rules(fault: Fault, world_size: int, *, in_pipeline: bool = False) -> Iterator[str]:
     """What is wrong with these values, if anything. `in_pipeline`: the ranks run stages of the model."""
     if fault.kind is None:
         return
