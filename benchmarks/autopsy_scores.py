@@ -32,6 +32,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch._dynamo  # DDP imports it: once, before the ranks are forked
@@ -122,8 +123,9 @@ def run(planned: Planned) -> dict[str, Any]:
             f"fault.kind={planned.kind}",
             f"fault.rank={'+'.join(map(str, planned.culprits))}",
         )
-        os.environ |= {"WORLD_SIZE": str(planned.ranks), "LOCAL_WORLD_SIZE": str(planned.ranks)}
-        config = resolved(*words)
+        ranks = str(planned.ranks)
+        with patch.dict(os.environ, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks):  # as each rank of it will find
+            config = resolved(*words)
         children = forked(lambda rank: _trained(config, folder, rank), planned.ranks, folder)
         try:
             evidence = _slow(folder) if planned.is_slow else _reported(folder, planned.ranks)
