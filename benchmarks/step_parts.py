@@ -68,6 +68,7 @@ class Parts:
 
     def __init__(self) -> None:
         self._spent: dict[str, int] = {}
+        self._within_note = False
 
     def take(self) -> dict[str, int]:
         spent, self._spent = self._spent, {}
@@ -99,8 +100,14 @@ class Parts:
         timed, floor = self.timed("progress", function), self.timed("progress_floor", lambda *_: None)
 
         def call(*args: Any) -> Any:
-            floor(*args)
-            return timed(*args)
+            if self._within_note:  # one note by another: it is timed with that one
+                return function(*args)
+            self._within_note = True
+            try:
+                floor(*args)
+                return timed(*args)
+            finally:
+                self._within_note = False
 
         return call
 
@@ -123,7 +130,7 @@ def worker(words: Any) -> dict[str, float]:
         process_group(topology, CPU, 300),
         tempfile.TemporaryDirectory() as name,
         noted_progress(
-            folder := RunFolder(Path(name), "step_parts", 0), topology, 6, Watchdog(), completed_late=False
+            folder := RunFolder(Path(name), "step_parts", 0), topology, 6, Watchdog(timeout_s=0), completed_late=False
         ) as progress,
     ):
         writer = RecordWriter(folder.record(topology.rank), topology.rank)
