@@ -5,7 +5,8 @@
 Ranks are forked from this process, which has imported torch once; those that hang sleep, so that several trainings fit
 a core. Standard output has a table, and as its last line a JSON object: how often exactly the right ranks were accused,
 healthy ones were, the phase and the kind of verdict were right, and the autopsy abstained; and the seconds from the
-last progress to the evidence. Kinds and layouts that were held out while the rules were written are summed up apart.
+last progress to the evidence. Kinds and layouts that were held out while the first rules were written, and seen since,
+are summed up apart.
 
 Beside it, of the same runs: what the autopsy makes of torch's own dumps, which each rank that can takes when it hangs
 or ends, and what torchfrtrace makes of those and of the dumps that the autopsy writes.
@@ -56,7 +57,7 @@ from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
 
 HELD_OUT_LAYOUTS: Final = frozenset({"fsdp_tp"})
-"""Not run while the rules were written."""
+"""Not run while the first rules were written; seen since."""
 STEP: Final = 9
 WARMUP_STEPS: Final = 2
 GRACE_S: Final = 30.0

@@ -57,8 +57,8 @@ _RING_AT: Final = 65536
 _BYTES: Final = _RING_AT + SLOTS * SLOT_WORDS * _WORD
 _HEADER: Final = struct.Struct("<8sqqq")  # magic, version, slots, bytes of facts
 # Words of the state, from _STATE_AT on.
-_WHERE, _SINCE, _STEPS_DONE, _ENDED, _EXIT, _GROUPS_BYTES, _ISSUED, _RING_NS = range(8)
-# Of `_WHERE`, from the highest bits on: the step; 8 bits of the phase's number; 16 bits of `_SINCE`.
+_STEP_AND_PHASE, _SINCE, _STEPS_DONE, _ENDED, _EXIT, _GROUPS_BYTES, _ISSUED, _RING_NS = range(8)
+# Of `_STEP_AND_PHASE`, from the highest bits on: the step; 8 bits of the phase's number; 16 bits of `_SINCE`.
 _STEP_SHIFT: Final = 24
 _PHASE_SHIFT: Final = 16
 _SINCE_MASK: Final = 0xFFFF
@@ -231,7 +231,7 @@ class ProgressFile(Progress):
         self._dtypes = {name: number for number, name in enumerate(facts.dtypes)}
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._step, self._phase = NOWHERE, facts.phases[0]
-        self._state[_WHERE] = NOWHERE << _STEP_SHIFT | facts.opened_ns & _SINCE_MASK
+        self._state[_STEP_AND_PHASE] = NOWHERE << _STEP_SHIFT | facts.opened_ns & _SINCE_MASK
         self._state[_SINCE] = facts.opened_ns
 
     @classmethod
@@ -271,7 +271,7 @@ class ProgressFile(Progress):
         # Two stores, each of a whole word: a step enters a dozen phases, with cold caches.
         now_ns, state = time.perf_counter_ns(), self._state
         state[_SINCE] = now_ns
-        state[_WHERE] = self._step << _STEP_SHIFT | number << _PHASE_SHIFT | now_ns & _SINCE_MASK
+        state[_STEP_AND_PHASE] = self._step << _STEP_SHIFT | number << _PHASE_SHIFT | now_ns & _SINCE_MASK
         return before
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
@@ -356,7 +356,7 @@ def read_progress(path: Path) -> ProgressSeen:
         collectives, lost = _collectives(words, _words_of(path, path.read_bytes()), facts, groups)
         if lost:
             torn.append(f"{lost} of the newest collectives: they were being written")
-        if (state[_WHERE] ^ state[_SINCE]) & _SINCE_MASK:
+        if (state[_STEP_AND_PHASE] ^ state[_SINCE]) & _SINCE_MASK:
             torn.append("step and phase: they were being written")
         if not torn:
             break
@@ -392,10 +392,10 @@ def progress_files(run_folder: Path) -> list[Path]:
 
 
 def _state(state: memoryview, facts: ProgressFacts) -> ProgressState:
-    where = state[_WHERE]
+    both = state[_STEP_AND_PHASE]
     return ProgressState(
-        step=None if where >> _STEP_SHIFT == NOWHERE else where >> _STEP_SHIFT,
-        phase=_name(facts.phases, where >> _PHASE_SHIFT & 0xFF) or "none",
+        step=None if both >> _STEP_SHIFT == NOWHERE else both >> _STEP_SHIFT,
+        phase=_name(facts.phases, both >> _PHASE_SHIFT & 0xFF) or "none",
         phase_since_ns=state[_SINCE],
         steps_done=state[_STEPS_DONE],
         progress_ns=max(state[_SINCE], state[_RING_NS]),

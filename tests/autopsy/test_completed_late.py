@@ -46,6 +46,8 @@ def test_a_host_that_may_wait_for_its_device_is_a_suspect(name: str, unread: tup
     for rank in WORLD:
         verdict = judge(noted_late(run(clipped(4), {rank: stuck_in(name)}), *unread))
         assert {one.rank for one in verdict.culprits} <= {rank}, verdict.summary
+        if name == "data" and min(unread):
+            assert verdict.culprits == []
         if not verdict.culprits:
             assert (verdict.kind, verdict.suspects) == ("cannot_decide", [rank])
 

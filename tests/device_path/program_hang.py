@@ -1,4 +1,4 @@
-"""Two ranks that hang on the simulated device, as a word says; rank 0 takes the evidence while they do (a program).
+"""Two ranks that hang on the simulated device, by a named fault; rank 0 takes the evidence while they do (a program).
 
 Enters: a folder, and the fault of rank 1. Leaves: `evidence.json`, of the progress files, and a dump of each rank, in
 the shape of NCCL's Flight Recorder, whose states are the device's own account. Run by `test_hang`.
@@ -113,9 +113,9 @@ def state(kernel: str, queues: list[list[str]]) -> str:
     return "scheduled" if any(kernel in queue for queue in queues) else "completed"
 
 
-def meet(folder: Path, rank: int, what: str, there: Callable[[], bool] = lambda: True) -> None:
-    """Wait until both ranks are there."""
-    while not there():
+def meet(folder: Path, rank: int, what: str, has_arrived: Callable[[], bool] = lambda: True) -> None:
+    """Wait until both ranks have arrived."""
+    while not has_arrived():
         time.sleep(0.05)
     (folder / f"{what}_{rank}").touch()
     while len(list(folder.glob(f"{what}_*"))) < 2:

@@ -19,7 +19,7 @@ class FaultFacts(NamedTuple):
         verdict: what an autopsy should find; one of `aorta.autopsy.verdict.Kind`.
         phase: where the rank is then, as `records.progress_file.PHASES`; None: anywhere.
         aspect: of a signature mismatch.
-        held_out: not looked at while the rules of the autopsy were written.
+        held_out: not looked at while the first rules of the autopsy were written; seen since.
     """
 
     does: str
