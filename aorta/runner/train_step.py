@@ -172,7 +172,7 @@ class TrainStep:
         self.schedule.step()
 
     def _update(self, batches: Iterator[Batch], global_step: int) -> None:
-        """Train on the step's micro-batches and update the weights. Each phase lasts until the next or the step's end."""
+        """Train on the step's micro-batches and update the weights. A phase lasts until another begins."""
         recorder = self.instrument.recorder
         losses = self._gradients(batches) if self.model.pipeline is None else self._pipelined(batches)
         grad_norm = None
