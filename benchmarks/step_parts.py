@@ -29,7 +29,7 @@ from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
-from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
+from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Bracket
@@ -51,7 +51,7 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("scalars", Scalar, "__init__"),
     ("scalars", StepRecorder, "note"),
     ("backward_ranges", BlockRanges, "_open_backward"),
-    ("backward_end", BackwardEnds, "_nodes_ran"),
+    ("backward_end", BlockRanges, "_nodes_ran"),
 )
 NOTES = ("begin_step", "end_step", "enter", "group", "issue", "completed")
 """How the rank notes progress: the part `progress`; `progress_floor` is as many calls that do nothing, timed beside."""

@@ -20,9 +20,8 @@ import msgspec
 
 from aorta.config.schema import Devices
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.host_metrics import Host
+from aorta.device_metrics.libraries import AmdSmi, Host, Nvml
 from aorta.device_metrics.smi_programs import AmdSmiProgram, Program, RocmSmi, words_of
-from aorta.device_metrics.vendor_libraries import AmdSmi, Nvml
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import SampleSource, Values
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
@@ -203,19 +202,7 @@ class DeviceSampler:
         if error is not None and self._keep_words and not self._separate_words and not raw:
             raw = {"rocm_smi_t_ns": time.time_ns(), "rocm_smi_error": error}
         with self._lock:
-            self._samples.append(
-                DeviceSample(
-                    start_ns,
-                    end_ns,
-                    values.temp_c,
-                    values.power_w,
-                    values.sclk_mhz,
-                    values.mclk_mhz,
-                    values.util_pct,
-                    values.mem_used_bytes,
-                    values.throttle,
-                )
-            )
+            self._samples.append(DeviceSample(start_ns, end_ns, **vars(values)))
             self._raw = raw or self._raw
             if error is None:
                 self.taken += 1

@@ -21,6 +21,7 @@ from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (
     BYTES_PER_MIB,
     Card,
+    SampleSource,
     Values,
     first,
     from_json,
@@ -134,7 +135,7 @@ def checked(program: Program, *words: str) -> str:
     return done.out
 
 
-class _SmiSource:
+class _SmiSource(SampleSource):
     """A program as a metrics source: a call is dear, and is ended where the run ends."""
 
     name: str
@@ -142,10 +143,6 @@ class _SmiSource:
 
     def __init__(self) -> None:
         self._program = Program(self.name)
-
-    def raw(self) -> dict[str, Any]:
-        """Empty: only rocm-smi's raw output is kept."""
-        return {}
 
     def close(self) -> None:
         """End a call in progress."""

@@ -29,17 +29,24 @@ class Range:
 
 
 class BlockRanges:
-    """Forward and backward hooks that bracket blocks.
+    """Hooks that bracket the passes of blocks, and mark the end of each backward pass.
+
+    The engine runs queued callbacks in order, and accepts more while it does: a first callback, queued before those of
+    DDP and FSDP, marks the last node of a pass; it queues a second one, which runs after theirs.
 
     Args:
         clock: takes the marks.
         on_range: called with each range when it opens.
+        on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
     """
 
-    def __init__(self, clock: EventClock, on_range: Callable[[Range], None]) -> None:
-        self._clock, self._on_range = clock, on_range
+    def __init__(
+        self, clock: EventClock, on_range: Callable[[Range], None], on_tail: Callable[[Mark, Mark], None]
+    ) -> None:
+        self._clock, self._on_range, self._on_tail = clock, on_range, on_tail
         self._handles: list[Any] = []
         self._backward: dict[str, Range] = {}
+        self._asked_in: int | None = None
 
     def watch(self, name: str, block: nn.Module) -> None:
         """Bracket `block`. Call after the parallel strategy has put its own hooks on it.
@@ -80,11 +87,18 @@ class BlockRanges:
             block.register_forward_hook(after_forward, prepend=True),
         ]
 
-    def backward_ran(self) -> None:
-        """Called after the last node of a backward pass: closes blocks whose inputs need no gradient."""
-        for open_range in self._backward.values():
-            open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
-        self._backward.clear()
+    def watch_backward(self, module: nn.Module) -> None:
+        """Mark the end of each backward pass that reaches `module`, including those of gradient accumulation; of all
+        modules watched so, the first whose outputs get a gradient counts.
+        """
+
+        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+            for tensor in needing_gradient(output):
+                tensor.register_hook(self._gradient_came)  # type: ignore[no-untyped-call]
+
+        # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
+        # with the first gradient too.
+        self._handles.append(module.register_forward_hook(after_forward, prepend=True))
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -100,6 +114,20 @@ class BlockRanges:
     def _open_backward(self, name: str) -> None:
         if name not in self._backward:
             self._backward[name] = self._opened(name, "backward")
+
+    def _gradient_came(self, _gradient: torch.Tensor) -> None:
+        # Compared by id: a pass that failed never ends, and must not hide the next one.
+        if self._handles and (current := backward_pass()) != self._asked_in:
+            self._asked_in = current
+            when_backward_ends(self._nodes_ran)
+
+    def _nodes_ran(self) -> None:
+        """The last node of a backward pass has run: close blocks whose inputs need no gradient."""
+        for open_range in self._backward.values():
+            open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
+        self._backward.clear()
+        begin = self._clock.mark()
+        when_backward_ends(lambda: self._on_tail(begin, self._clock.mark()))
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:
@@ -123,51 +151,3 @@ def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[t
             reached(gradient)
 
     return came
-
-
-class BackwardEnds:
-    """Marks the end of each backward pass that reaches a watched module, including those of gradient accumulation.
-
-    The engine runs queued callbacks in order, and accepts more while it does: a first callback, queued before those of
-    DDP and FSDP, marks the last node; it queues a second one, which runs after theirs.
-
-    Args:
-        clock: takes the marks.
-        on_nodes_ran: called when the last node of a pass has run.
-        on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
-    """
-
-    def __init__(
-        self, clock: EventClock, on_nodes_ran: Callable[[], None], on_tail: Callable[[Mark, Mark], None]
-    ) -> None:
-        self._clock, self._on_nodes_ran, self._on_tail = clock, on_nodes_ran, on_tail
-        self._handles: list[Any] = []
-        self._asked_in: int | None = None
-
-    def watch(self, module: nn.Module) -> None:
-        """Watch the gradients of `module`'s outputs; of all watched modules, the first to get a gradient counts."""
-
-        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
-            for tensor in needing_gradient(output):
-                tensor.register_hook(self._gradient_came)  # type: ignore[no-untyped-call]
-
-        # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
-        # with the first gradient too.
-        self._handles.append(module.register_forward_hook(after_forward, prepend=True))
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _gradient_came(self, _gradient: torch.Tensor) -> None:
-        # Compared by id: a pass that failed never ends, and must not hide the next one.
-        if self._handles and (current := backward_pass()) != self._asked_in:
-            self._asked_in = current
-            when_backward_ends(self._nodes_ran)
-
-    def _nodes_ran(self) -> None:
-        self._on_nodes_ran()
-        begin = self._clock.mark()
-        when_backward_ends(lambda: self._on_tail(begin, self._clock.mark()))

@@ -1,7 +1,7 @@
 """A collective in flight, from its issue to its line in the record, the process group it belongs to, and waits for it.
 
 A wait on the host is bracketed where it happens. DDP waits in C++, on futures, where nothing can be bracketed: only the
-whole of it is (`compute_ranges.BackwardEnds`), and the waits inside follow from the order in which DDP waits, which is
+whole of it is (`compute_ranges.BlockRanges`), and the waits inside follow from the order in which DDP waits, which is
 that of issue. Must not wait for a collective, or read a mark.
 """
 

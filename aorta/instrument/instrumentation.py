@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges
+from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
@@ -28,7 +28,7 @@ from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, NativeDeviceClock, NativeDeviceInterceptor
-from aorta.instrument.native.ranges import NativeEnds, NativeRanges, compiled_algebra
+from aorta.instrument.native.ranges import NativeRanges, compiled_algebra
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepBuilder
@@ -115,15 +115,12 @@ class Instrumentation:
         )
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
-        self._ranges: BlockRanges | NativeRanges
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
-        self._endings: BackwardEnds | NativeEnds
-        if isinstance(self._interceptor, NativeCpuInterceptor):
-            self._ranges = self._interceptor.ranges
-            self._endings = NativeEnds(self._ranges)
-        else:
-            self._ranges = BlockRanges(clock, self.recorder.on_range)
-            self._endings = BackwardEnds(clock, self._ranges.backward_ran, self.recorder.on_backward_tail)
+        self._ranges: BlockRanges | NativeRanges = (
+            self._interceptor.ranges
+            if isinstance(self._interceptor, NativeCpuInterceptor)
+            else BlockRanges(clock, self.recorder.on_range, self.recorder.on_backward_tail)
+        )
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
@@ -184,7 +181,7 @@ class Instrumentation:
         """Mark the end of every backward pass that starts at or after `module`'s outputs."""
         self._outputs.append(module)
         if self._interception is not None:
-            self._endings.watch(module)
+            self._ranges.watch_backward(module)
 
     def watch_gradients(self, model: nn.Module) -> None:
         """Note once in which order the gradients of a DDP model become ready; call after `watch`."""
@@ -212,7 +209,7 @@ class Instrumentation:
         for name, block in self._blocks:
             self._ranges.watch(name, block)
         for module in self._outputs:
-            self._endings.watch(module)
+            self._ranges.watch_backward(module)
         if self._device.type == "cpu" and isinstance(self._interceptor, CpuInterceptor):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -223,7 +220,6 @@ class Instrumentation:
     def _uninstall(self) -> None:
         assert self._interception is not None
         self._ranges.close()
-        self._endings.close()
         self._interception.close()
         self._interception = None
         sys.setswitchinterval(self._switch_interval_s)

@@ -61,7 +61,8 @@ class SampleSource(Protocol):
         """The device's settings when the run began: power cap, clock limits and locks; JSON types."""
 
     def raw(self) -> dict[str, Any]:
-        """Fields of the record that hold the raw output of the last reading."""
+        """Fields of the record that hold the raw output of the last reading; none by default."""
+        return {}
 
     def close(self) -> None:
         """Release resources; a reading in progress ends soon. Never raises."""

@@ -77,6 +77,41 @@ class SyntheticRanking(InMemory[TensorBatch]):
         super().__init__(TensorBatch(dense.to(device), categorical.to(device), relevance.to(device)))
 
 
+REPEATED = 0.75
+"""How often a token is followed by its own successor, rather than by any token."""
+
+
+class Tokens(NamedTuple):
+    """Some samples: tokens [B, S + 1] int32; the model sees all but the last and predicts all but the first."""
+
+    tokens: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Positional arguments of the model."""
+        return (self.tokens[:, :-1],)
+
+    @property
+    def target(self) -> torch.Tensor:
+        """Return the tokens that follow."""
+        return self.tokens[:, 1:]
+
+
+class SyntheticText(InMemory[Tokens]):
+    """Sequences in which each token has one successor that mostly follows it, so there is something to learn."""
+
+    def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
+        samples, length = config.dataset.num_samples, config.dataset.sequence_length + 1
+        generator = torch.Generator().manual_seed(config.dataset.seed)
+        successor = torch.randperm(vocab_size, generator=generator, dtype=torch.int32)
+        tokens = torch.randint(vocab_size, (samples, length), generator=generator, dtype=torch.int32)
+        follows = torch.rand(samples, length, generator=generator) < REPEATED
+        for place in range(1, length):
+            before = tokens[:, place - 1].long()
+            tokens[:, place] = torch.where(follows[:, place], successor[before], tokens[:, place])
+        super().__init__(Tokens(tokens.to(device)))
+
+
 def home_of(config: Config, device: torch.device) -> torch.device:
     """Where the data of a training on `device` is kept."""
     return device if config.dataset.on_device else torch.device("cpu")

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from aorta.config.groups.workload import dimensions_of
 from aorta.config.schema import Config, DType, Gpt, Moe, Ranking, Resnet18
 from aorta.errors import ConfigError
-from aorta.workload.data import SyntheticRanking, TensorBatch, TensorBatches, home_of
-from aorta.workload.gpt_task import GptTask
+from aorta.workload.data import SyntheticRanking, SyntheticText, TensorBatch, TensorBatches, Tokens, home_of
+from aorta.workload.gpt import GptModel, NextTokenLoss
 from aorta.workload.moe import MoeModel
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 from aorta.workload.resnet18 import CHANNELS, CLASSES, ResNet18
@@ -113,6 +114,30 @@ class RankingTask:
     def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[TensorBatch]:
         """Parts of one data set, shuffled alike on every rank."""
         data = SyntheticRanking(self._config, self._shape, home_of(self._config, device))
+        return TensorBatches(self._config, data, rank, world_size, device)
+
+
+class GptTask:
+    """`workload=gpt`. `config` is that of the run, `shape` its workload section."""
+
+    def __init__(self, config: Config, shape: Gpt) -> None:
+        self._config, self._dims = config, dimensions_of(shape)
+
+    def model(self) -> GptModel:
+        """A new model on the CPU, initialised from torch's global random state."""
+        return GptModel(self._dims)
+
+    def loss(self) -> NextTokenLoss:
+        """Called with logits and the tokens that follow."""
+        return NextTokenLoss()
+
+    def optimizer(self, groups: Groups) -> torch.optim.AdamW:
+        """AdamW with the configured rates."""
+        return adamw(groups, self._config.optimizer)
+
+    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[Tokens]:
+        """Parts of one data set, shuffled alike on every rank."""
+        data = SyntheticText(self._config, self._dims.vocab_size, home_of(self._config, device))
         return TensorBatches(self._config, data, rank, world_size, device)
 
 

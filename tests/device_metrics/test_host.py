@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from aorta.device_metrics.host_metrics import MIN_WINDOW_S, Host
+from aorta.device_metrics.libraries import MIN_WINDOW_S, Host
 
 
 def test_the_real_machine():

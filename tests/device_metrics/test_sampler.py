@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.host_metrics import Host
+from aorta.device_metrics.libraries import Host
 from aorta.device_metrics.sampler import DeviceSampler, Opened, is_failed
 from aorta.device_metrics.smi_programs import RocmSmi
 from aorta.errors import DeviceUnreadable

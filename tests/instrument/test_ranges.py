@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.instrument.compute_ranges import BackwardEnds, BlockRanges, Range
+from aorta.instrument.compute_ranges import BlockRanges, Range
 from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.native.ranges import NativeEnds, NativeRanges
+from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.open_step import Pass
 from tests.instrument.steps import recorded_by
 
@@ -71,9 +71,8 @@ class InPython:
     def __init__(self) -> None:
         self._seen: list[Range] = []
         self._tails: list[tuple[Mark, Mark]] = []
-        self.ranges: BlockRanges | NativeRanges = BlockRanges(Worked(), self._seen.append)
-        self.ends: BackwardEnds | NativeEnds = BackwardEnds(
-            HostClock(), self.ranges.backward_ran, lambda *tail: self._tails.append(tail)
+        self.ranges: BlockRanges | NativeRanges = BlockRanges(
+            Worked(), self._seen.append, lambda *tail: self._tails.append(tail)
         )
 
     def now_ns(self) -> int:
@@ -91,7 +90,6 @@ class InPython:
 
     def close(self) -> None:
         self.ranges.close()
-        self.ends.close()
 
 
 class Compiled(InPython):
@@ -99,7 +97,7 @@ class Compiled(InPython):
 
     def __init__(self, module: Any) -> None:
         self.tap = NativeCpuInterceptor(module, {})
-        self.ranges, self.ends = self.tap.ranges, NativeEnds(self.tap.ranges)
+        self.ranges = self.tap.ranges
         self.tap.begin()
 
     def now_ns(self) -> int:
@@ -134,7 +132,7 @@ def test_every_pass_of_every_block_in_order(watched: InPython) -> None:
     blocks = [Block(), Block()]
     for index, block in enumerate(blocks):
         watched.ranges.watch(f"b{index}", block)
-    watched.ends.watch(blocks[-1])  # b0's input needs no gradient: it ends with the pass
+    watched.ranges.watch_backward(blocks[-1])  # b0's input needs no gradient: it ends with the pass
     before = watched.now_ns()
     blocks[1](blocks[0](torch.ones(3))).sum().backward()
     passes, _ = watched.noticed()
@@ -165,7 +163,7 @@ def test_a_block_ends_with_the_last_of_its_input_gradients(watched: InPython, by
 def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: InPython) -> None:
     identity, leaf = nn.Identity(), torch.ones(3, requires_grad=True)
     watched.ranges.watch("same", identity)
-    watched.ends.watch(identity)
+    watched.ranges.watch_backward(identity)
     (identity(leaf) * 2).sum().backward()
     assert [phase for _, phase, _, _ in watched.noticed()[0]] == ["forward", "backward"]
     assert leaf.grad is not None
@@ -175,7 +173,7 @@ def test_gradients_are_not_touched(watched: InPython) -> None:
     plain, looked_at = nn.Linear(4, 4), nn.Linear(4, 4)
     looked_at.load_state_dict(plain.state_dict())
     watched.ranges.watch("b", looked_at)
-    watched.ends.watch(looked_at)
+    watched.ranges.watch_backward(looked_at)
     x = torch.randn(2, 4)
     for layer in (plain, looked_at):
         layer(x).square().sum().backward()
@@ -187,7 +185,7 @@ def test_gradients_are_not_touched(watched: InPython) -> None:
 def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: InPython) -> None:
     block = Block()
     watched.ranges.watch("b", block)
-    watched.ends.watch(block)
+    watched.ranges.watch_backward(block)
     output = block(torch.ones(3))
     watched.close()
     output.sum().backward()  # its hooks are in the graph
@@ -203,7 +201,7 @@ def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: InPython)
 def test_between_two_steps_the_compiled_hooks_note_nothing_down() -> None:
     watched, block = compiled(), Block()
     watched.ranges.watch("b", block)
-    watched.ends.watch(block)
+    watched.ranges.watch_backward(block)
     watched.tap.end()
     block(torch.ones(3)).sum().backward()
     watched.tap.begin()
@@ -215,7 +213,7 @@ def test_between_two_steps_the_compiled_hooks_note_nothing_down() -> None:
 def test_a_pass_that_fails_does_not_hide_the_next(watched: InPython) -> None:
     model = nn.Linear(3, 3)
     watched.ranges.watch("b", model)
-    watched.ends.watch(model)
+    watched.ranges.watch_backward(model)
 
     def fail(_gradient: torch.Tensor) -> None:
         raise ValueError("no gradient")
@@ -237,7 +235,9 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
     endings: list[tuple[str, int]] = []
 
     def ended(event: str) -> None:
-        endings.append((event, time.perf_counter_ns()))
+        work(1)
+        endings.append((event, watched.now_ns()))
+        work(1)
 
     def after(_module: nn.Module, _args: object, output: torch.Tensor) -> None:
         output.register_hook(lambda _gradient: when_backward_ends(lambda: ended("FSDP's ending")))
@@ -245,7 +245,7 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
     model = nn.Linear(3, 3)
     model.weight.register_post_accumulate_grad_hook(lambda _: when_backward_ends(lambda: ended("DDP's ending")))
     model.register_forward_hook(after)
-    watched.ends.watch(model)
+    watched.ranges.watch_backward(model)
     model(torch.ones(2, 3)).sum().backward()
     ((begin, end),) = watched.noticed()[1]
     assert [event for event, _ in endings] == ["FSDP's ending", "DDP's ending"]
@@ -255,7 +255,7 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
 def test_once_a_pass_however_many_modules_are_watched(watched: InPython) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for module in model.modules():
-        watched.ends.watch(module)
+        watched.ranges.watch_backward(module)
     for _ in range(3):
         model(torch.ones(2, 3)).sum().backward()
     assert len(watched.noticed()[1]) == 3
@@ -263,7 +263,7 @@ def test_once_a_pass_however_many_modules_are_watched(watched: InPython) -> None
 
 def test_a_module_that_no_gradient_reaches_is_not_waited_for(watched: InPython) -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
-    watched.ends.watch(second)
+    watched.ranges.watch_backward(second)
     first(torch.ones(2, 3)).sum().backward()
     with torch.no_grad():
         second(torch.ones(2, 3))
@@ -277,11 +277,11 @@ def test_every_range_has_marks_of_its_own() -> None:
         def mark(self) -> object:
             return object()
 
-    ranges = BlockRanges(Clock(), seen.append)
+    ranges = BlockRanges(Clock(), seen.append, lambda *_tail: None)
     tables = [nn.Embedding(4, 3), nn.Embedding(4, 3)]  # two blocks whose inputs need no gradient
     for index, table in enumerate(tables):
         ranges.watch(f"t{index}", table)
+        ranges.watch_backward(table)
     sum(table(torch.tensor([1])) for table in tables).sum().backward()
-    ranges.backward_ran()
     marks = [mark for span in seen for mark in (span.start, span.end)]
     assert len(marks) == len({id(mark) for mark in marks}) == 8

@@ -8,8 +8,9 @@ import torch
 from aorta.config.groups.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.errors import ConfigError
+from aorta.workload.data import SyntheticText
 from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, rotated
-from aorta.workload.gpt_task import GptTask, SyntheticText
+from aorta.workload.tasks import GptTask
 from tests.loop import resolved
 
 CPU = torch.device("cpu")

@@ -56,6 +56,11 @@ class NativeRanges:
         ]
         self.compiled.look()
 
+    def watch_backward(self, module: nn.Module) -> None:
+        """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
+        self._handles.append(module.register_forward_hook(self.compiled.after_watched_forward(), prepend=True))
+        self.compiled.look()
+
     def begin(self) -> None:
         """Start recording events."""
         self.compiled.begin()
@@ -78,26 +83,6 @@ class NativeRanges:
     def close(self) -> None:
         """Remove the hooks; those already in a graph become no-ops."""
         self.compiled.ignore()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-
-class NativeEnds:
-    """Compiled counterpart of `compute_ranges.BackwardEnds`, on the same compiled object as `ranges`."""
-
-    def __init__(self, ranges: NativeRanges) -> None:
-        self._compiled: Any = ranges.compiled
-        self._handles: list[Any] = []
-
-    def watch(self, module: nn.Module) -> None:
-        """Watch the gradients of `module`'s outputs; of all watched modules, the first to get a gradient counts."""
-        self._handles.append(module.register_forward_hook(self._compiled.after_watched_forward(), prepend=True))
-        self._compiled.look()
-
-    def close(self) -> None:
-        """Remove the hooks; those already in a graph become no-ops."""
-        self._compiled.ignore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
