@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match
@@ -54,15 +53,6 @@ WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks
 SETTINGS = ("--showmaxpower", "--showperflevel", "--showbus")
 
 
-@dataclass(frozen=True)
-class ProgramOutput:
-    """Exit code and output of a program."""
-
-    code: int
-    out: str
-    err: str
-
-
 class Program:
     """A program that is run repeatedly; `abort` from another thread ends a run in progress and prevents further ones.
 
@@ -78,7 +68,7 @@ class Program:
         self._lock = threading.Lock()
         self._aborted = False
 
-    def run(self, *words: str) -> ProgramOutput:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run it to completion.
 
         Raises:
@@ -110,7 +100,7 @@ class Program:
             raise DeviceUnreadable(f"{self.name} failed: {error.strerror or error}") from error
         if self._aborted:
             raise DeviceUnreadable(f"{self.name}: the run has ended")
-        return ProgramOutput(child.returncode, out, err)
+        return subprocess.CompletedProcess(command, child.returncode, out, err)
 
     def abort(self) -> None:
         """End a run in progress, and start none again."""
@@ -129,10 +119,10 @@ def checked(program: Program, *words: str) -> str:
         DeviceUnreadable: it failed.
     """
     done = program.run(*words)
-    if done.code != 0:
-        said = (done.err or done.out).strip().splitlines()
-        raise DeviceUnreadable(f"{program.name} ended with {done.code}: {said[-1] if said else 'no output'}")
-    return done.out
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise DeviceUnreadable(f"{program.name} ended with {done.returncode}: {said[-1] if said else 'no output'}")
+    return done.stdout
 
 
 class _SmiSource(SampleSource):
@@ -283,8 +273,8 @@ class RocmSmi(_SmiSource):
         """The current values."""
         if self._keep_words:
             self._raw = {}  # a failed reading has no raw output
-            done, self._raw = words_of(self._program)
-            cards = from_text(done.out)
+            text, self._raw = words_of(self._program)
+            cards = from_text(text)
         else:
             cards = from_json(json_after_words(checked(self._program, *WORDS, "--json")))
         values = normalised(self._mine(cards))
@@ -314,16 +304,16 @@ class RocmSmi(_SmiSource):
         return raw
 
 
-def words_of(program: Program) -> tuple[ProgramOutput, dict[str, Any]]:
-    """Run it for its text: the program's output, and the `rocm_smi_*` fields of a step.
+def words_of(program: Program) -> tuple[str, dict[str, Any]]:
+    """Run it for its text: what it printed, and the `rocm_smi_*` fields of a step.
 
     Raises:
         DeviceUnreadable: it cannot be run.
     """
     now_ns = time.time_ns()
     done = program.run(*WORDS)
-    fields = {"rocm_smi_output": done.out, "rocm_smi_exit_code": done.code, "rocm_smi_stderr": done.err}
-    return done, {"rocm_smi_t_ns": now_ns, **fields}
+    fields = {"rocm_smi_output": done.stdout, "rocm_smi_exit_code": done.returncode, "rocm_smi_stderr": done.stderr}
+    return done.stdout, {"rocm_smi_t_ns": now_ns, **fields}
 
 
 def _text(value: object) -> str | None:

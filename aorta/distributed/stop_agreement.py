@@ -29,13 +29,7 @@ _NO_DEMAND = -1
 
 
 class StopTarget(Protocol):
-    """Whatever is told that a signal asks for the end of a run.
-
-    Attributes:
-        stopped_by: the signal; None if there was none.
-    """
-
-    stopped_by: signal.Signals | None
+    """Whatever is told that a signal asks for the end of a run."""
 
     def request(self, by: signal.Signals) -> None:
         """Called once, inside the signal handler."""
@@ -45,7 +39,7 @@ class StopAgreement:
     """Decides before each step whether it may start.
 
     Attributes:
-        stopped_by: the signal that requested the stop, on whichever rank it arrived.
+        stopped_by: the signal that requested the stop, on whichever rank it arrived; None if there was none.
     """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
@@ -120,20 +114,8 @@ class StopAgreement:
         self._store.set(f"stop/at/{self._rank}", str(step))
 
 
-class Signals:
-    """The signal that asked the run to stop, if any; known also on ranks that did not get it, once they agreed."""
-
-    def __init__(self, agreement: StopTarget) -> None:
-        self._agreement = agreement
-
-    @property
-    def received(self) -> signal.Signals | None:
-        """The signal; None if there was none."""
-        return self._agreement.stopped_by
-
-
 @contextmanager
-def stop_on_signals(agreement: StopTarget) -> Iterator[Signals]:
+def stop_on_signals(agreement: StopTarget) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into a request to stop, for the length of a `with` block.
 
     Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
@@ -151,7 +133,7 @@ def stop_on_signals(agreement: StopTarget) -> Iterator[Signals]:
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield Signals(agreement)
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

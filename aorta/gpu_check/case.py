@@ -28,7 +28,6 @@ from aorta.distributed.topology import Topology
 from aorta.gpu_check.check_table import (
     CheckRow,
     CheckVerdict,
-    Interval,
     busy_row,
     busy_share,
     collective_rows,
@@ -42,6 +41,7 @@ from aorta.gpu_check.check_table import (
 )
 from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop, resolved
+from aorta.timeline.intervals import Interval
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10

@@ -20,9 +20,9 @@ import msgspec
 
 from aorta.errors import Inconclusive
 from aorta.terminal_style import table
+from aorta.timeline.intervals import Interval, clip, intersect, measure, merge
 from aorta.timeline.overlap import AGREEMENT
 
-Interval = tuple[int, int]
 Pair = tuple[Interval, Interval]
 """A collective in the record, and its kernel; both in nanoseconds of the Unix epoch."""
 COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
@@ -43,9 +43,8 @@ class KernelWindow:
 
     def lengths_ns(self) -> tuple[int, int]:
         """Communication, and the part of it that lies inside compute, in ns."""
-        comm, compute = union(self.comm), union(self.compute)
-        hidden = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in comm for b in compute)
-        return sum(end - start for start, end in comm), hidden
+        comm, compute = merge(self.comm), merge(self.compute)
+        return measure(comm), measure(intersect(comm, compute))
 
 
 def pooled_ratio(steps: Sequence[KernelWindow]) -> float | None:
@@ -78,7 +77,7 @@ def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> li
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:
     """Of the time of all steps, the share in which a kernel ran; None where no kernel was seen."""
     lengths = [
-        sum(max(0, min(end, high) - max(start, low)) for start, end in union([*window.comm, *window.compute]))
+        measure(merge(clip([*window.comm, *window.compute], (low, high))))
         for window, (low, high) in zip(seen, steps, strict=True)
     ]
     return sum(lengths) / sum(high - low for low, high in steps) if any(lengths) else None
@@ -104,17 +103,6 @@ def span(event: dict[str, Any], base_ns: int) -> Interval:
     """Return start and end of a row."""
     start = start_ns(event, base_ns)
     return start, start + round(float(event["dur"]) * 1000)
-
-
-def union(spans: Sequence[Interval]) -> list[Interval]:
-    """Disjoint intervals that cover the same time."""
-    merged: list[Interval] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
 
 
 BUSY_SHARE = 0.9

@@ -103,9 +103,11 @@ def _arguments(name: str) -> Any:
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:
-    """The tensors of an argument: itself, or those of nested lists."""
+    """The tensors of an argument: itself, or those of nested lists, in order."""
     if isinstance(argument, torch.Tensor):
         return [argument]
+    if not isinstance(argument, (list, tuple)):
+        return []
     return [tensor for item in argument for tensor in tensors_in(item)]
 
 

@@ -32,7 +32,7 @@ from aorta.profiling.trace_names import (
     template_values,
     trace_path,
 )
-from aorta.profiling.trace_saver import Kind, SavedOutput
+from aorta.profiling.trace_saver import Kind, SavedFile
 from aorta.profiling.upload import Destination
 
 
@@ -197,7 +197,7 @@ class ProfilerPlan:
             first_step,
         )
 
-    def outputs(self, window: TraceWindow) -> Iterator[SavedOutput]:
+    def outputs(self, window: TraceWindow) -> Iterator[SavedFile]:
         """The files to be made of a window; the trace itself comes last. None where nothing is exported."""
         if not self.exports:
             return
@@ -213,7 +213,7 @@ class ProfilerPlan:
         if settings.tensorboard or settings.naming is not Naming.tensorboard:
             yield self._output("trace", compressed(path, compression), values, compression)
 
-    def snapshot(self, window: TraceWindow) -> SavedOutput:
+    def snapshot(self, window: TraceWindow) -> SavedFile:
         """The file of the allocator's history of the window, beside the memory timeline."""
         values = template_values(self.place, window.moment)
         assert self.settings.memory_filename is not None  # without it no history is recorded
@@ -226,12 +226,12 @@ class ProfilerPlan:
 
     def _output(
         self, kind: Kind, name: PurePosixPath, values: Mapping[str, Any], compression: str = "none"
-    ) -> SavedOutput:
+    ) -> SavedFile:
         to = self._trace_remote if kind in ("trace", "chrome") else self._memory_remote
         remote = to.name(values, name, compression) if to else ""
         if kind == "snapshot":
             remote = remote.removesuffix(".html").removesuffix(".snapshot.pickle") + ".snapshot.pickle"
-        return SavedOutput(kind, self.folder / name, to, remote)
+        return SavedFile(kind, self.folder / name, to, remote)
 
 
 def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +30,19 @@ _LOWEST_PRIORITY = 19
 
 @dataclass
 class SavedFile:
-    """One file of a window: `here` its local path, `there` its address after an upload, `error` what went wrong."""
+    """A file to be made of an exported trace, and what has become of it.
+
+    Attributes:
+        path: on this disk, where it is once it is `here`.
+        remote: its name at `destination`.
+        there: its address after an upload.
+        error: what went wrong.
+    """
 
     kind: Kind
     path: Path
-    wanted_there: bool = False
+    destination: Destination | None = None
+    remote: str = ""
     here: bool = False
     bytes: int | None = None
     there: str | None = None
@@ -43,29 +51,18 @@ class SavedFile:
 
 @dataclass
 class SavedWindow:
-    """One window, its files, and for each what it was made by."""
+    """One window and its files."""
 
     window: TraceWindow
-    outputs: Sequence[SavedOutput]
-    files: list[SavedFile] = field(default_factory=list)
+    files: Sequence[SavedFile]
 
     def removable(self) -> bool:
         """Whether every file that was to be uploaded has a copy that outlives this process; asks the destination."""
         return all(
-            output.destination is None or (file.there and output.destination.holds(file.path, output.remote))
-            for file, output in zip(self.files, self.outputs, strict=True)
+            file.destination is None or (file.there and file.destination.holds(file.path, file.remote))
+            for file in self.files
             if file.here
         )
-
-
-@dataclass(frozen=True)
-class SavedOutput:
-    """A file to be made of an exported trace; `remote` is its name at `destination`."""
-
-    kind: Kind
-    path: Path
-    destination: Destination | None = None
-    remote: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Job:
 
     window: TraceWindow
     export: Callable[[Path], Any] | None
-    outputs: Sequence[SavedOutput]
+    files: Sequence[SavedFile]
     categories: Callable[[], dict[str, Any]] = dict
 
 
@@ -170,31 +167,31 @@ class Saver:
 
     def _save(self, job: Job) -> None:
         begin = time.perf_counter()
-        saved = SavedWindow(job.window, job.outputs)
-        trace = job.outputs[-1].path
+        saved = SavedWindow(job.window, job.files)
+        trace = job.files[-1].path
         raw = trace.with_name(trace.name + ".json" + PART)
         try:
             # The other thread removes uploaded files and the folders this leaves empty, except those being filled.
             with self._lock:
-                self._filling = {raw.parent, *(output.path.parent for output in job.outputs)}
+                self._filling = {raw.parent, *(file.path.parent for file in job.files)}
                 raw.parent.mkdir(parents=True, exist_ok=True)
             if job.export is not None:
                 export(job.export, raw)
         except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
-            saved.files = [
-                self._make(out, raw, job.categories)  # the allocator wrote it, and it is there
-                if out.kind == "snapshot"
-                else SavedFile(out.kind, out.path, out.destination is not None, error=error_line(error))
-                for out in job.outputs
-            ]
+            for file in job.files:
+                if file.kind == "snapshot":
+                    self._make(file, raw, job.categories)  # the allocator wrote it, and it is there
+                else:
+                    file.error = error_line(error)
             _log.error(
                 "profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error_line(error)
             )
         else:
-            saved.files = [self._make(output, raw, job.categories) for output in job.outputs]
-            if saved.files[-1].error and raw.exists():
-                saved.files[-1].path = _rescued(raw, trace)
-                saved.files[-1].here = True
+            for file in job.files:
+                self._make(file, raw, job.categories)
+            if job.files[-1].error and raw.exists():
+                job.files[-1].path = _rescued(raw, trace)
+                job.files[-1].here = True
             raw.unlink(missing_ok=True)
             _log.info("Finished dumping profiler traces in %.2f seconds", time.perf_counter() - begin)
         with self._lock:
@@ -203,31 +200,28 @@ class Saver:
             self._here.append(saved)
         self._put(self._uploads, lambda: self._deliver(saved))
 
-    def _make(self, output: SavedOutput, raw: Path, categories: Callable[[], dict[str, Any]]) -> SavedFile:
-        path = output.path
-        saved = SavedFile(output.kind, path, output.destination is not None)
+    def _make(self, file: SavedFile, raw: Path, categories: Callable[[], dict[str, Any]]) -> None:
         try:
-            if output.kind != "snapshot":
-                path = saved.path = path if self._overwrite else free_name(path)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if output.kind == "memory":
-                    draw(raw, path, _divided(categories))
-                elif output.kind == "trace" and path.suffix != ".gz":
-                    raw.replace(path)
+            if file.kind != "snapshot":
+                file.path = file.path if self._overwrite else free_name(file.path)
+                file.path.parent.mkdir(parents=True, exist_ok=True)
+                if file.kind == "memory":
+                    draw(raw, file.path, _divided(categories))
+                elif file.kind == "trace" and file.path.suffix != ".gz":
+                    raw.replace(file.path)
                 else:
-                    pack(raw, path)
-            saved.bytes, saved.here = path.stat().st_size, True
+                    pack(raw, file.path)
+            file.bytes, file.here = file.path.stat().st_size, True
         except Exception as error:  # noqa: BLE001  one file of several; it is logged and recorded
-            saved.error = error_line(error)
-            _log.error("profiling: %s could not be written: %s", path, saved.error)
-        return saved
+            file.error = error_line(error)
+            _log.error("profiling: %s could not be written: %s", file.path, file.error)
 
     def _deliver(self, saved: SavedWindow) -> None:
-        for file, output in zip(saved.files, saved.outputs, strict=True):
-            if output.destination is None or not file.here or file.error:
+        for file in saved.files:
+            if file.destination is None or not file.here or file.error:
                 continue
             try:
-                file.there = output.destination.put(file.path, output.remote)
+                file.there = file.destination.put(file.path, file.remote)
                 _log.info("profiling: uploaded %s to %s", file.path, file.there)
             except Exception as error:  # noqa: BLE001  the file is still here; it is logged and recorded
                 file.error = error_line(error)

@@ -25,7 +25,7 @@ from aorta.profiling.memory_history import MemoryHistory, by_category
 from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
 from aorta.profiling.trace_files import free_name
 from aorta.profiling.trace_names import STEP_BASE, TraceWindow
-from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+from aorta.profiling.trace_saver import Job, SavedFile, Saver
 
 _log = logging.getLogger(__name__)
 _ACTIONS = {
@@ -247,7 +247,7 @@ class WindowRecording(profile):
             export = (lambda path: results.save(str(path))) if self._plan.exports else None
             self.saver.submit(Job(window, export, outputs, lambda: by_category(results)))
 
-    def _snapshot(self, window: TraceWindow) -> SavedOutput | None:
+    def _snapshot(self, window: TraceWindow) -> SavedFile | None:
         """Write the allocator's history right here: only this thread may read it."""
         output = self._plan.snapshot(window)
         path = output.path if self._settings.overwrite else free_name(output.path)
@@ -257,7 +257,8 @@ class WindowRecording(profile):
         except OSError as error:
             _log.error("profiling: the memory snapshot %s could not be written: %s", path, error)
             return None
-        return dataclasses.replace(output, path=path)
+        output.path = path
+        return output
 
     @contextmanager
     def _harmless(self, what: str) -> Iterator[None]:

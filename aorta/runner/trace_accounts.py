@@ -59,7 +59,7 @@ def _window(saved: SavedWindow, unfinished: bool) -> dict[str, Any]:
                 "here": file.here,
                 "uploaded_to": file.there,
                 "error": file.error
-                or ("not uploaded when the run ended" if unfinished and file.wanted_there and not file.there else None),
+                or ("not uploaded when the run ended" if unfinished and file.destination and not file.there else None),
             }
             for file in saved.files
         ],

@@ -135,7 +135,7 @@ class TrainingRun:
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still record which one it was.
-        with stop_on_signals(agreement) as signals, run.record.closed_by(instrument, self.peers.explain) as ending:
+        with stop_on_signals(agreement), run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
             shape = step.model.facts.get("mesh", {})
@@ -168,7 +168,7 @@ class TrainingRun:
                 progress.close()
                 run.progress.enter("baseline")
                 self._baselines(step, batches, agreement, stop)
-            ending.signal = signals.received
+            ending.signal = agreement.stopped_by
         run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
@@ -178,13 +178,13 @@ class TrainingRun:
             run.loggers.hurry()
         _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
         try:
-            self.profiler.settle(folder, stopped=signals.received is not None)
+            self.profiler.settle(folder, stopped=agreement.stopped_by is not None)
         except TracesIncomplete as error:
             run.record.refused(error.exit_code, str(error))
             raise
         if topology.rank == 0:
             self._say_next(folder)
-        return signals.received
+        return agreement.stopped_by
 
     def _say_next(self, folder: RunFolder) -> None:
         """The commands that read what this run has written."""

@@ -27,13 +27,13 @@ def alone():
 def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number, monkeypatch):
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
     before = [signal.getsignal(each) for each in (TERM, INT)]
-    with stop_on_signals(alone) as signals:
-        assert signals.received is None
+    with stop_on_signals(alone):
+        assert alone.stopped_by is None
         os.kill(os.getpid(), number)
         assert not alone.may_start(1)
         for other in (TERM, INT, number):
             os.kill(os.getpid(), other)
-        assert signals.received is number
+        assert alone.stopped_by is number
     assert [signal.getsignal(each) for each in (TERM, INT)] == before
 
 
@@ -58,9 +58,9 @@ def test_the_first_signal_here_is_no_impatience_though_another_rank_was_asked_lo
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
     agreement = StopAgreement(DeadStore(), 0, 1)
     agreement.request(TERM)
-    with stop_on_signals(agreement) as signals:
+    with stop_on_signals(agreement):
         os.kill(os.getpid(), INT)
-        assert signals.received is TERM
+        assert agreement.stopped_by is TERM
 
 
 def test_a_signal_wakes_a_rank_that_waits_for_the_others():
@@ -79,9 +79,9 @@ def test_a_signal_wakes_a_rank_that_waits_for_the_others():
             time.sleep(0.001)
         store.set("stop/at/1", "4")
 
-    with stop_on_signals(agreement) as signals:
+    with stop_on_signals(agreement):
         threading.Thread(target=others).start()
         assert agreement.may_start(4)
         assert not agreement.may_start(5)
-        assert signals.received is TERM
+        assert agreement.stopped_by is TERM
     agreement.close()

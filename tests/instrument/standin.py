@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Original, all_groups, issued_by
 from aorta.instrument.emulation.replay import Rehearsal, Replay
-from aorta.instrument.emulation.stand_in import StandIn, tensors_in
+from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
+from aorta.instrument.operators import tensors_in
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
 from tests.instrument.kinds import calls
@@ -126,7 +127,6 @@ def values(instrument: Instrumentation, standin: StandIn, rank: int) -> dict[str
 
 def replayed(instrument: Instrumentation, steps: list[Step], rank: int) -> dict[str, Any]:
     """A sequence noted down, and what its replay issued: asynchronous ones, waited for in another order than issued."""
-    seen: list[str] = []
 
     def sequence() -> None:
         big, part = torch.ones(4, 6), torch.ones(2, 3)
@@ -148,30 +148,17 @@ def replayed(instrument: Instrumentation, steps: list[Step], rank: int) -> dict[
         sequence()
     replay = Replay(rehearsal.events)
 
-    class Order:
-        """Notes issues and waits of the replay, and lets them pass."""
-
-        def __init__(self) -> None:
-            self.inner = Rehearsal(torch.device("cpu"))
-
-        def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
-            return self.inner(name, args, original)
-
-    again = Order()
+    again = Rehearsal(torch.device("cpu"))
     with instrument.replaced(again):
         replay.run()
     for number in range(2):
         with instrument.recorder.step(facts(number)):
             replay.run()
     instrument.recorder.finish()
-    seen = [
-        [str(type(event).__name__), getattr(event, "number", getattr(event, "name", None))]
-        for event in rehearsal.events
-    ]
-    once_more = [
-        [str(type(event).__name__), getattr(event, "number", getattr(event, "name", None))]
-        for event in again.inner.events
-    ]
+    seen, once_more = (
+        [[type(event).__name__, getattr(event, "number", getattr(event, "name", None))] for event in one.events]
+        for one in (rehearsal, again)
+    )
     return {
         "events": seen,
         "again": once_more,

@@ -13,7 +13,7 @@ from aorta.distributed import cuda
 from aorta.profiling import memory_history, window_recording
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_names import TraceWindow
-from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from tests.profiling.windows import files_below, listening, loop, preset
 
 
@@ -212,7 +212,7 @@ def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_pat
             Job(
                 TraceWindow(0, 0, False, None),
                 lambda path: path.write_text("{}"),
-                [SavedOutput("trace", folder / "a.json", Remote(), "a")],
+                [SavedFile("trace", folder / "a.json", Remote(), "a")],
             )
         )
         assert saver.drain(60)

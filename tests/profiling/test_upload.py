@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from aorta.errors import ConfigError
 from aorta.profiling.trace_names import Moment, TraceWindow
-from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from aorta.profiling.upload import ATTEMPTS, CHECK, Remote, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset
 
@@ -295,7 +295,7 @@ def test_a_slow_server_holds_up_neither_training_nor_the_next_files(flaky, tmp_p
     saver = Saver(keep=0)
     for step in range(3):
         window = TraceWindow(step, step, False, Moment(batch=step + 1))
-        output = SavedOutput("trace", tmp_path / f"{step}.json", Slow(), f"{step}.json")
+        output = SavedFile("trace", tmp_path / f"{step}.json", Slow(), f"{step}.json")
         saver.submit(Job(window, lambda path: path.write_text("{}"), [output]))
     assert not saver.drain(0.0)
     while len(saver.windows) < 3:  # all are written while the first upload still hangs

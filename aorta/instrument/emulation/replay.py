@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from aorta.instrument.dispatcher import Original, Work, first_tensor, with_work, work_in
-from aorta.instrument.emulation.stand_in import tensors_in
-from aorta.instrument.operators import OPERATORS
+from aorta.instrument.operators import OPERATORS, tensors_in
 from aorta.instrument.timed_work import KeptAlive, TimedWork
 
 _ALIGNMENT = 512

@@ -9,7 +9,7 @@ Must not call a backend, or count as a collective: these calls are in no row of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import torch
 from aorta.errors import InstrumentError
 from aorta.instrument.dispatcher import Original, Work, group_in
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.operators import position_of_group
+from aorta.instrument.operators import position_of_group, tensors_in
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StandIn:
                 copy(args, StandInRank(group.rank(), group.size()))
         if blocks:
             self._on_stall(begin, self._clock.mark())
-        written = list(tensors_in(args[0]))
+        written = tensors_in(args[0])
         work = self._done(written)
         returns = getattr(torch.ops.c10d, name).default._schema.returns
         return (args[0], work.boxed()) if len(returns) == 2 else work.boxed()
@@ -86,15 +86,6 @@ class StandIn:
         future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
         future.set_result(written)
         return self._make_work(future)
-
-
-def tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists of arguments, in order."""
-    if isinstance(arguments, torch.Tensor):
-        yield arguments
-    elif isinstance(arguments, (list, tuple)):
-        for item in arguments:
-            yield from tensors_in(item)
 
 
 def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
