@@ -34,7 +34,7 @@ from aorta.instrument.step_builder import StepBuilder
 from benchmarks import plans
 from tests.device_path.launch import on_devices
 from tests.device_path.program_host_bound import RUNS, Load, Machine, begin, wrong
-from tests.device_path.program_overlap import SHAPE, one_clock
+from tests.device_path.program_overlap import SHAPE
 from tests.loop import Loop
 from tests.simulated import load
 
@@ -93,7 +93,6 @@ def worker(_words: Any) -> dict[str, Any]:
     topology = read_topology()
     device = torch.device("cuda", topology.local_rank)
     torch.cuda.set_device(device)
-    one_clock()
     spent: dict[str, list[int]] = {}
     for name in ("line", "_certain"):
         setattr(StepBuilder, name, timed(getattr(StepBuilder, name), spent.setdefault(name, [])))

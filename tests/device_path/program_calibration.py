@@ -6,21 +6,18 @@ Run by `test_calibration`.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.program_overlap import MATH, SHAPE, one_clock
+from tests.device_path.program_overlap import MATH, SHAPE
+from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -87,16 +84,10 @@ def waits() -> int:
 
 def main() -> None:
     """Every case, one after another."""
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
     simulated.collective_lengths(default=(90_000, 0.5))
     simulated.costs(launch_ns=10_000)
-    with process_group(topology, device, 300):
-        told = {name: case(name, topology, device) for name in CASES}
-    (Path(sys.argv[1]) / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+    by_rank(lambda *rank: {name: case(name, *rank) for name in CASES})
 
 
 if __name__ == "__main__":

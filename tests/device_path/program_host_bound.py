@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,12 +19,12 @@ import msgspec
 import torch
 from torch import nn
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology
 from aorta.instrument.compute_ranges import needing_gradient
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.schema import Step
-from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP, one_clock
+from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP
+from tests.device_path.ranks import by_rank
 from tests.device_path.witness import Truth, truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated
@@ -174,14 +173,8 @@ def watched() -> Iterator[list[nn.Module]]:
 
 def main() -> None:
     """Every run, one after another."""
-    folder, runs = Path(sys.argv[1]), [Run.read(one) for one in json.loads(sys.argv[2])]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        seen = [steps_of(run, topology, device) for run in runs]
-    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(seen))
+    runs = [Run.read(one) for one in json.loads(sys.argv[2])]
+    by_rank(lambda *rank: [steps_of(run, *rank) for run in runs])
 
 
 def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[str, Any]]:

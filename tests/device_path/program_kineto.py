@@ -14,10 +14,10 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP, one_clock
+from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP
+from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -25,13 +25,7 @@ STEPS = 4
 
 
 def main(folder: Path, strategies: list[str]) -> None:
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        for strategy in strategies:
-            run(folder / strategy, strategy, topology, device)
+    by_rank(lambda *rank: [run(folder / strategy, strategy, *rank) for strategy in strategies])
 
 
 def run(folder: Path, strategy: str, topology: Topology, device: torch.device) -> None:

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import Topology
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
@@ -26,7 +25,7 @@ from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, InstrumentMode
 from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
-from tests.device_path.program_overlap import one_clock
+from tests.device_path.ranks import by_rank
 from tests.simulated import device as simulated
 
 VALUES = 1024
@@ -111,17 +110,15 @@ class WaitsAfterEach(nn.Module):
 def main() -> None:
     """Every case, one after another."""
     folder, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
     simulated.costs(launch_ns=0)
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)))
-    with process_group(topology, device, 300):
+
+    def each(topology: Topology, device: torch.device) -> None:
         for case in cases:
             run(case, folder / case.name, device, topology.rank, topology.world_size)
         dist.barrier()
-    (folder / f"rank_{topology.rank}.json").write_text("{}")
+
+    by_rank(each)
 
 
 def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: int) -> None:

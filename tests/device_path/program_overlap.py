@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
-from aorta.instrument.native.build import load
+from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
+from tests.device_path.ranks import by_rank
 from tests.device_path.witness import truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated
@@ -44,21 +42,8 @@ class Case:
 
 def main() -> None:
     """Every case, one after another."""
-    folder, cases = Path(sys.argv[1]), [Case(one["name"], tuple(one["words"])) for one in json.loads(sys.argv[2])]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        told = [{"name": case.name, "steps": seen(case, topology, device)} for case in cases]
-    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
-
-
-def one_clock() -> None:
-    """The compiled tap reads the virtual host's clock too."""
-    module, why_not = load()
-    assert module is not None, why_not
-    module.use_clock(simulated.host_clock_address())
+    cases = [Case(one["name"], tuple(one["words"])) for one in json.loads(sys.argv[2])]
+    by_rank(lambda *rank: [{"name": case.name, "steps": seen(case, *rank)} for case in cases])
 
 
 def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str, Any]]:

@@ -6,17 +6,15 @@ of each transfer in the record and on the device. Run by `test_rules`.
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
-from tests.device_path.program_rules import one_of_the_ranks
+from tests.device_path.ranks import by_rank
 from tests.device_path.rig import Groups, stream_id
 from tests.device_path.scenes import TAPS, Scene
 from tests.simulated.scenarios import unbound_group
@@ -24,18 +22,12 @@ from tests.simulated.scenarios import unbound_group
 MODES: tuple[InstrumentMode, ...] = ("dedicated", "observe")
 
 
-def main() -> None:
-    """Every way."""
-    folder = Path(sys.argv[1])
-    told: dict[str, Any] = {}
-    with one_of_the_ranks() as device:
-        unbound = unbound_group()
-        transfer(torch.zeros(1, device=device), unbound)  # communicators' own streams, before an instrument takes any
-        groups = Groups(*[unbound] * 6, {priority: stream_id(priority) for priority in (0, -1)})
-        for mode, tap in product(MODES, TAPS):
-            told[f"{mode}-{tap}"] = sent(Scene(device, groups, mode, tap == "compiled"))
-        rank = dist.get_rank()
-    (folder / f"rank_{rank}.json").write_text(json.dumps(told))
+def every_way(_topology: Topology, device: torch.device) -> dict[str, Any]:
+    """What was sent, by mode and tap."""
+    unbound = unbound_group()
+    transfer(torch.zeros(1, device=device), unbound)  # communicators' own streams, before an instrument takes any
+    groups = Groups(*[unbound] * 6, {priority: stream_id(priority) for priority in (0, -1)})
+    return {f"{mode}-{tap}": sent(Scene(device, groups, mode, tap == "compiled")) for mode, tap in product(MODES, TAPS)}
 
 
 def sent(scene: Scene) -> dict[str, Any]:
@@ -60,4 +52,4 @@ def transfer(x: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    by_rank(every_way)

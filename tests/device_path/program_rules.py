@@ -6,21 +6,16 @@ Enters: a folder. Leaves: `rank_<r>.json`: what each loop found wrong and what i
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
-from tests.device_path.program_overlap import one_clock
+from tests.device_path.ranks import by_rank
 from tests.device_path.rig import Groups, groups
 from tests.device_path.scenario import run, use
 from tests.device_path.scenes import TAPS, play
@@ -31,23 +26,13 @@ WAYS: dict[str, InstrumentMode] = {"dedicated": "dedicated", "observe": "observe
 
 def main() -> None:
     """Every way."""
-    folder = Path(sys.argv[1])
-    with one_of_the_ranks() as device:
+
+    def told(_topology: Topology, device: torch.device) -> dict[str, Any]:
         own = groups(device)
-        told = {"off": off(device, own)}
-        told |= answers(device, own, told["off"])
-    (folder / f"rank_{device.index}.json").write_text(json.dumps(told))
+        without = off(device, own)
+        return {"off": without} | answers(device, own, without)
 
-
-@contextmanager
-def one_of_the_ranks() -> Iterator[torch.device]:
-    """This rank's device, with the default process group, for a `with` block."""
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        yield device
+    by_rank(told)
 
 
 def off(device: torch.device, own: Groups) -> dict[str, Any]:

@@ -7,16 +7,14 @@ unread steps at three moments of each case. Run by `test_training`.
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
-from tests.device_path.program_overlap import SHAPE, one_clock
+from aorta.distributed.topology import Topology
+from tests.device_path.program_overlap import SHAPE
+from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -25,14 +23,7 @@ LOOKS = (50, 275, 500)
 
 def main() -> None:
     """Every case."""
-    folder, cases = Path(sys.argv[1]), sys.argv[2:]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        told = {case: looks(tuple(case.split()), topology, device) for case in cases}
-    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+    by_rank(lambda *rank: {case: looks(tuple(case.split()), *rank) for case in sys.argv[2:]})
 
 
 def looks(words: tuple[str, ...], topology: Topology, device: torch.device) -> list[dict[str, Any]]:

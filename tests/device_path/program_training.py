@@ -8,17 +8,15 @@ whose streams collectives ran. Run by `test_training`.
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.program_overlap import SHAPE, one_clock
+from tests.device_path.program_overlap import SHAPE
+from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
@@ -48,20 +46,15 @@ WARM_UP = 2
 
 def main() -> None:
     """Every strategy, in every mode."""
-    folder, strategies, steps = Path(sys.argv[1]), sys.argv[2].split(","), int(sys.argv[3])
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        told = {
+    strategies, steps = sys.argv[2].split(","), int(sys.argv[3])
+    by_rank(
+        lambda *rank: {
             strategy: {
-                arm: trained((*f"parallel={strategy}".split(), *words), topology, device, steps)
-                for arm, words in ARMS.items()
+                arm: trained((*f"parallel={strategy}".split(), *words), *rank, steps) for arm, words in ARMS.items()
             }
             for strategy in strategies
         }
-    (folder / f"rank_{topology.rank}.json").write_text(json.dumps(told))
+    )
 
 
 def trained(words: tuple[str, ...], topology: Topology, device: torch.device, steps: int) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import msgspec
 import torch
 
 from aorta.config.schema import EmulatedFabric
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.schema import Step
 from tests.analysis.builders import footer, header, write_manifest, write_rank
-from tests.device_path.program_overlap import MATH, SHAPE, one_clock
+from tests.device_path.program_overlap import MATH, SHAPE
+from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -41,14 +41,7 @@ class Case:
 def main() -> None:
     """Every case, one after another."""
     folder, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
-    topology = read_topology()
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    one_clock()
-    with process_group(topology, device, 300):
-        for case in cases:
-            train(folder / case.name, case, topology, device)
-    (folder / f"rank_{topology.rank}.json").write_text("null")
+    by_rank(lambda *rank: [train(folder / case.name, case, *rank) for case in cases])
 
 
 def train(folder: Path, case: Case, topology: Topology, device: torch.device) -> None:
