@@ -12,10 +12,15 @@ from aorta.distributed.environment_checks import (
     cores,
     knobs_found,
     one_rank,
+    refuse_two_tracers,
     streams_used,
     timed_from_python,
     too_many_ranks,
+    tracer_present,
+    untraced,
 )
+from aorta.errors import ConfigError
+from tests.runs import attempt
 
 WARNED = [
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
@@ -134,3 +139,54 @@ def test_collectives_timed_from_python_are_told_with_the_cost_and_the_remedy():
     assert on_cpu.text.endswith("(not built: c++ not found): steps of DDP were 4 to 7 % longer")
     for interceptor, platform in (("native", "cuda"), ("python: instrument.native=false", "cpu"), (None, "cuda")):
         assert timed_from_python(interceptor, platform) is None
+
+
+# --- tracers ----------------------------------------------------------------------------------------------------------
+
+
+TOOL = "/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"
+ROCPROF = {"LD_PRELOAD": f"{TOOL}:/opt/rocm/lib/librocprofiler-sdk.so", "ROCP_TOOL_LIBRARIES": TOOL}
+NSYS = {"NSYS_PROFILING_SESSION_ID": "4711", "CUDA_INJECTION64_PATH": "/opt/nsys/libToolsInjection64.so"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "tracer"),
+    [
+        ({}, None),
+        ({"LD_PRELOAD": "libjemalloc.so"}, None),
+        ({"NSYS_PROFILING_SESSION_ID": ""}, None),
+        (ROCPROF, "rocprofv3"),
+        ({"LD_PRELOAD": TOOL}, "rocprofv3"),
+        (NSYS, "nsys"),
+    ],
+)
+@pytest.mark.spec("D28")
+def test_a_tracer_is_known_by_its_environment(environment, tracer):
+    assert tracer_present(environment) == tracer
+
+
+@pytest.mark.parametrize(("environment", "name"), [(ROCPROF, "rocprofv3"), (NSYS, "nsys")])
+@pytest.mark.spec("D28")
+def test_torch_profiler_beside_a_tracer_is_refused(environment, name):
+    refuse_two_tracers(False, environment)
+    refuse_two_tracers(True, {})
+    with pytest.raises(ConfigError, match=f"traced by {name}.*profiling.enabled=false"):
+        refuse_two_tracers(True, environment)
+
+
+@pytest.mark.spec("D28")
+def test_a_profiler_switched_on_in_a_file_is_refused_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
+    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\nprofiling:\n  enabled: true\n")
+    done = attempt(tmp_path / "run", "--config", str(tmp_path / "mine.yaml"), ranks=1)
+    assert (done.returncode, "traced by nsys" in done.stderr) == (ConfigError.exit_code, True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_helper_programs_are_not_traced_along():
+    assert untraced({"PATH": "/bin", "LD_PRELOAD": "libjemalloc.so"}) == {
+        "PATH": "/bin",
+        "LD_PRELOAD": "libjemalloc.so",
+    }
+    assert untraced(ROCPROF | {"PATH": "/bin"}) == {"PATH": "/bin"}
+    assert untraced(NSYS | {"PATH": "/bin"}) == {"PATH": "/bin", "NSYS_PROFILING_SESSION_ID": "4711"}
