@@ -11,60 +11,32 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import InstrumentError
-from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
-from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.native.build import load
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.timed_work import KeptAlive, TimedWork
-from tests.instrument.steps import recorded_by
+from tests.instrument.taps import CPU, Tap
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
-CPU = torch.device("cpu")
 GLOO_LETS_GO_S = 0.005
 
 
-class Watched:
-    """A tap that looks at every collective, and what it has seen."""
-
-    def __init__(
-        self, tap: CpuInterceptor | NativeCpuInterceptor, rows: list[InFlight], groups: dict[str, Group]
-    ) -> None:
-        self._tap, self._rows, self.groups = tap, rows, groups
-        self._looking = tap.open(CPU, lambda: None)
-        if isinstance(tap, NativeCpuInterceptor):
-            tap.begin()
-
-    @property
-    def seen(self) -> list[InFlight]:
-        if isinstance(self._tap, NativeCpuInterceptor):
-            self._rows += recorded_by(self._tap).collectives
-            self._tap.begin()
-        for row in self._rows:
-            row.look()
-        return self._rows
-
-    def close(self) -> None:
-        self._looking.close()
-        self._tap.close()
-
-
 @pytest.fixture(params=["python", "native"])
-def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Watched]:
+def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Tap]:
     """Both ways to look, which must tell the same."""
-    rows, groups = list[InFlight](), dict[str, Group]()
-    if request.param == "native":
-        module, why_not = load()
-        if module is None:
-            pytest.skip(f"the compiled part is {why_not}")
-        watched = Watched(NativeCpuInterceptor(module, groups), rows, groups)
-    else:
-        watched = Watched(CpuInterceptor(HostClock(), groups, rows.append, lambda wait: None), rows, groups)
+    watched = Tap(compiled=request.param == "native")
     yield watched
     watched.close()
+    watched.interceptor.close()
+
+
+def seen(watched: Tap) -> list[InFlight]:
+    """Its rows so far, with the ends that are known."""
+    watched.hand_over()
+    for row in watched.rows:
+        row.look()
+    return watched.rows
 
 
 CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
@@ -87,12 +59,12 @@ CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
 @pytest.mark.parametrize("name", CALLS)
-def test_each_kind_is_seen_with_its_bytes(watched: Watched, name: str) -> None:
+def test_each_kind_is_seen_with_its_bytes(watched: Tap, name: str) -> None:
     call, kind, size = CALLS[name]
     before = issued_by(all_groups()[0])
     call()
     after = issued_by(all_groups()[0])
-    (row,) = watched.seen
+    (row,) = seen(watched)
     assert (row.kind, row.bytes) == (kind, size)
     assert before is not None
     assert after == before + 1
@@ -102,7 +74,7 @@ def test_each_kind_is_seen_with_its_bytes(watched: Watched, name: str) -> None:
     assert watched.groups[row.group].lanes >= 1
 
 
-def test_values_and_handles_are_the_backends(watched: Watched) -> None:
+def test_values_and_handles_are_the_backends(watched: Tap) -> None:
     tensor = torch.arange(4.0)
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
@@ -112,11 +84,11 @@ def test_values_and_handles_are_the_backends(watched: Watched) -> None:
     assert torch.equal(tensor, torch.arange(4.0))
     value = dist.all_reduce(tensor, async_op=True).get_future().wait()
     assert torch.equal(value[0], torch.arange(4.0))
-    assert [row.seq for row in watched.seen] == [0, 1]
+    assert [row.seq for row in seen(watched)] == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
-def test_exceptions_are_the_backends(watched: Watched) -> None:
+def test_exceptions_are_the_backends(watched: Tap) -> None:
     def wrong() -> None:
         dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
 
@@ -129,10 +101,10 @@ def test_exceptions_are_the_backends(watched: Watched) -> None:
 
 
 @pytest.mark.spec("D7")
-def test_closing_puts_torch_back(watched: Watched) -> None:
+def test_closing_puts_torch_back(watched: Tap) -> None:
     watched.close()
     dist.all_reduce(torch.ones(2))
-    assert watched.seen == []
+    assert seen(watched) == []
 
 
 def test_what_is_being_captured_is_left_to_torch() -> None:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +17,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import all_groups, issued_by
-from aorta.instrument.in_flight import Group, InFlight
-from aorta.instrument.native.build import load
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from tests.instrument.steps import recorded_by
+from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.known_answers.again import attempted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
-CPU = torch.device("cpu")
 HELD_S = 0.3
 PATIENCE_S = 30.0
 """For what comes at once, unless the machine is busy."""
@@ -36,48 +29,11 @@ ATTEMPTS = 100
 """A collective of one rank may be over at once."""
 
 
-@pytest.fixture(scope="module")
-def module() -> Any:
-    found, why_not = load()
-    if found is None:
-        pytest.skip(f"the compiled part is {why_not}")
-    return found
-
-
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A gloo world of one rank."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[no-untyped-call]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def tap(module: Any, alone: None) -> Iterator[Tap]:
-    tap = Tap(module)
+def tap(world_of_one: None) -> Iterator[Tap]:
+    tap = Tap(compiled=True)
     yield tap
     tap.close()
-
-
-class Tap:
-    """The compiled tap on a world of one, and what it handed over."""
-
-    def __init__(self, module: Any) -> None:
-        self.rows: list[InFlight] = []
-        self.stalls: list[tuple[int, int]] = []
-        self._tap = NativeCpuInterceptor(module, {})
-        self._looking = self._tap.open(torch.device("cpu"), lambda: None)
-        self._tap.begin()
-
-    def hand_over(self) -> None:
-        told = recorded_by(self._tap)
-        self.rows += told.collectives
-        self.stalls += [(wait.begin, wait.end) for wait in told.waits if wait.blocked]
-        self._tap.begin()
-
-    def close(self) -> None:
-        self._looking.close()
 
 
 def under_way() -> Any:
@@ -197,7 +153,7 @@ def test_it_counts_on_where_it_was_when_it_looks_again(tap: Tap) -> None:
     dist.all_reduce(torch.ones(2))
     tap.close()
     dist.all_reduce(torch.ones(2))
-    again = tap._tap.open(torch.device("cpu"), lambda: None)
+    again = tap.interceptor.open(CPU, lambda: None)
     dist.all_reduce(torch.ones(2))
     again.close()
     tap.hand_over()
@@ -228,7 +184,9 @@ def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: T
     assert kept() is None
 
 
-def test_a_backend_s_count_is_the_one_that_python_is_told(module: Any, alone: None) -> None:
+@pytest.mark.usefixtures("world_of_one")
+def test_a_backend_s_count_is_the_one_that_python_is_told() -> None:
+    module = compiled_part()
     for issued in range(3):
         (group,) = all_groups()
         assert module.issued_by(group) == issued_by(group) == issued
@@ -236,63 +194,28 @@ def test_a_backend_s_count_is_the_one_that_python_is_told(module: Any, alone: No
 
 
 def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:
-    tap._tap.end()
+    tap.interceptor.end()
     dist.all_reduce(torch.ones(2))
-    tap._tap.begin()
+    tap.interceptor.begin()
     dist.all_reduce(torch.ones(2))
     tap.hand_over()
     assert [row.seq for row in tap.rows] == [1]
 
 
-def test_a_world_that_is_made_again_is_seen_again(tmp_path: Path, module: Any) -> None:
+def test_a_world_that_is_made_again_is_seen_again() -> None:
     """torch gives the second one the name of the first."""
-    groups = dict[str, Group]()
-    tap = NativeCpuInterceptor(module, groups)
-    looking = tap.open(CPU, lambda: None)
-    tap.begin()
-    seen = []
-    for name in ("first", "second"):
-        store = dist.FileStore(str(tmp_path / name), 1)  # type: ignore[no-untyped-call]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    tap, seen = Tap(compiled=True), []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         dist.all_reduce(torch.ones(2))
-        seen.append(dict(groups))
-        groups.clear()
+        seen.append(dict(tap.groups))
+        tap.groups.clear()
         dist.destroy_process_group()
-    rows = recorded_by(tap).collectives
-    looking.close()
+    tap.hand_over()
     tap.close()
+    tap.interceptor.close()
     assert seen[0] == seen[1] != {}
-    assert [row.seq for row in rows] == [0, 1]
-
-
-class Answer(dist._Work):  # type: ignore[misc]  # torch's own class for handles made in Python
-    """A backend's handle that does as it is told."""
-
-    def __init__(self, *, fails: int = 0) -> None:
-        super().__init__()
-        self.fails, self.waits = fails, 0
-
-    def wait(self, timeout: Any = None) -> bool:
-        self.waits += 1
-        if self.waits <= self.fails:
-            raise RuntimeError("timed out")
-        return True
-
-    def get_future(self) -> Any:
-        raise RuntimeError("has none")
-
-
-@contextmanager
-def answering(work: Answer) -> Iterator[None]:
-    """A backend of our own under the dispatcher's CPU key."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library = torch.library.Library("c10d", "IMPL")
-        library.impl("allreduce_", lambda tensors, *_: (tensors, work.boxed()), "CPU", allow_override=True)
-    try:
-        yield
-    finally:
-        library._destroy()
+    assert [row.seq for row in tap.rows] == [0, 1]
 
 
 def test_a_wait_that_times_out_is_a_stall_and_no_end(tap: Tap) -> None:

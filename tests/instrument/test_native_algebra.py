@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
-from aorta.instrument.native.build import load
 from aorta.instrument.native.ranges import compiled_algebra
 from aorta.timeline.overlap import PAIRS, Algebra, measure_lanes
+from tests.instrument.taps import compiled_part
 from tests.strategies import bases, collectives, interval_lists
 from tests.strategies import intervals as windows
 
@@ -20,10 +20,7 @@ WIDE = (-(2**60), 2**62)
 
 @pytest.fixture(scope="module")
 def compiled() -> Algebra[Any, Any]:
-    module, why_not = load()
-    if module is None:
-        pytest.skip(f"the compiled part is {why_not}")
-    return compiled_algebra(module)
+    return compiled_algebra(compiled_part())
 
 
 def shifted(found: list[tuple[int, int]], base: int) -> list[tuple[int, int]]:

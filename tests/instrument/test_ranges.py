@@ -13,11 +13,11 @@ from torch import nn
 from aorta.instrument.compute_ranges import BlockRanges, Range
 from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.open_step import Pass
 from tests.instrument.steps import recorded_by
+from tests.instrument.taps import compiled_part
 
 FORWARD_NS, BACKWARD_NS = 20_000_000, 30_000_000
 
@@ -113,10 +113,7 @@ class Compiled(InPython):
 
 
 def compiled() -> Compiled:
-    module, why_not = load()
-    if module is None:
-        pytest.skip(f"the compiled part is {why_not}")
-    return Compiled(module)
+    return Compiled(compiled_part())
 
 
 @pytest.fixture(params=[InPython, compiled], ids=["python", "compiled"])

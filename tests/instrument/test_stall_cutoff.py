@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,13 @@ import torch.distributed as dist
 
 from aorta.analysis.report.report_folder import write_report
 from aorta.instrument import stall_cutoff as measuring
-from aorta.instrument.cpu_interceptor import CpuInterceptor
-from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import Group
-from aorta.instrument.native.build import load
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.stall_cutoff import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff
-from tests.instrument.steps import MS, Rig, recorded_by
+from tests.instrument.steps import MS, Rig
+from tests.instrument.taps import CPU, Answer, Tap, answering
 from tests.runs import record, train
 
-CPU = torch.device("cpu")
 US = 1_000
 
 
@@ -135,56 +128,17 @@ def test_a_step_that_was_not_seen_whole_has_no_ratio_at_any_cutoff() -> None:
     assert line.reasons["overlap_ratio_at_half_cutoff"] == line.reasons["overlap_ratio"]
 
 
-class Slow(dist._Work):  # type: ignore[misc]  # torch's own class for handles made in Python
-    def get_future(self) -> Any:
-        raise RuntimeError("has none")
-
-
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("compiled", [False, True], ids=["python", "native"])
-def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool, tmp_path: Path) -> None:
+def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool) -> None:
     """A backend whose call takes 2 ms: told as a call, not as a stall."""
-    calls: list[tuple[int, int]] = []
-    stalls: list[Any] = []
-    if compiled:
-        module, why_not = load()
-        if module is None:
-            pytest.skip(f"the compiled part is {why_not}")
-        tap: Any = NativeCpuInterceptor(module, {}, shortest_call_ns=1_000 * US)
-    else:
-        tap = CpuInterceptor(
-            HostClock(),
-            dict[str, Group](),
-            lambda _row: None,
-            stalls.append,
-            None,
-            lambda begin, end: calls.append((begin, end)),
-            1_000 * US,
-        )
-    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[no-untyped-call]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    library = torch.library.Library("c10d", "IMPL")
-    work = Slow()
-
-    def slow(tensors: Any, *_: Any) -> Any:
-        time.sleep(0.002)
-        return tensors, work.boxed()
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            library.impl("allreduce_", slow, "CPU", allow_override=True)
-        looking = tap.open(CPU, lambda: None)
-        tap.begin()
+    with answering(Answer(), lambda: time.sleep(0.002)):
+        tap = Tap(compiled=compiled, shortest_call_ns=1_000 * US)
         dist.all_reduce(torch.ones(2), async_op=True)
-        if compiled:
-            told = recorded_by(tap)
-            calls, stalls = told.calls, told.waits
-        looking.close()
-    finally:
-        library._destroy()
-        dist.destroy_process_group()
-    assert [end - begin >= 2 * MS for begin, end in calls] == [True]
-    assert stalls == []
+        tap.hand_over()
+        tap.close()
+    assert [end - begin >= 2 * MS for begin, end in tap.calls] == [True]
+    assert tap.waits == []
 
 
 @pytest.mark.dist
