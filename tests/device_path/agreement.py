@@ -149,15 +149,7 @@ def _of_copies(line: Step, copies: list[Any]) -> list[str]:
 
 
 def _of_lengths(line: Step, truth: Truth) -> list[str]:
-    lengths_ns = {
-        "compute_ms": truth.compute_ns,
-        "comm_ms": truth.comm_ns,
-        "compute_comm_ms": truth.hidden_ns,
-        "exposed_comm_ms": truth.comm_ns - truth.hidden_ns,
-        "compute_stall_ms": truth.stall_ns,
-        "copy_ms": truth.copy_ns,
-    }
-    wrong = []
+    wrong, lengths_ns = [], truth.lengths_ns()
     if _from_python(line):
         del lengths_ns["copy_ms"]
     for name, length_ns in lengths_ns.items():

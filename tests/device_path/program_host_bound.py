@@ -216,14 +216,8 @@ def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[st
 
 def _metrics(truth: Truth) -> dict[str, float]:
     """The device's own values of `METRICS`, and of what their tolerances are parts of."""
-    return {
-        "overlap_ratio": truth.hidden_ns / truth.comm_ns,
-        "compute_ms": truth.compute_ns / 1e6,
-        "comm_ms": truth.comm_ns / 1e6,
-        "compute_comm_ms": truth.hidden_ns / 1e6,
-        "exposed_comm_ms": (truth.comm_ns - truth.hidden_ns) / 1e6,
-        "compute_stall_ms": truth.stall_ns / 1e6,
-    }
+    lengths_ms = {name: length_ns / 1e6 for name, length_ns in truth.lengths_ns().items()}
+    return {"overlap_ratio": truth.hidden_ns / truth.comm_ns, **lengths_ms}
 
 
 def wrong(line: dict[str, Any], truth: dict[str, float]) -> list[str]:

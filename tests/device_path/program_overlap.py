@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str,
             {
                 "overlap": line.overlap,
                 "coverage": line.coverage.complete,
-                "truth": asdict(truth) | {"ratio": truth.ratio},
+                "truth": truth.lengths_ns() | {"ratio": truth.ratio},
                 "collectives": pairs,
                 "loss": line.loss,
             }

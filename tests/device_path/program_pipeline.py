@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -57,7 +56,7 @@ def seen(
     return [
         {
             "overlap": line.overlap,
-            "truth": asdict(truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, stream, device.index)),
+            "truth": truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, stream, device.index).lengths_ns(),
             "coverage": line.coverage.complete,
             "kinds": [row.kind for row in line.collectives],
             "still_ns": length(clipped(still, (line.start_mono_ns, line.end_mono_ns))),

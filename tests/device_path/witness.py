@@ -23,6 +23,17 @@ class Truth:
     stall_ns: int
     copy_ns: int
 
+    def lengths_ns(self) -> dict[str, int]:
+        """By the metric that a record has for each."""
+        return {
+            "compute_ms": self.compute_ns,
+            "comm_ms": self.comm_ns,
+            "compute_comm_ms": self.hidden_ns,
+            "exposed_comm_ms": self.comm_ns - self.hidden_ns,
+            "compute_stall_ms": self.stall_ns,
+            "copy_ms": self.copy_ns,
+        }
+
     @property
     def ratio(self) -> float | None:
         return self.hidden_ns / self.comm_ns if self.comm_ns else None

@@ -218,56 +218,20 @@ def split(rank: int) -> Any:
     return {"rows": rows(origin), "value": x[0].item(), "size": own.size()}
 
 
-def every_kind(rank: int) -> Any:
-    """Values of each collective, with a real delay: who does not wait reads poison."""
+def reductions(rank: int) -> Any:
+    """Values of each reduction, with a real delay: who does not wait reads poison. Values of the other collectives are
+    asked for in `tests.device_path.scenes.every_form`.
+    """
     device.real_delays(collective_ns=20_000_000)
-    cuda, size = torch.device("cuda", rank), dist.get_world_size()
-    x = torch.arange(4.0, device=cuda) + 10 * rank
+    x = torch.arange(4.0, device=torch.device("cuda", rank)) + 10 * rank
     found: dict[str, list[float]] = {}
-
-    def keep(name: str, result: torch.Tensor) -> None:
-        found[name] = (result * 1).tolist()
-
     for op in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
         y = x.clone()
         dist.all_reduce(y, op=getattr(dist.ReduceOp, op))
-        keep(f"all_reduce {op}", y)
-    y = x.clone()
-    dist.broadcast(y, 1)
-    keep("broadcast", y)
-    y = x.clone()
-    dist.reduce(y, 0)
-    keep("reduce", y if rank == 0 else x)
-    out = torch.empty(4 * size, device=cuda)
-    dist.all_gather_into_tensor(out, x)
-    keep("all_gather_into_tensor", out)
-    outs = [torch.empty(4, device=cuda) for _ in range(size)]
-    dist.all_gather(outs, x)
-    keep("all_gather", torch.cat(outs))
-    out = torch.empty(4 // size, device=cuda)
-    dist.reduce_scatter_tensor(out, x)
-    keep("reduce_scatter_tensor", out)
-    dist.reduce_scatter(out, list(x.clone().chunk(size)))
-    keep("reduce_scatter", out)
-    out = torch.empty(4, device=cuda)
-    dist.all_to_all_single(out, x)
-    keep("all_to_all_single", out)
-    sizes = [[1, 3], [2, 1]][rank], [[1, 2], [3, 1]][rank]
-    out = torch.empty(sum(sizes[1]), device=cuda)
-    dist.all_to_all_single(out, x[: sum(sizes[0])].contiguous(), sizes[1], sizes[0])
-    keep("all_to_all_single uneven", out)
-    outs = [torch.empty(2, device=cuda) for _ in range(size)]
-    dist.all_to_all(outs, list(x.clone().chunk(size)))
-    keep("all_to_all", torch.cat(outs))
-    gathered = [torch.empty(4, device=cuda) for _ in range(size)] if rank == 0 else None
-    dist.gather(x, gathered, 0)
-    keep("gather", torch.cat(gathered) if gathered is not None else x)
-    out = torch.empty(2, device=cuda)
-    dist.scatter(out, list(x.clone().chunk(size)) if rank == 1 else None, 1)
-    keep("scatter", out)
+        found[op] = (y * 1).tolist()
     half = x.to(torch.bfloat16)
     dist.all_reduce(half)
-    keep("all_reduce bfloat16", half)
+    found["bfloat16"] = (half * 1).tolist()
     dist.barrier()
     device.no_races()
     return found
@@ -287,7 +251,7 @@ def shared_wait(rank: int) -> Any:
 
 
 def missing_wait(rank: int, direction: str) -> Any:
-    """The caller does not wait for the result, or overwrites the input, or gives the memory away."""
+    """The caller does not wait for the result, or overwrites the input."""
     x = tensor(rank + 1.0)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -301,11 +265,6 @@ def missing_wait(rank: int, direction: str) -> Any:
             side.wait_stream(torch.cuda.default_stream())
             y = torch.full((1024,), 2.0, device="cuda")
         dist.broadcast(y, 0)  # on the default stream, which does not wait for `side`
-    elif direction == "memory":
-        with torch.cuda.stream(side):
-            y = x * 2  # read on `side`, given back below while that may still run
-        del x
-        torch.empty(1024, device="cuda")
     torch.cuda.synchronize()
     if work is not None:
         work.wait()
@@ -347,21 +306,14 @@ def failing(rank: int, how: str) -> Any:
 
 
 def training(rank: int, strategy: str, steps: str) -> Any:
-    """The engine's own steps: losses, races, and every row of the timeline."""
-    lines: list[Any] = []
+    """The engine's own steps: every row of the timeline."""
     words = (*SMALL, f"parallel={strategy}", "instrument.mode=off")
-    loop = Loop(words, read_topology(), torch.device("cuda", rank), lines.append)
+    loop = Loop(words, read_topology(), torch.device("cuda", rank), lambda _line: None)
     for _ in range(int(steps)):
         loop.step()
     torch.cuda.synchronize()
     loop.finish()
-    spans = [(row.stream, row.name, row.start_ns, row.end_ns) for row in device.timeline()]
-    return {
-        "losses": [line.loss for line in lines],
-        "races": [device.describe(race) for race in device.races()],
-        "collectives": len(device.timeline(kind="collective")),
-        "spans": spans,
-    }
+    return [(row.stream, row.name, row.start_ns, row.end_ns) for row in device.timeline()]
 
 
 def main(name: str, *words: str) -> None:

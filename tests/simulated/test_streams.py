@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,19 +15,6 @@ from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, needs_device]
 US = 1_000
-
-
-@pytest.fixture(params=["idle", "busy"])
-def machine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A second process that uses a whole processor, or none."""
-    if request.param == "idle":
-        yield "idle"
-        return
-    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as loop:
-        try:
-            yield "busy"
-        finally:
-            loop.kill()
 
 
 @pytest.fixture
