@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import (
     NULL,
@@ -30,12 +29,13 @@ from aorta.analysis.load.interval_table import (
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
 from aorta.analysis.load.microseconds import LATEST_NS, check_devices, check_instants
-from aorta.analysis.load.open import Database, database, look_up
+from aorta.analysis.load.open import Database, database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
+_Packed = TypeVar("_Packed", int, Int64)
 FORMAT: Final = "nsys"
 _KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -76,7 +76,7 @@ def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequen
 class _Export:
     def __init__(self, db: Database, name: str, classifier: NameClassifier, headers: Sequence[Header]) -> None:
         self._db, self._name, self._classifier, self._headers = db, name, classifier, headers
-        self._strings = db.texts("StringIds", "id", "value") if "StringIds" in db.tables else {}
+        self._strings = db.texts("StringIds", "id", "value")
         self._clock, self._epoch = self._session_start()
 
     def traces(self) -> list[Trace]:
@@ -86,10 +86,15 @@ class _Export:
             ("demangledName", "shortName", "mangledName", "correlationId", "globalPid"),
         )
         copies = [
-            (table, self._table(table, ("start", "end", "deviceId", "streamId"), ("bytes", "copyKind", "globalPid")))
+            (
+                table,
+                self._db.integers_if_stored(
+                    table, ("start", "end", "deviceId", "streamId"), ("bytes", "copyKind", "globalPid")
+                ),
+            )
             for table in (_MEMCPY, _MEMSET)
         ]
-        calls = self._table(_RUNTIME, ("start",), ("correlationId", "globalTid"))
+        calls = self._db.integers_if_stored(_RUNTIME, ("start",), ("correlationId", "globalTid"))
         ranges, texts = self._ranges()
         operations = self._db.texts("ENUM_CUDA_MEMCPY_OPER", "id", "label") if self._labels() else {}
         check_instants(self._name, _KERNEL, kernels["start"], kernels["end"])
@@ -97,19 +102,19 @@ class _Export:
         present = np.unique(kernels["globalPid"]).tolist()
         lost = [f"{self._name}: {note}" for table, rows in copies if (note := _assign(table, rows, present))]
         traces = []
-        graphs = self._table(_GRAPHS, ("start",), ("globalPid",))["globalPid"]
+        graphs = self._db.integers_if_stored(_GRAPHS, ("start",), ("globalPid",))["globalPid"]
         for owner in present:
-            mine = {table: _of(rows, rows["globalPid"] == owner) for table, rows in copies}
-            own_calls = _of(calls, _process(calls["globalTid"]) == _process_of(owner)) if owner != NULL else calls
-            own = _process(ranges["globalTid"]) == _process_of(owner) if owner != NULL else ranges["start"] >= 0
+            mine = {table: rows_of(rows, rows["globalPid"] == owner) for table, rows in copies}
+            own_calls = rows_of(calls, _process(calls["globalTid"]) == _process(owner)) if owner != NULL else calls
+            own = _process(ranges["globalTid"]) == _process(owner) if owner != NULL else ranges["start"] >= 0
             traces.append(
                 self._trace(
                     owner,
                     len(present) > 1,
-                    _of(kernels, kernels["globalPid"] == owner),
+                    rows_of(kernels, kernels["globalPid"] == owner),
                     self._copies(mine, operations),
                     own_calls,
-                    _of(ranges, own),
+                    rows_of(ranges, own),
                     [text for text, keep in zip(texts, own.tolist(), strict=True) if keep],
                 )
             )
@@ -127,7 +132,7 @@ class _Export:
         ranges: dict[str, Int64],
         texts: list[str],
     ) -> Trace:
-        pid = _process_of(owner) if owner != NULL else None
+        pid = _process(owner) if owner != NULL else None
         where = f"{self._name} (process {pid})" if several else self._name
         # The path names one rank, so it cannot identify several processes of one file.
         placed = place(Process(path="" if several else self._name, pid=pid, host=self._host()), self._headers)
@@ -239,20 +244,14 @@ class _Export:
         closed = rows["end"] != NULL
         used = np.flatnonzero(closed & (np.isin(rows["eventType"], _RANGES) | (rows["eventType"] == NULL)))
         texts = [own[row] or self._strings.get(int(rows["textId"][row]), "") for row in used.tolist()]
-        return _of(rows, used), texts
-
-    def _table(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """The integer columns of a table; a table that was never created has no rows."""
-        if table not in self._db.tables:
-            return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
-        return self._db.integers(table, required, optional)
+        return rows_of(rows, used), texts
 
     def _labels(self) -> bool:
         return {"id", "label"} <= set(self._db.columns("ENUM_CUDA_MEMCPY_OPER"))
 
     def _session_start(self) -> tuple[Clock, int]:
         """The clock of the file, and the offset to add to its times."""
-        start = self._table("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
+        start = self._db.integers_if_stored("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
         if len(start) == 1 and 0 < start[0] <= LATEST_NS // 2:
             return "REALTIME", int(start[0])
         return "unknown", 0
@@ -273,10 +272,6 @@ def _without_graphs(trace: Trace, count: int) -> Trace:
     return replace(trace, unseen=why, compute_unseen=True)
 
 
-def _of(table: dict[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
-    return {name: column[rows] for name, column in table.items()}
-
-
 def _assign(table: str, rows: dict[str, Int64], owners: list[int]) -> str | None:
     """Assign copies without a process id to the only process if there is just one; otherwise note that they belong to
     none (W16).
@@ -287,10 +282,6 @@ def _assign(table: str, rows: dict[str, Int64], owners: list[int]) -> str | None
     return f"{strays} row(s) of {table} belong to no process that ran kernels; left out" if strays else None
 
 
-def _process(packed: Int64) -> Int64:
+def _process(packed: _Packed) -> _Packed:
     """Process ids of global process or thread ids."""
-    return packed // _SHIFT % _SHIFT
-
-
-def _process_of(packed: int) -> int:
     return packed // _SHIFT % _SHIFT

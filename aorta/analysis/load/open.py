@@ -22,7 +22,7 @@ import sqlite3
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +30,7 @@ from typing import IO, Any, Final, cast
 
 import numpy as np
 from isal import igzip, igzip_lib
+from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
@@ -309,16 +310,25 @@ class Database:
             )
         return np.array([NULL if value is None else value for value in values], dtype=np.int64)
 
+    def integers_if_stored(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
+        """As `integers`, without rows where the table was never created."""
+        if table not in self.tables:
+            return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
+        return self.integers(table, required, optional)
+
     def texts(self, table: str, key: str, value: str) -> dict[int, str]:
-        """Map the column `key` to the text in `value`; rows that lack either are left out.
+        """Map the column `key` to the text in `value`; rows that lack either are left out. Empty where the table was
+        never created.
 
         Raises:
             InputError: as `rows`.
         """
-        found: dict[int, str] = {}
+        if table not in self.tables:
+            return {}
+        texts: dict[int, str] = {}
         for chunk in self.rows(table, (key, value)):
-            found.update((code, text) for code, text in chunk if isinstance(code, int) and isinstance(text, str))
-        return found
+            texts.update((code, text) for code, text in chunk if isinstance(code, int) and isinstance(text, str))
+        return texts
 
     @contextmanager
     def _named(self, table: str) -> Iterator[None]:
@@ -347,6 +357,11 @@ def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
     return np.where(ids[order][at] == keys, values[order][at], NULL)
+
+
+def rows_of(table: Mapping[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
+    """The rows of a table that a mask or indices select."""
+    return {name: column[rows] for name, column in table.items()}
 
 
 def _quoted(name: str) -> str:

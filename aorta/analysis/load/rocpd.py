@@ -8,29 +8,19 @@ environment of a process but what tells its rank (it may hold secrets).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.open import Database, database, look_up
+from aorta.analysis.load.open import Database, database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Copies,
-    Kernels,
-    Launches,
-    Marks,
-    trace_of,
-)
+from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
@@ -86,14 +76,9 @@ class _Session:
         self._events = self._columns("rocpd_event", ("id",), ("category_id", "stack_id", "parent_stack_id"))
 
     def _columns(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """The integer columns of a table; a table that was never created has no rows."""
-        if table + self._suffix not in self._db.tables:
-            return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
-        return self._db.integers(table + self._suffix, required, optional)
+        return self._db.integers_if_stored(table + self._suffix, required, optional)
 
     def _texts(self, table: str, value: str) -> dict[int, str]:
-        if table + self._suffix not in self._db.tables:
-            return {}
         return self._db.texts(table + self._suffix, "id", value)
 
     def traces(self) -> list[Trace]:
@@ -111,7 +96,11 @@ class _Session:
         regions = self._columns("rocpd_region", ("start", "end", "name_id"), ("pid", "tid", "event_id"))
         present = np.unique(kernels["pid"]).tolist()
         return [
-            self._process(ident, len(present) > 1, *(_of(table, ident) for table in (kernels, copies, regions)))
+            self._process(
+                ident,
+                len(present) > 1,
+                *(rows_of(table, table["pid"] == ident) for table in (kernels, copies, regions)),
+            )
             for ident in present
         ]
 
@@ -147,9 +136,9 @@ class _Session:
             self._kernels(kernels, devices),
             self._copies(copies, devices),
             calls,
+            launches,
             marks,
             self._classifier,
-            launches=launches,
             host=host,
             copies_observed=bool(len(copies["start"])),
         )
@@ -164,8 +153,7 @@ class _Session:
             queue=rows["queue_id"],
             stream=rows["stream_id"],
             dispatch=rows["dispatch_id"],
-            correlation=self._event(rows, "stack_id"),
-            parents=(self._event(rows, "parent_stack_id"),),
+            correlations=(self._event(rows, "stack_id"), self._event(rows, "parent_stack_id")),
             start_ns=rows["start"],
             end_ns=rows["end"],
             name=np.array([code.get(ident, NULL) for ident in rows["kernel_id"].tolist()], dtype=np.int64),
@@ -186,29 +174,29 @@ class _Session:
             names=names.strings,
         )
 
-    def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, Launches, Marks]:
+    def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, tuple[Int64, Int64], Calls]:
         """Calls of RCCL and HIP, and markers, which share a table. The text of a marker is in its event, or is the
         region's name.
         """
         category = self._event(rows, "category_id")
         named = {ident: self._strings.get(ident, "") for ident in np.unique(category).tolist()}
-        rccl = np.flatnonzero(np.isin(category, [ident for ident, text in named.items() if text == RCCL_API]))
+        rccl = np.isin(category, [ident for ident, text in named.items() if text == RCCL_API])
         hip = np.isin(category, [ident for ident, text in named.items() if text.startswith(HIP_API)])
-        launches = Launches(self._event(rows, "stack_id")[hip], rows["start"][hip])
-        marked = np.flatnonzero(np.isin(category, [ident for ident, text in named.items() if text in _MARKED]))
+        marked = np.isin(category, [ident for ident, text in named.items() if text in _MARKED])
         messages = self._messages(set(rows["event_id"][marked].tolist()))
-        texts = [
-            messages.get(event) or self._strings.get(name, "")
-            for event, name in zip(rows["event_id"][marked].tolist(), rows["name_id"][marked].tolist(), strict=True)
-        ]
-        calls = Calls(
-            rows["tid"][rccl],
-            self._event(rows, "stack_id")[rccl],
-            rows["start"][rccl],
-            rows["end"][rccl],
-            [self._strings.get(ident, "") for ident in rows["name_id"][rccl].tolist()],
-        )
-        return calls, launches, Marks(rows["start"][marked], rows["end"][marked], texts)
+        correlation = self._event(rows, "stack_id")
+
+        def calls(chosen: NDArray[np.bool_], messages: Mapping[int, str]) -> Calls:
+            events, names = rows["event_id"][chosen].tolist(), rows["name_id"][chosen].tolist()
+            return Calls(
+                rows["tid"][chosen],
+                correlation[chosen],
+                rows["start"][chosen],
+                rows["end"][chosen],
+                [messages.get(event) or self._strings.get(name, "") for event, name in zip(events, names, strict=True)],
+            )
+
+        return calls(rccl, {}), (correlation[hip], rows["start"][hip]), calls(marked, messages)
 
     def _messages(self, events: set[int]) -> dict[int, str]:
         """`message` in the `extdata` of the markers' events."""
@@ -254,11 +242,6 @@ class _Session:
     def _host(self) -> str | None:
         hosts = set(self._texts("rocpd_info_node", "hostname").values())
         return hosts.pop() if len(hosts) == 1 else None
-
-
-def _of(table: dict[str, Int64], ident: int) -> dict[str, Int64]:
-    rows = table["pid"] == ident
-    return {name: column[rows] for name, column in table.items()}
 
 
 def _object(text: str | bytes) -> dict[str, object]:

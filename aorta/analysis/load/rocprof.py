@@ -4,8 +4,6 @@ process.
 Times are nanoseconds of CLOCK_BOOTTIME (rocprofiler-sdk: `default_clock_id`), not comparable between machines. Records
 come in buffer order, not in time order. Must not: know how a file stores them.
 
-Finds out which collective each of RCCL's generic kernels ran, from the RCCL calls of the host.
-
 RCCL launches one kernel for every collective (`ncclDevKernel_Generic`), so the name says nothing (W12). A call and its
 kernel share a correlation id where the tracer kept it. Otherwise the n-th launching call of a thread is the n-th kernel
 of that thread, but only if there are equally many and no kernel started before its call. Must not: guess: a count that
@@ -19,12 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.load.interval_table import (
     NULL,
     CounterValues,
-    Interner,
     IntervalClass,
     Intervals,
     Trace,
@@ -60,36 +57,19 @@ _KIND: Final = {name: kind_of(name) for name in _COLLECTIVE}
 
 
 @dataclass(frozen=True)
-class Calls:
-    """RCCL API calls by column; `function` is the name of each."""
-
-    thread: Int64
-    correlation: Int64
-    start_ns: Int64
-    end_ns: Int64
-    function: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Unnamed:
-    """Communication kernels of unknown kind, by column. `ids` are all correlation ids that a kernel carries."""
-
-    thread: Int64
-    ids: tuple[Int64, ...]
-    dispatch: Int64
-    start_ns: Int64
-
-
-@dataclass(frozen=True)
 class _Launch:
     start_ns: int
     kind: int
     correlations: tuple[int, ...]
 
 
-def kinds_from_calls(calls: Calls, kernels: Unnamed) -> tuple[NDArray[np.int8], tuple[str, ...]]:
-    """Kind of each kernel (`NULL` where it stays unknown), and the reasons why some stay unknown."""
-    kinds = np.full(len(kernels.start_ns), NULL, np.int8)
+def _kinds_from_calls(calls: Calls, kernels: Kernels, rows: Int64) -> tuple[NDArray[np.int8], tuple[str, ...]]:
+    """Infer the kinds of communication kernels whose names do not tell it.
+
+    Returns:
+        The kind of each of `rows` (`NULL` where it stays unknown), and the reasons why some stay unknown.
+    """
+    kinds = np.full(len(rows), NULL, np.int8)
     if not len(kinds):
         return kinds, ()
     launches = _launches(calls)
@@ -97,10 +77,10 @@ def kinds_from_calls(calls: Calls, kernels: Unnamed) -> tuple[NDArray[np.int8], 
         return kinds, ("no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective",)
     of_id = {ident: each.kind for some in launches.values() for each in some for ident in each.correlations}
     linked = np.zeros(len(kinds), np.bool_)
-    for ids in kernels.ids:
-        for row, ident in enumerate(ids.tolist()):
-            if not linked[row] and ident in of_id:
-                kinds[row], linked[row] = of_id[ident], True
+    for ids in kernels.correlations:
+        for at, ident in enumerate(ids[rows].tolist()):
+            if not linked[at] and ident in of_id:
+                kinds[at], linked[at] = of_id[ident], True
     if linked.any():
         notes = []
         if lost := int((~linked).sum()):
@@ -108,28 +88,23 @@ def kinds_from_calls(calls: Calls, kernels: Unnamed) -> tuple[NDArray[np.int8], 
         if mixed := int((linked & (kinds == NULL)).sum()):
             notes.append(f"{mixed} RCCL kernel(s) ran a group of different collectives: kind not known")
         return kinds, tuple(notes)
-    return _by_order(launches, kernels, kinds)
-
-
-def _by_order(
-    launches: dict[int, list[_Launch]], kernels: Unnamed, kinds: NDArray[np.int8]
-) -> tuple[NDArray[np.int8], tuple[str, ...]]:
+    threads, dispatch, start_ns = kernels.thread[rows], kernels.dispatch[rows], kernels.start_ns[rows]
     notes = []
-    for thread in np.unique(kernels.thread).tolist():
-        rows = np.flatnonzero(kernels.thread == thread)
-        order = kernels.dispatch[rows]
-        unique = len(np.unique(order)) == len(rows) and NULL not in order
-        rows = rows[np.argsort(order if unique else kernels.start_ns[rows], kind="stable")]
-        calls = launches.get(thread, [])
-        if len(calls) != len(rows):
+    for thread in np.unique(threads).tolist():
+        own = np.flatnonzero(threads == thread)
+        order = dispatch[own]
+        unique = len(np.unique(order)) == len(own) and NULL not in order
+        own = own[np.argsort(order if unique else start_ns[own], kind="stable")]
+        launched = launches.get(thread, [])
+        if len(launched) != len(own):
             notes.append(
-                f"thread {thread}: {len(rows)} RCCL kernels for {len(calls)} launching RCCL calls: which is which is "
-                "ambiguous, kind not known"
+                f"thread {thread}: {len(own)} RCCL kernels for {len(launched)} launching RCCL calls: which is which "
+                "is ambiguous, kind not known"
             )
-        elif any(int(kernels.start_ns[row]) < call.start_ns for row, call in zip(rows, calls, strict=True)):
+        elif any(int(start_ns[at]) < call.start_ns for at, call in zip(own, launched, strict=True)):
             notes.append(f"thread {thread}: an RCCL kernel started before its call: order not usable, kind not known")
         else:
-            kinds[rows] = [call.kind for call in calls]
+            kinds[own] = [call.kind for call in launched]
     return kinds, tuple(notes)
 
 
@@ -141,7 +116,7 @@ def _launches(calls: Calls) -> dict[int, list[_Launch]]:
     inside: dict[int, list[tuple[int, int]]] = {}
     busy_until: dict[int, int] = {}
     for row in order.tolist():
-        thread, name = int(calls.thread[row]), calls.function[row]
+        thread, name = int(calls.thread[row]), calls.texts[row]
         start, end, ident = int(calls.start_ns[row]), int(calls.end_ns[row]), int(calls.correlation[row])
         if end <= busy_until.get(thread, end - 1):
             continue  # nested inside another call, which counts instead
@@ -182,15 +157,16 @@ NO_BYTES: Final = (
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernel dispatches by column; `parents` are the correlation ids of the calls around the launch."""
+    """Kernel dispatches by column. `correlations` are the ids of the call that launched each, then of those around it;
+    `name` is an index into `names`, `NULL` where a kernel has none.
+    """
 
     thread: Int64
     device: Int64
     queue: Int64
     stream: Int64
     dispatch: Int64
-    correlation: Int64
-    parents: tuple[Int64, ...]
+    correlations: tuple[Int64, ...]
     start_ns: Int64
     end_ns: Int64
     name: Int64
@@ -203,25 +179,21 @@ class Copies:
 
     device: Int64
     stream: Int64
-    bytes: Int64
     start_ns: Int64
     end_ns: Int64
     name: Int64
     names: Sequence[str]
+    bytes: ArrayLike = NULL
 
 
 @dataclass(frozen=True)
-class Launches:
-    """Calls that may launch kernels, by column: a kernel has the correlation id of its call."""
+class Calls:
+    """API calls or ROCTx ranges of the host by column; `texts` are the functions or the names of the ranges. A mark is
+    a range of length 0.
+    """
 
+    thread: Int64
     correlation: Int64
-    start_ns: Int64
-
-
-@dataclass(frozen=True)
-class Marks:
-    """ROCTx ranges by column; a mark is a range of length 0."""
-
     start_ns: Int64
     end_ns: Int64
     texts: Sequence[str]
@@ -234,24 +206,28 @@ def trace_of(
     kernels: Kernels,
     copies: Copies,
     calls: Calls,
-    marks: Marks,
+    launches: tuple[Int64, Int64],
+    marks: Calls,
     classifier: NameClassifier,
     *,
-    launches: Launches,
     counters: CounterValues | None = None,
     host: str | None = None,
     copies_observed: bool = True,
     notes: Sequence[str] = (),
 ) -> Trace:
-    """Assemble the trace of one process: classes from names, kinds from names or RCCL calls, steps from markers."""
+    """Assemble the trace of one process: classes from names, kinds from names or RCCL calls, steps from markers.
+
+    Args:
+        calls: of RCCL.
+        launches: correlation ids and starts of the calls of HIP: a kernel has the id of the call that launched it.
+        marks: ROCTx ranges.
+    """
     for what, times in (("kernel", kernels), ("memory copy", copies), ("RCCL call", calls), ("marker", marks)):
         check_instants(path, what, times.start_ns, times.end_ns)
-    check_instants(path, "HIP call", launches.start_ns, launches.start_ns)
+    check_instants(path, "HIP call", launches[1], launches[1])
     check_devices(path, "kernel", kernels.device)
     check_devices(path, "memory copy", copies.device)
     table, kind_notes, unlinked = _kernel_rows(kernels, calls, launches, classifier)
-    names = Interner()
-    copy_names = np.array([*map(names, copies.names), NULL], dtype=np.int32)
     rows = concatenate(
         [
             table,
@@ -262,8 +238,8 @@ def trace_of(
                 stream=copies.stream,
                 bytes=copies.bytes,
                 cls=np.int8(IntervalClass.COPY),
-                name=copy_names[copies.name],
-                names=names.strings,
+                name=copies.name,
+                names=copies.names,
             ),
         ]
     )
@@ -297,31 +273,21 @@ def trace_of(
 
 
 def _kernel_rows(
-    kernels: Kernels, calls: Calls, launches: Launches, classifier: NameClassifier
+    kernels: Kernels, calls: Calls, launches: tuple[Int64, Int64], classifier: NameClassifier
 ) -> tuple[Intervals, tuple[str, ...], int]:
     classes, kinds = classifier.kernels(kernels.names)
     # A kernel whose symbol is missing has no name: its code is NULL, the last entry, and its class is not known.
     classes, kinds = np.append(classes, np.int8(IntervalClass.UNKNOWN)), np.append(kinds, np.int8(NULL))
     cls, kind = classes[kernels.name], kinds[kernels.name]
     unnamed = np.flatnonzero((cls == IntervalClass.COMM) & (kind == NULL))
-    found, notes = kinds_from_calls(
-        calls,
-        Unnamed(
-            kernels.thread[unnamed],
-            tuple(ids[unnamed] for ids in (kernels.correlation, *kernels.parents)),
-            kernels.dispatch[unnamed],
-            kernels.start_ns[unnamed],
-        ),
-    )
-    kind[unnamed] = found
-    names = Interner()
-    codes = np.array([*map(names, kernels.names), NULL], dtype=np.int32)
+    inferred, notes = _kinds_from_calls(calls, kernels, unnamed)
+    kind[unnamed] = inferred
     # Handle 0 means "no stream known" (rocprofv3 before streams were traced, and null streams): use the queue then.
     stream = kernels.stream if (kernels.stream > 0).any() else kernels.queue
     launched = np.full(len(kernels.start_ns), NULL, np.int64)
-    for ids in (kernels.correlation, *kernels.parents):  # 0: of no call
-        found_at = look_up(ids, launches.correlation, launches.start_ns)
-        launched = np.where((launched == NULL) & (ids > 0), found_at, launched)
+    for ids in kernels.correlations:  # 0: of no call
+        of_call = look_up(ids, *launches)
+        launched = np.where((launched == NULL) & (ids > 0), of_call, launched)
     table = intervals(
         start_ns=kernels.start_ns,
         end_ns=kernels.end_ns,
@@ -329,9 +295,9 @@ def _kernel_rows(
         stream=stream,
         cls=cls,
         kind=kind,
-        name=codes[kernels.name],
+        name=kernels.name,
         launch_ns=launched,
         origin=kernels.dispatch,
-        names=names.strings,
+        names=kernels.names,
     )
-    return table, notes, int((found == NULL).sum())
+    return table, notes, int((inferred == NULL).sum())

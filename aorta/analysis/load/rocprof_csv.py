@@ -13,7 +13,6 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import IO, Final
 
@@ -23,18 +22,7 @@ from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Tr
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_totals import Agent, with_derived
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Copies,
-    Kernels,
-    Launches,
-    Marks,
-    trace_of,
-)
+from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
@@ -59,6 +47,7 @@ _AGENT_INFO: Final = ("agent_type", "logical_node_id")
 _COPY: Final = ("direction", "start_timestamp", "end_timestamp")
 _API: Final = ("domain", "function", "start_timestamp", "end_timestamp")
 _AGENT: Final = re.compile(r"^(?:[A-Za-z]+ )?(\d{1,9})$")
+_PERIOD: Final = ("start_ns", "end_ns")
 _PID: Final = re.compile(r"^(\d{1,10})_(?:[a-z]+_)+trace\.csv", re.IGNORECASE)
 
 
@@ -72,28 +61,31 @@ class _Rows:
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
 
-    def __getitem__(self, name: str) -> Int64:
-        return np.array(self.columns[name], dtype=np.int64)
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def arrays(self) -> dict[str, Int64]:
+        return {name: np.array(column, np.int64) for name, column in self.columns.items()}
 
 
-@dataclass
 class _Process:
-    """What the files say about one process."""
+    """What the files say about one process, by the columns of `rocprof.Kernels`, `Copies` and `Calls`."""
 
-    kernels: _Rows = field(
-        default_factory=lambda: _Rows(
-            "thread", "device", "queue", "stream", "dispatch", "correlation", "start", "end", "name"
-        )
-    )
-    copies: _Rows = field(default_factory=lambda: _Rows("device", "stream", "start", "end", "name"))
-    calls: _Rows = field(default_factory=lambda: _Rows("thread", "correlation", "start", "end", "name"))
-    marks: _Rows = field(default_factory=lambda: _Rows("start", "end", "name"))
-    launches: _Rows = field(default_factory=lambda: _Rows("correlation", "start"))
-    counters: _Rows = field(default_factory=lambda: _Rows("dispatch", "kernel", "counter"))
-    counter_values: array[float] = field(default_factory=lambda: array("d"))
-    gpus: list[Agent] = field(default_factory=list)
-    pids: set[int] = field(default_factory=set)
-    names: Interner = field(default_factory=Interner)
+    def __init__(self) -> None:
+        self.kernels = _Rows("thread", "device", "queue", "stream", "dispatch", "correlation", *_PERIOD, "name")
+        self.copies = _Rows("device", "stream", *_PERIOD, "name")
+        self.calls, self.marks = (_Rows("thread", "correlation", *_PERIOD, "name") for _ in range(2))
+        self.launches = _Rows("correlation", "start_ns")
+        self.counters = _Rows("dispatch", "kernel", "counter")
+        self.counter_values = array("d")
+        self.gpus: list[Agent] = []
+        self.pids: set[int] = set()
+        self.names = Interner()
+
+    def host_calls(self, rows: _Rows) -> Calls:
+        """`calls` or `marks` with their texts."""
+        columns, texts = rows.arrays(), self.names.strings
+        return Calls(texts=[texts[code] for code in columns.pop("name").tolist()], **columns)
 
 
 def siblings(name: str) -> tuple[str, ...]:
@@ -120,12 +112,12 @@ def read_csv(files: Mapping[str, IO[bytes]], classifier: NameClassifier, headers
     for path, stream in files.items():
         has_copies |= _read_file(path, stream, processes)
     label = next(iter(files))
-    if not any(len(process.kernels["start"]) for process in processes.values()):
+    if not any(len(process.kernels) for process in processes.values()):
         raise InputError(f"{label}: {NO_KERNELS} and give its kernel_trace.csv")
     from_name = {int(match[1]) for path in files if (match := _PID.match(PurePath(path).name))}
     traces = []
     for guid, process in processes.items():
-        if not len(process.kernels["start"]):
+        if not len(process.kernels):
             continue  # a helper process that ran no kernels
         pids = process.pids or (from_name if len(processes) == 1 else set())
         where = f"{label} ({guid})" if guid and len(processes) > 1 else label
@@ -142,8 +134,7 @@ def _trace(
     classifier: NameClassifier,
     headers: Sequence[Header],
 ) -> Trace:
-    kernels, copies, calls, marks = process.kernels, process.copies, process.calls, process.marks
-    names = process.names.strings
+    kernels, launches, names = process.kernels.arrays(), process.launches.arrays(), process.names.strings
     notes = [f"{where}: rows of {len(pids)} processes without a Guid to tell them apart"] if len(pids) > 1 else []
     # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
     placed = place(Process(path=path, pid=next(iter(pids)) if len(pids) == 1 else None), headers)
@@ -151,33 +142,12 @@ def _trace(
         FORMAT,
         where,
         placed,
-        Kernels(
-            **{name: kernels[name] for name in ("thread", "device", "queue", "stream", "dispatch", "correlation")},
-            parents=(),
-            start_ns=kernels["start"],
-            end_ns=kernels["end"],
-            name=kernels["name"],
-            names=names,
-        ),
-        Copies(
-            device=copies["device"],
-            stream=copies["stream"],
-            bytes=np.full(len(copies["start"]), NULL, np.int64),
-            start_ns=copies["start"],
-            end_ns=copies["end"],
-            name=copies["name"],
-            names=names,
-        ),
-        Calls(
-            calls["thread"],
-            calls["correlation"],
-            calls["start"],
-            calls["end"],
-            [names[code] for code in calls.columns["name"]],
-        ),
-        Marks(marks["start"], marks["end"], [names[code] for code in marks.columns["name"]]),
+        Kernels(correlations=(kernels.pop("correlation"),), names=names, **kernels),
+        Copies(names=names, **process.copies.arrays()),
+        process.host_calls(process.calls),
+        (launches["correlation"], launches["start_ns"]),
+        process.host_calls(process.marks),
         classifier,
-        launches=Launches(process.launches["correlation"], process.launches["start"]),
         counters=_joined(process, where, notes),
         copies_observed=has_copies,
         notes=notes,
@@ -297,16 +267,16 @@ def _joined(process: _Process, where: str, notes: list[str]) -> CounterValues | 
     (a file of another run numbers other kernels). Values of one counter and dispatch, one of each of its instances,
     are added up, as rocprofv3 does itself.
     """
-    dispatch, kernel, counter = (process.counters[name] for name in ("dispatch", "kernel", "counter"))
-    if not len(dispatch):
+    if not len(process.counters):
         return None
     known = {*zip(process.kernels.columns["dispatch"], process.kernels.columns["name"], strict=True)}
     sums: dict[tuple[int, int], float] = {}
     strays = 0
-    for at, pair in enumerate(zip(dispatch.tolist(), kernel.tolist(), strict=True)):
-        if pair in known:
-            key = pair[0], int(counter[at])
-            sums[key] = sums.get(key, 0.0) + process.counter_values[at]
+    for dispatch, kernel, counter, value in zip(
+        *process.counters.columns.values(), process.counter_values, strict=True
+    ):
+        if (dispatch, kernel) in known:
+            sums[dispatch, counter] = sums.get((dispatch, counter), 0.0) + value
         else:
             strays += 1
     if strays:
@@ -340,13 +310,12 @@ def _add_call(process: _Process, cells: _Cells) -> None:
     if pid != NULL:
         process.pids.add(pid)
     start, end = cells.number("start_timestamp", needed=True), cells.number("end_timestamp", needed=True)
-    if domain == RCCL_API:
-        name = process.names(cells.text("function"))
-        process.calls.add(cells.number("thread_id"), cells.number("correlation_id"), start, end, name)
-    elif domain.startswith(HIP_API):
+    if domain.startswith(HIP_API):
         process.launches.add(cells.number("correlation_id"), start)
-    elif domain in MARKERS:
-        process.marks.add(start, end, process.names(cells.text("function")))
+    elif domain == RCCL_API or domain in MARKERS:
+        rows = process.calls if domain == RCCL_API else process.marks
+        name = process.names(cells.text("function"))
+        rows.add(cells.number("thread_id"), cells.number("correlation_id"), start, end, name)
 
 
 def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:

@@ -7,6 +7,7 @@ kernel's name is found by `kernel_id`, not by position. Must not: put a timestam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import IO, Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -15,18 +16,7 @@ import numpy as np
 from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Copies,
-    Kernels,
-    Launches,
-    Marks,
-    trace_of,
-)
+from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
@@ -211,25 +201,22 @@ def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Se
         placed,
         kernels,
         _copies(records.memory_copy, devices, name),
-        Calls(
-            thread=_column([row.thread_id for row in calls]),
-            correlation=_column([row.correlation_id.internal for row in calls]),
-            start_ns=_column([row.start_timestamp for row in calls]),
-            end_ns=_column([row.end_timestamp for row in calls]),
-            function=[name(row)[1] for row in calls],
-        ),
-        Marks(
-            start_ns=_column([row.start_timestamp for row in marks]),
-            end_ns=_column([row.end_timestamp for row in marks]),
-            texts=[texts.get(row.correlation_id.internal, "") for row in marks],
-        ),
+        _calls(calls, [name(row)[1] for row in calls]),
+        (_column(hip, "correlation_id.internal"), _column(hip, "start_timestamp")),
+        _calls(marks, [texts.get(row.correlation_id.internal, "") for row in marks]),
         classifier,
-        launches=Launches(
-            correlation=_column([row.correlation_id.internal for row in hip]),
-            start_ns=_column([row.start_timestamp for row in hip]),
-        ),
         host=host,
         copies_observed=bool(records.memory_copy),
+    )
+
+
+def _calls(rows: list[_Call], texts: list[str]) -> Calls:
+    return Calls(
+        thread=_column(rows, "thread_id"),
+        correlation=_column(rows, "correlation_id.internal"),
+        start_ns=_column(rows, "start_timestamp"),
+        end_ns=_column(rows, "end_timestamp"),
+        texts=texts,
     )
 
 
@@ -244,16 +231,15 @@ def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) ->
         and (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
     }
     return Kernels(
-        thread=_column([row.thread_id for row in rows]),
-        device=_column([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows]),
-        queue=_handles([row.dispatch_info.queue_id.handle for row in rows]),
-        stream=_handles([row.stream_id.handle for row in rows]),
-        dispatch=_column([row.dispatch_info.dispatch_id for row in rows]),
-        correlation=_column([row.correlation_id.internal for row in rows]),
-        parents=(_column([row.correlation_id.ancestor for row in rows]),),
-        start_ns=_column([row.start_timestamp for row in rows]),
-        end_ns=_column([row.end_timestamp for row in rows]),
-        name=_column([symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows]),
+        thread=_column(rows, "thread_id"),
+        device=_integers([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows]),
+        queue=_handles(rows, "dispatch_info.queue_id.handle"),
+        stream=_handles(rows, "stream_id.handle"),
+        dispatch=_column(rows, "dispatch_info.dispatch_id"),
+        correlations=(_column(rows, "correlation_id.internal"), _column(rows, "correlation_id.ancestor")),
+        start_ns=_column(rows, "start_timestamp"),
+        end_ns=_column(rows, "end_timestamp"),
+        name=_integers([symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows]),
         names=names.strings,
     )
 
@@ -262,14 +248,14 @@ def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tu
     names = Interner()
     return Copies(
         # The GPU at either end; between two GPUs, the one that receives.
-        device=_column(
+        device=_integers(
             [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows]
         ),
-        stream=_handles([row.stream_id.handle for row in rows]),
-        bytes=_column([row.bytes for row in rows]),
-        start_ns=_column([row.start_timestamp for row in rows]),
-        end_ns=_column([row.end_timestamp for row in rows]),
-        name=_column([names(name(row)[1]) for row in rows]),
+        stream=_handles(rows, "stream_id.handle"),
+        bytes=_column(rows, "bytes"),
+        start_ns=_column(rows, "start_timestamp"),
+        end_ns=_column(rows, "end_timestamp"),
+        name=_integers([names(name(row)[1]) for row in rows]),
         names=names.strings,
     )
 
@@ -291,14 +277,18 @@ def _number(agent: _Agent) -> int:
     return number if -1 <= number < 2**31 else NULL
 
 
-def _handles(handles: list[int]) -> Int64:
+def _handles(rows: Sequence[msgspec.Struct], field: str) -> Int64:
     """Handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
     try:
-        return _column(handles)
+        return _column(rows, field)
     except OverflowError:
-        bits = [handle & (2**64 - 1) for handle in handles]
-        return _column([each if each < 2**63 else each - 2**64 for each in bits])
+        bits = [handle & (2**64 - 1) for handle in map(attrgetter(field), rows)]
+        return _integers([each if each < 2**63 else each - 2**64 for each in bits])
 
 
-def _column(values: list[int]) -> Int64:
+def _column(rows: Sequence[msgspec.Struct], field: str) -> Int64:
+    return _integers(list(map(attrgetter(field), rows)))
+
+
+def _integers(values: list[int]) -> Int64:
     return np.array(values, np.int64)

@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 
 from aorta.analysis.load import rocprof_json
-from aorta.analysis.load.interval_table import COLUMNS, KIND_CODE, NULL, IntervalClass, Trace
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.rocpd import read_rocpd
 from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
 from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.errors import InputError
-from aorta.timeline.arrays import COLUMNS as ALGEBRA
-from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
-from aorta.timeline.overlap import measure_lanes
 from tests.analysis.load.rocprof_files import (
     BASE,
     FILL,
@@ -94,26 +91,6 @@ def test_times_are_boot_time_and_steps_are_the_roctx_markers(source: str, tmp_pa
     assert trace.windows.step.tolist() == [10, 11]
     assert (trace.windows.start_ns - BASE).tolist() == [1000, 2000]
     assert (trace.windows.end_ns - BASE).tolist() == [2000, 3000]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_hidden_and_exposed_of_each_step(source: str, tmp_path: Path) -> None:
-    trace = read(source, tmp_path)
-    table, answers = trace.intervals, []
-    for start, end in zip(trace.windows.start_ns.tolist(), trace.windows.end_ns.tolist(), strict=True):
-        lane = {cls: table.take(table.cls == cls).spans for cls in IntervalClass}
-        nothing: dict[str, Spans] = {}
-        measured, _ = measure_lanes(
-            ALGEBRA,
-            (start, end),
-            compute=lane[IntervalClass.COMPUTE],
-            comm=nothing,
-            of_unknown_kind=lane[IntervalClass.COMM],
-            copy=lane[IntervalClass.COPY],
-        )
-        answers.append((measured.compute_ns, measured.comm_ns, measured.hidden_ns, measured.copy_ns, measured.idle_ns))
-    # 1000 - [1100,1800) - [1850,1900) - [1910,1930) = 230; 1000 - [2100,2500) = 600
-    assert answers == [(400, 400, 100, 70, 230), (200, 300, 100, 0, 600)]
 
 
 def test_streams_and_devices_are_those_of_the_source(tmp_path: Path) -> None:
@@ -277,8 +254,3 @@ def test_real_traces_without_kernels_say_what_is_missing(name: str) -> None:
         pytest.skip(f"{path} is not here: real data lies beside the checkout only")
     with pytest.raises(InputError, match="no kernel dispatches: record with --kernel-trace"):
         read_csv({str(path): io.BytesIO(path.read_bytes())}, CLASSIFIER)
-
-
-def test_all_columns_are_filled() -> None:
-    table = read_json(json_bytes(as_json()), "t.json", CLASSIFIER)[0].intervals
-    assert {len(getattr(table, name)) for name in COLUMNS} == {6}
