@@ -53,21 +53,21 @@ class Health:
     ranks_read: tuple[int, ...]
     ranks_missing: tuple[int, ...]
     files_left_out: tuple[str, ...]
-    problems: tuple[str, ...]
-    endings: Mapping[int, str]
-    attempt: int | None
     partial_steps: tuple[int, ...]
     """Global steps that some of the ranks read do not have."""
-    uncovered_steps: Mapping[int, int]
+    instrument_modes: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    endings: Mapping[int, str] = field(default_factory=dict)
+    attempt: int | None = None
+    uncovered_steps: Mapping[int, int] = field(default_factory=dict)
     """Rank -> steps in which not every collective is known to have been seen (R8); ranks without such steps are left
     out.
     """
-    coverage_reasons: Mapping[str, int]
-    instrument_modes: tuple[str, ...]
-    fabric: Mapping[str, object] | None
-    held: Held | None
+    coverage_reasons: Mapping[str, int] = field(default_factory=dict)
+    fabric: Mapping[str, object] | None = None
+    held: Held | None = None
     """In how many rows the emulated network determined the times; None on a real one."""
-    manifest_problem: str | None
+    manifest_problem: str | None = None
     timed_from_python: str | None = None
     """Why the collectives of a run were timed from Python; None where they were not, or were to be."""
     platform: str | None = None

@@ -103,55 +103,52 @@ class TraceDetails:
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """One device of one rank. A process may use several devices; `trace` is the index of its trace in the unit."""
+    """One device of one rank."""
 
     device: int
     tables: RankTables
     whole: Whole
     busy_ns: int
-    trace: int
 
 
 @dataclass(frozen=True)
-class UnitTables:
-    """Everything that one unit holds."""
+class TraceTables:
+    """What is kept of one trace; its process may have used several devices."""
 
-    devices: tuple[DeviceTables, ...]
-    facts: tuple[TraceFacts, ...]
-    parts: tuple[CostPart, ...]
-    slowdowns: tuple[SlowdownEntry, ...]
+    devices: list[DeviceTables]
+    facts: TraceFacts
+    kernels: KernelFacts
+    parts: list[CostPart]
+    slowdowns: list[SlowdownEntry]
     slowdowns_left_out: int
-    """Beyond the first `SHOWN_SLOWDOWNS` of each trace."""
-    kernels: tuple[KernelFacts, ...]
+    """Beyond the first `SHOWN_SLOWDOWNS`."""
 
 
-def read_trace_tables(unit: TraceFiles) -> UnitTables:
-    """Read one unit and measure it.
+def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
+    """Read one unit and measure its traces.
 
     Raises:
         InputError: it cannot be read.
     """
-    devices: list[DeviceTables] = []
-    facts: list[TraceFacts] = []
-    parts: list[CostPart] = []
-    slow: list[SlowdownEntry] = []
-    kernels: list[KernelFacts] = []
-    left_out = 0
-    for place, trace in enumerate(read_unit(unit)):
-        facts.append(facts_of(trace))
-        clean = usable(trace)
-        devices += [_device(clean, timeline, place) for timeline in device_timelines(clean)]
-        kernels.append(kernel_facts(clean))
-        if clean.compute_unseen:
-            continue  # without computation in the table, hidden communication and slowdowns cannot be computed
-        parts += parts_of(clean)
-        of_trace = slowdowns(clean.intervals) if clean.end_source == "trace" else []
-        slow += of_trace[:SHOWN_SLOWDOWNS]
-        left_out += len(of_trace[SHOWN_SLOWDOWNS:])
-    return UnitTables(tuple(devices), tuple(facts), tuple(parts), tuple(slow), left_out, tuple(kernels))
+    return list(map(_tables, read_unit(unit)))
 
 
-def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
+def _tables(trace: Trace) -> TraceTables:
+    clean = usable(trace)
+    # Without computation in the table, hidden communication and slowdowns cannot be computed.
+    parts = [] if clean.compute_unseen else parts_of(clean)
+    slow = [] if clean.compute_unseen or clean.end_source != "trace" else slowdowns(clean.intervals)
+    return TraceTables(
+        devices=[_device(clean, timeline) for timeline in device_timelines(clean)],
+        facts=facts_of(trace),
+        kernels=kernel_facts(clean),
+        parts=parts,
+        slowdowns=slow[:SHOWN_SLOWDOWNS],
+        slowdowns_left_out=len(slow[SHOWN_SLOWDOWNS:]),
+    )
+
+
+def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     windows, steps, chosen = _windows(timeline)
     stated = trace.stated if len(timeline.steps) else None
@@ -189,7 +186,7 @@ def _device(trace: Trace, timeline: DeviceTimeline, place: int) -> DeviceTables:
         covered=CoverageFacts(end_sources={trace.end_source: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
-    return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns, place)
+    return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns)
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:

@@ -7,20 +7,20 @@ guess a rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from aorta.analysis.documents.traces import SlowdownEntry, TraceEntries
+from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.health import Health
-from aorta.analysis.load.collective_costs import CostPart, costs
+from aorta.analysis.load.collective_costs import costs
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.kernel_facts import KernelFacts, entries, largest_first
+from aorta.analysis.load.kernel_facts import entries, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
-from aorta.analysis.load.trace_health import TraceFacts, TraceHealth, examine
-from aorta.analysis.load.trace_tables import SHOWN_SLOWDOWNS, DeviceTables, read_trace_tables
+from aorta.analysis.load.trace_health import TraceHealth, examine
+from aorta.analysis.load.trace_tables import SHOWN_SLOWDOWNS, DeviceTables, TraceTables, read_trace_tables
 from aorta.analysis.tables import UNKNOWN, RankTables, Run, Whole, partial_steps
 from aorta.errors import InputError
 
@@ -36,53 +36,38 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         InputError: nothing there can be read.
     """
     units, left_out = find_units(location, comm_patterns, headers_near(location))
-    found: list[_Found] = []
-    facts: list[TraceFacts] = []
-    parts: list[CostPart] = []
-    slow: list[SlowdownEntry] = []
-    slow_left_out = 0
-    kernels: list[KernelFacts] = []
+    traces: list[TraceTables] = []
     with progress(len(units), f"reading {location}") as tick:
-        for unit, result in enumerate((engine or Local()).map(read_trace_tables, units)):
+        for result in (engine or Local()).map(read_trace_tables, units):
             tick()
             if isinstance(result, InputError):
                 if len(units) == 1:
                     raise result
                 left_out.append(str(result))
-                continue
-            facts += result.facts
-            parts += result.parts
-            slow += result.slowdowns
-            kernels += result.kernels
-            slow_left_out += result.slowdowns_left_out
-            found += [_Found(unit, device) for device in result.devices]
-    if not found:
+            else:
+                traces += result
+    devices = [device for trace in traces for device in trace.devices]
+    if not devices:
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
-    numbered, chosen, said = _numbers(found)
-    health = examine(facts, left_out, measured=numbered)
+    numbered, chosen, said = _numbers(traces)
+    health = examine([trace.facts for trace in traces], left_out, measured=numbered)
     world = health.world_size if health.world_size is not None else sum(number >= 0 for number in numbered)
     if health.world_size is None:
         said.append("no trace says how many ranks there were: the world size is the number of ranks read")
-    if slow_left_out:
+    if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
         said.append(f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out")
     ranks: dict[int, RankTables] = {}
     wholes: dict[int, Whole] = {}
-    for place in sorted(range(len(found)), key=lambda place: (numbered[place] < 0, abs(numbered[place]))):
-        number, device = numbered[place], found[place].device
-        if place in chosen:
+    for index in sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index]))):
+        number, device = numbered[index], devices[index]
+        if index in chosen:
             ranks[number] = _as_rank(device.tables, number, world)
         wholes[number] = device.whole
-    return Run(
-        location, ranks, None, _health(ranks, health, left_out, said, world), _extras(wholes, parts, slow, kernels)
-    )
+    return Run(location, ranks, None, _health(ranks, health, left_out, said, world), _extras(wholes, traces))
 
 
-def _extras(
-    wholes: Mapping[int, Whole],
-    parts: Sequence[CostPart],
-    slow: Sequence[SlowdownEntry],
-    kernels: Sequence[KernelFacts],
-) -> dict[str, Any]:
+def _extras(wholes: Mapping[int, Whole], traces: Sequence[TraceTables]) -> dict[str, Any]:
+    parts = [part for trace in traces for part in trace.parts]
     return {
         "traces": TraceEntries(
             whole={
@@ -95,49 +80,40 @@ def _extras(
                 for number, whole in wholes.items()
             },
             costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
-            slowdowns=sorted(slow, key=largest_first),
-            kernels=entries(kernels),
+            slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
+            kernels=entries(trace.kernels for trace in traces),
         )
     }
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A device, and the unit it was read from."""
-
-    unit: int
-    device: DeviceTables
-
-
-def _numbers(found: Sequence[_Found]) -> tuple[list[int], set[int], list[str]]:
+def _numbers(traces: Sequence[TraceTables]) -> tuple[list[int], set[int], list[str]]:
     """Number the devices. The first trace of a rank gets the rank's number, all others a negative one.
 
     Returns:
         The number of each device; the indices of those that become ranks of the run (the busiest of each trace, so that
         a rank's steps count once); and notes.
     """
-    busiest: dict[tuple[int, int], int] = {}
-    for place, each in enumerate(found):
-        best = busiest.setdefault((each.unit, each.device.trace), place)
-        if each.device.busy_ns > found[best].device.busy_ns:
-            busiest[each.unit, each.device.trace] = place
-    chosen = set(busiest.values())
-    numbers = [UNKNOWN] * len(found)
+    devices: list[DeviceTables] = []
+    chosen: set[int] = set()
+    for trace in traces:
+        first = len(devices)
+        devices += trace.devices
+        if trace.devices:
+            chosen.add(max(range(first, len(devices)), key=lambda index: devices[index].busy_ns))
+    numbers: list[int] = []
     said: list[str] = []
-    taken: set[int] = set()
     next_number = -1
-    for place, each in enumerate(found):
-        device, source = each.device, each.device.tables.source
-        if place in chosen and source.rank != UNKNOWN and source.rank not in taken:
-            numbers[place] = source.rank
-            taken.add(source.rank)
+    for index, device in enumerate(devices):
+        source = device.tables.source
+        if index in chosen and source.rank != UNKNOWN and source.rank not in numbers:
+            numbers.append(source.rank)
             continue
-        numbers[place] = next_number
+        numbers.append(next_number)
         who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
         where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
         what = (
             f"given as rank {next_number}: its rank is unknown"
-            if place in chosen
+            if index in chosen
             else f"not the busiest of its trace: {next_number} in traces.whole, and in no step"
         )
         said.append(f"{source.path}: {who}, {where} is {what}")
@@ -164,16 +140,8 @@ def _health(
         ranks_read=tuple(known),
         ranks_missing=traces.ranks_missing or (),
         files_left_out=tuple(left_out),
-        problems=(),
-        endings={},
-        attempt=None,
         partial_steps=partial_steps(known.values()),
-        uncovered_steps={},
-        coverage_reasons={},
         instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
-        fabric=None,
-        held=None,
-        manifest_problem=None,
         traces={"numbering": list(said), "traces": traces.as_json()},
         trace_notes=(*traces.notes(), *said),
     )
