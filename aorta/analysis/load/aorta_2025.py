@@ -118,7 +118,7 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
     ranks: set[int] = set()
     worlds: set[int] = set()
     notes = list(_NOTES)
-    stated = _Stated()
+    stated = _ReportedColumns()
     known: set[int] = set()
     beyond = base = number = repeated = 0
     while text := stream.readline(_LONGEST_LINE):
@@ -189,33 +189,28 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
     )
 
 
-class _Stated:
-    """Collects what each iteration says of itself."""
+class _ReportedColumns:
+    """Collects what each iteration reports of itself."""
 
     def __init__(self) -> None:
-        self._integers: dict[str, list[int | None]] = {"epoch": [], "step": []}
-        self._losses: dict[str, list[float | None]] = {name: [] for name in LOSSES}
-        self._ratio: list[float | None] = []
+        self._rows: list[tuple[float | None, ...]] = []
         self._samples: list[tuple[DeviceSample, str | None]] = []
 
     def add(self, line: _Line, start_ns: int, end_ns: int) -> None:
         """Add one iteration, laid out from `start_ns` to `end_ns`."""
-        for name, numbers in self._integers.items():
-            numbers.append(getattr(line, name))
-        for name, values in self._losses.items():
-            values.append(getattr(line, name))
-        self._ratio.append(_recorded_ratio(line.profile.overlap))
+        losses = (getattr(line, name) for name in LOSSES)
+        self._rows.append((line.epoch, line.step, _recorded_ratio(line.profile.overlap), *losses))
         if line.rocm_smi_output is not None or line.rocm_smi_error is not None:
             self._samples.append(_sample(line, start_ns, end_ns))
 
     def columns(self) -> ReportedSteps:
         """The columns of everything added."""
-        epoch, step = (None if None in column else np.array(column, np.int64) for column in self._integers.values())
+        epoch, step, ratio, *losses = np.array(self._rows, np.float64).reshape(-1, 3 + len(LOSSES)).T
         return ReportedSteps(
-            epoch,
-            step,
-            losses={name: np.array(column, np.float64) for name, column in self._losses.items()},
-            metrics={RECORDED_2025: np.array(self._ratio, np.float64)},
+            epoch=None if np.isnan(epoch).any() else epoch.astype(np.int64),
+            step=None if np.isnan(step).any() else step.astype(np.int64),
+            losses=dict(zip(LOSSES, losses, strict=True)),
+            metrics={RECORDED_2025: ratio},
             why_null={RECORDED_2025: _NO_RATIO},
             samples=tuple(self._samples),
             samples_from="rocm-smi",

@@ -19,10 +19,9 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -149,25 +148,12 @@ _LARGEST_BYTES: Final = 256 << 30
 _MOST_FILES: Final = 100_000
 
 
-class Archives:
-    """Unpacked archives; they are removed when the `with` block ends."""
+class Archives(ExitStack):
+    """Unpacked archives; they are removed when the `with` block ends, or by `close`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._folders: dict[str, str] = {}
-        self._temporary: list[tempfile.TemporaryDirectory[str]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove what was unpacked."""
-        while self._temporary:
-            self._temporary.pop().cleanup()
 
     def folder_of(self, location: str | Path) -> str | Path:
         """The folder with the content of an archive of run folders; any other location unchanged. `ARCHIVE!FOLDER`, as
@@ -185,12 +171,13 @@ class Archives:
             head = stream.head()
         if not (is_tar(head) or head.startswith(_ZIP_MAGIC)):
             return location
-        self._temporary.append(tempfile.TemporaryDirectory(prefix="aorta-"))
-        folder = Path(self._temporary[-1].name).resolve() / Path(location).name
-        _unpack(str(location), folder, zipped=head.startswith(_ZIP_MAGIC))
-        if not any(holds_records(path) for path in (folder, *folder.rglob("*")) if path.is_dir()):
-            self._temporary.pop().cleanup()
-            return location
+        with ExitStack() as unpacked:
+            folder = Path(unpacked.enter_context(tempfile.TemporaryDirectory(prefix="aorta-"))).resolve()
+            folder /= Path(location).name
+            _unpack(str(location), folder, zipped=head.startswith(_ZIP_MAGIC))
+            if not any(holds_records(path) for path in (folder, *folder.rglob("*")) if path.is_dir()):
+                return location
+            self.push(unpacked.pop_all())
         self._folders[str(folder)] = str(location)
         return _below(folder)
 

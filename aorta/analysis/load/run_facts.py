@@ -79,24 +79,27 @@ def interceptor(manifest: Manifest | None) -> str | None:
     """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
     differ; None where the manifest does not say (an older run). In schema 1 the key was `host_tap`.
     """
-    topology = manifest.get("topology") if manifest is not None else None
-    ranks = topology if isinstance(topology, list) else []
-    told = [rank.get("interceptor", rank.get("host_tap")) for rank in ranks if isinstance(rank, dict)]
-    return ", ".join(sorted({each.partition(":")[0] for each in told if isinstance(each, str)})) or None
+    stated = [rank.get("interceptor", rank.get("host_tap")) for rank in _topology(manifest)]
+    return ", ".join(sorted({each.partition(":")[0] for each in stated if isinstance(each, str)})) or None
 
 
 def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
     """Why collectives were timed from Python on some rank, as the manifest says; None where they were not, and on a CPU
     where the configuration asked for it.
     """
-    topology = manifest.get("topology") if manifest is not None else None
-    told = (
-        [rank.get("interceptor") for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
-    )
-    reasons = [each.partition(":")[2].strip() for each in told if isinstance(each, str) and each.startswith("python:")]
+    stated = [rank.get("interceptor") for rank in _topology(manifest)]
+    reasons = [
+        each.partition(":")[2].strip() for each in stated if isinstance(each, str) and each.startswith("python:")
+    ]
     if platform == "cpu":
         reasons = [why for why in reasons if not chosen_python(why)]
     return reasons[0] if reasons else None
+
+
+def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
+    """What the manifest says of each rank."""
+    topology = manifest.get("topology") if manifest is not None else None
+    return [rank for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:

@@ -29,6 +29,7 @@ from aorta.records.clocks import WallTime
 from aorta.records.reader import stream
 from aorta.records.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import LOCKSTEP
+from aorta.timeline.intervals import merge
 
 CATEGORY: Final = "aorta"
 
@@ -114,7 +115,10 @@ class RecordTracks:
         }
         yield from self._slice("steps", f"step {step.global_step}", begin, end, facts)
         for bit, lane in enumerate(lanes):
-            for first, last in _active(step, bit):
+            # Adjacent segments that differ only in other lanes do not split a stretch (W7).
+            for first, last in merge(
+                (part.start_ns, part.end_ns) for part in step.active_segments if part.lanes >> bit & 1
+            ):
                 yield from self._slice(f"lane {lane}", lane, at(first), at(last), None)
         for row in step.collectives:
             issue = at(row.issue_ns)
@@ -168,26 +172,6 @@ class RecordTracks:
 
     def _us(self, instant_ns: int) -> msgspec.Raw:
         return msgspec.Raw(microseconds.as_text(instant_ns - self.base_ns))
-
-
-def _active(step: Step, bit: int) -> Iterator[tuple[int, int]]:
-    """Stretches in which one lane is active. Adjacent segments that differ only in other lanes do not
-    split them (W7).
-    """
-    begin: int | None = None
-    end = 0
-    for segment in step.active_segments:
-        if segment.lanes >> bit & 1:
-            if begin is not None and segment.start_ns != end:
-                yield begin, end
-                begin = None
-            begin = segment.start_ns if begin is None else begin
-            end = segment.end_ns
-        elif begin is not None:
-            yield begin, end
-            begin = None
-    if begin is not None:
-        yield begin, end
 
 
 def _track_order(name: str) -> tuple[int, str]:

@@ -195,74 +195,47 @@ def usable(events: list[Any], times: Times, counters: Counter[str]) -> tuple[lis
     return events, start, length
 
 
-class _Column:
-    """A column of `Rows`, by the name that it has there."""
-
-    def __set_name__(self, owner: type[Rows], name: str) -> None:
-        self._name = name
-
-    def __get__(self, rows: Rows, owner: type[Rows]) -> Int64:
-        return _joined(rows.columns.get(self._name, []))
-
-
 class Rows:
-    """Rows of one kind, by column; times, ends included, in ns since the trace's base."""
+    """Rows of one kind, by column; times, ends included, in ns since the trace's base.
 
-    def __init__(self) -> None:
-        self.starts: list[Int64] = []
-        self.lengths: list[Int64] = []
-        self.columns: dict[str, list[Int64]] = {}
+    Args:
+        names: of the columns beside times; each is an attribute.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._starts: list[Int64] = []
+        self._lengths: list[Int64] = []
+        self._columns: dict[str, list[Int64]] = {name: [] for name in names}
         self.count = 0
 
     def add(self, start: Int64, length: Int64, **columns: Sequence[int] | Int64) -> None:
-        """Append rows. Every call must pass the same columns."""
-        self.starts.append(start)
-        self.lengths.append(length)
+        """Append rows. A column that is left out must be left out of every call."""
+        self._starts.append(start)
+        self._lengths.append(length)
         for name, values in columns.items():
-            self.columns.setdefault(name, []).append(np.asarray(values, np.int64))
+            self._columns[name].append(np.asarray(values, np.int64))
         self.count += len(start)
+
+    def __getattr__(self, name: str) -> Int64:
+        parts = self.__dict__.get("_columns", {}).get(name)
+        if parts is None:
+            raise AttributeError(name)
+        return _joined(parts)
 
     @property
     def start(self) -> Int64:
         """Return the start of every row."""
-        return _joined(self.starts)
+        return _joined(self._starts)
 
     @property
     def end(self) -> Int64:
         """Return the end of every row."""
-        return _joined(self.starts) + _joined(self.lengths)
+        return _joined(self._starts) + _joined(self._lengths)
 
     @property
     def fractions(self) -> bool:
         """Return whether some time is no whole microsecond."""
-        return any(bool((_joined(parts) % 1000).any()) for parts in (self.starts, self.lengths))
-
-
-class DeviceRows(Rows):
-    """Rows of devices: codes of names and classes, and what ties them to the host."""
-
-    name = _Column()
-    device = _Column()
-    stream = _Column()
-    bytes = _Column()
-    cls = _Column()
-    origin = _Column()
-    correlation = _Column()
-
-
-class HostRows(Rows):
-    """Operators or labels of the host."""
-
-    name = _Column()
-    thread = _Column()
-    origin = _Column()
-
-
-class MarkRows(Rows):
-    """Marks of steps."""
-
-    kind = _Column()
-    step = _Column()
+        return any(bool((_joined(parts) % 1000).any()) for parts in (self._starts, self._lengths))
 
 
 def _joined(parts: list[Int64]) -> Int64:

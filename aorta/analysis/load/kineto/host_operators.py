@@ -12,6 +12,7 @@ Self time is when a row of a thread was the innermost one: an operator from 0 to
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -37,8 +38,8 @@ from aorta.analysis.load.kineto.event_structs import (
     PARAMETERS,
     Arguments,
     EventDecoder,
-    HostRows,
     Piece,
+    Rows,
     arguments_of,
     chosen,
     integers,
@@ -47,6 +48,7 @@ from aorta.analysis.load.kineto.event_structs import (
 )
 from aorta.analysis.load.kineto.kernel_links import LARGEST_BYTES, CollectiveColumns, externals_of, links_of
 from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge, self_times
+from aorta.timeline.overlap import AGREEMENT
 
 HELD_BYTES: Final = 128 << 20
 """Most text of a trace that is kept until a row of a device appears."""
@@ -64,8 +66,6 @@ _COMPILED: Final = ("CompiledFunction", "Torch-Compiled Region")
 """What torch.compile made: its own time is that of fused kernels, which are no operators; its collectives are
 functional.
 """
-_DOUBT: Final = 0.02
-"""Largest difference of overlap ratios that is not said: that of K2."""
 _RUNS_AS: Final = {KIND_CODE["reducescatter"]: KIND_CODE["allreduce"]}
 """Kinds that gloo runs under the label of another kind (torch: ProcessGroupGloo, reduce-scatter)."""
 _GATHERED: Final = frozenset({KIND_CODE["allgather"], KIND_CODE["gather"]})
@@ -91,7 +91,7 @@ class HostWork:
 
     def __init__(self, decoder: EventDecoder) -> None:
         self.at_once = False
-        self.operators, self.labels = HostRows(), HostRows()
+        self.operators, self.labels = Rows("name", "thread", "origin"), Rows("name", "thread")
         self.operator_arguments: dict[int, Arguments] = {}
         self.label_arguments: dict[int, Arguments] = {}
         self.names = Interner()
@@ -150,7 +150,7 @@ class HostWork:
         origin[products] = externals_of(links_of([events[at].args for at in products]))
         self._add(self.operators, events, start, length, origin=origin)
 
-    def _add(self, rows: HostRows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
+    def _add(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
         names = [event.name for event in events]
         code_of = {name: self.names(name) for name in dict.fromkeys(names)}
         rows.add(
@@ -211,7 +211,7 @@ def host_intervals(
 
 
 def _work(
-    operators: HostRows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
+    operators: Rows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
 ) -> tuple[Int64, Spans]:
     """The self time of operators that compute, without what they waited for.
 
@@ -267,7 +267,7 @@ def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
     return (at >= 0) & (instants < merged.end[at])
 
 
-def _doubt(comm: Spans, row: Int64, work: Spans, operators: HostRows, names: tuple[str, ...]) -> str | None:
+def _doubt(comm: Spans, row: Int64, work: Spans, operators: Rows, names: tuple[str, ...]) -> str | None:
     """What to say where much communication is hidden only by the own time of functions, which run Python and may have
     waited there for what others issued.
     """
@@ -276,7 +276,7 @@ def _doubt(comm: Spans, row: Int64, work: Spans, operators: HostRows, names: tup
     unsure = function[code] if len(code) else np.zeros(0, bool)
     lane, sure = merge(comm), merge(Spans(work.start[~unsure], work.end[~unsure]))
     length, hidden, surely = measure(lane), measure(intersect(lane, merge(work))), measure(intersect(lane, sure))
-    if hidden - surely <= _DOUBT * length:
+    if hidden - surely <= AGREEMENT * length:
         return None
     most = names[int(np.argmax(np.bincount(code[unsure], covered_ns(work, lane)[unsure])))]
     return (
@@ -288,9 +288,9 @@ def _doubt(comm: Spans, row: Int64, work: Spans, operators: HostRows, names: tup
 
 
 def _kinds(
-    operators: HostRows,
+    operators: Rows,
     operator_arguments: Mapping[int, Arguments],
-    labels: HostRows,
+    labels: Rows,
     communication: Int64,
     names: tuple[str, ...],
     world_size: int | None,
@@ -321,7 +321,7 @@ def _kinds(
     return kinds, joined
 
 
-def _outermost(operators: HostRows, calls: Int64) -> Int64:
+def _outermost(operators: Rows, calls: Int64) -> Int64:
     """Calls that no other call of the same thread contains."""
     start, end, thread = operators.start[calls], operators.end[calls], operators.thread[calls]
     keep = np.ones(len(calls), bool)
@@ -350,14 +350,8 @@ def _size(columns: CollectiveColumns, at: int, arguments: Arguments | None, worl
     names = {name for name, _ in known}
     if len(names) == 1:
         columns.dtype[at] = columns.dtypes(str(known[0][0]))
-    total = sum(_product(shape) * (width or 0) for shape, (_, width) in zip(dims, known, strict=False))
+    sizes = [math.prod(max(length, 0) for length in shape) for shape in dims]
+    total = sum(size * (width or 0) for size, (_, width) in zip(sizes, known, strict=False))
     if kind in _GATHERED:
         total = total * world_size if world_size else NULL
     columns.bytes[at] = total if 0 <= total < LARGEST_BYTES else NULL
-
-
-def _product(shape: list[int]) -> int:
-    found = 1
-    for length in shape:
-        found *= max(length, 0)
-    return found

@@ -28,7 +28,7 @@ from aorta.analysis.load.interval_table import (
     windows,
 )
 from aorta.analysis.load.kernel_classifier import MARKS, NameClassifier, kind_of
-from aorta.analysis.load.kineto.event_structs import HostRows, MarkRows, Metadata, metadata_of
+from aorta.analysis.load.kineto.event_structs import Metadata, Rows, metadata_of
 from aorta.analysis.load.kineto.host_operators import host_intervals
 from aorta.analysis.load.kineto.kernel_links import (
     CollectiveColumns,
@@ -191,7 +191,7 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     return table, collectives
 
 
-def _host_gemms(gemms: Gemms, operators: HostRows) -> Gemms:
+def _host_gemms(gemms: Gemms, operators: Rows) -> Gemms:
     # A product that contains another (a DTensor's: that of its local part) is only the inner one.
     products = np.flatnonzero(operators.origin != NULL)
     start, end, thread = operators.start[products], operators.end[products], operators.thread[products]
@@ -213,7 +213,7 @@ def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
     return base, "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
 
 
-def _windows(marks: MarkRows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
+def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
     """Windows of the steps, from the best kind of mark in the trace; of marks with the same number the first counts."""
     chosen = next((kinds.index(kind) for kind in MARKS if kind in kinds), None)
     if chosen is None:

@@ -28,10 +28,9 @@ from aorta.analysis.load.kineto.event_structs import (
     OPERATORS,
     PARAMETERS,
     Arguments,
-    DeviceRows,
     EventDecoder,
-    MarkRows,
     Piece,
+    Rows,
     Untimed,
     arguments_of,
     chosen,
@@ -58,6 +57,8 @@ class EventColumns:
     """Accepts the pieces of a trace one after the other and keeps what matters of each.
 
     Attributes:
+        device: rows of devices: codes of names and classes, and what ties them to the host.
+        marks: of steps.
         host: the work of the host; None once there is work on a device.
         linked: row -> arguments of communication.
         copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
@@ -68,7 +69,8 @@ class EventColumns:
         self.classifier = classifier
         self.names = Interner()
         self.classes = array("b")
-        self.device, self.marks = DeviceRows(), MarkRows()
+        self.device = Rows("name", "device", "stream", "bytes", "cls", "origin", "correlation")
+        self.marks = Rows("kind", "step")
         self.mark_kinds = Interner()
         self.links = KernelLinks()
         self.linked: dict[int, Arguments] = {}
