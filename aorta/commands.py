@@ -109,7 +109,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "cuda_traces --format csv",
     ),
     "kernels": Command(
-        "aorta.analysis.report.kernels_command:main",
+        "aorta.analysis.report.kernels:main",
         "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",
         "cuda_traces --output kernels",
     ),

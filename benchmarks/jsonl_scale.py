@@ -180,7 +180,7 @@ def child(what: str, folder: Path) -> dict[str, float]:
         assert across.collectives[0].transfer_ms.count
         assert across.stragglers[0].collectives
     if what == "pictures":
-        from aorta.analysis.report.charts import pictures
+        from aorta.analysis.report.charts.run_pictures import pictures
 
         with tempfile.TemporaryDirectory() as output:
             for name, draw in pictures([dataset]):

@@ -123,8 +123,8 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
     what was read, and why nothing was used.
     """
     entry = step_entry(dataset)
-    if "traces" in dataset.run.extras:
-        entry.traces = dataset.run.extras["traces"]
+    if dataset.run.traces is not None:
+        entry.traces = dataset.run.traces
     if entry.count:
         found, experts = dataset.collectives, expert_entry(dataset.run)
         entry.collectives, entry.stragglers = found.collectives, found.stragglers

@@ -68,6 +68,11 @@ class _Entry:
     values: defaultdict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
     medians: defaultdict[str, dict[int, float | None]] = field(default_factory=lambda: defaultdict(dict))
 
+    def add(self, **values: Floats) -> None:
+        """Add values of metrics, by name."""
+        for name, each in values.items():
+            self.values[name].append(each)
+
     def describe(self) -> dict[str, tuple[int, Floats | None]]:
         """Metric -> number of values, and their statistics. Frees the values."""
         numbers = {name: numbers_of(parts) for name, parts in self.values.items()}
@@ -133,17 +138,19 @@ def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries:
             counted.reasons[int(reason)] += int(seen)
         clear = mine & (found.reason == OK)
         transfer_ns, longest_ns = found.transfer_ns[clear], found.longest_ns[clear]
-        counted.values["transfer_ms"].append(transfer_ns / NS_PER_MS)
-        counted.values["arrival_skew_ms"].append((longest_ns - transfer_ns) / NS_PER_MS)
-        counted.values["arrival_skew_bound_ms"].append(longest_ns / NS_PER_MS)
+        counted.add(
+            transfer_ms=transfer_ns / NS_PER_MS,
+            arrival_skew_ms=(longest_ns - transfer_ns) / NS_PER_MS,
+            arrival_skew_bound_ms=longest_ns / NS_PER_MS,
+        )
         why = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size)
         algbw = np.empty(0) if why else algbw_gb_per_s(key.bytes, transfer_ns)
         if len(algbw) < len(transfer_ns):
             counted.no_bandwidth[why or TOO_SHORT] += len(transfer_ns) - len(algbw)
-        counted.values["algbw_gb_per_s"].append(algbw)
+        counted.add(algbw_gb_per_s=algbw)
         factor = busbw_factor(key.kind, key.size)
         if factor is not None:
-            counted.values["busbw_gb_per_s"].append(algbw * factor)
+            counted.add(busbw_gb_per_s=algbw * factor)
 
 
 def _count_rows(
@@ -172,7 +179,7 @@ def _add_values(
         part = values[mine]
         entries[index].medians[name][rank] = median_or_none(part)
         known = part[~np.isnan(part)]
-        entries[index].values[name].append(known)
+        entries[index].add(**{name: known})
         if name != "wait_ms":
             entries[index].unseen[name] += len(part) - len(known)
 

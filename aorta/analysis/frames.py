@@ -178,40 +178,45 @@ def _frame(
 ) -> pd.DataFrame:
     every = [name for tables in run.ranks.values() for name in tables.collectives.names]
     members = [names.groups[group][1] or None for group in names.group.tolist()]
-    frame = pd.DataFrame(
+    kind, size_bytes = _told([name.kind for name in every], rows.name), _told([name.bytes for name in every], rows.name)
+    group_size = _nullable(names.size[rows.name], UNKNOWN)
+    nothing = np.empty(0, np.int64)
+    per_row = nothing if found is None else found.matches.of_row
+    reason, transfer_ns, longest_ns = (
+        (nothing,) * 3 if found is None else (found.reason, found.transfer_ns, found.longest_ns)
+    )
+    clear, duration_ms = reason[per_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
+    transfer_ms = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
+    # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
+    skew_bound_ms = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
+    unmatched = _told([reason or None for reason in REASONS], reason[per_row])
+    return pd.DataFrame(
         {
             "rank": rows.rank,
             "global_step": rows.step,
             "warmup": ~rows.used,
-            "kind": _told([name.kind for name in every], rows.name),
+            "kind": kind,
             "group": _told([name.group for name in every], rows.name),
             "seq": rows.seq,
-            "bytes": _told([name.bytes for name in every], rows.name).astype("int64"),
+            "bytes": size_bytes.astype("int64"),
             "dtype": _told([name.dtype for name in every], rows.name),
             "issue_ns": _nullable(rows.issue_ns),
             "start_ns": _nullable(rows.start_ns),
             "end_ns": _nullable(rows.end_ns),
             "end_source": _told([name.end_source for name in every], rows.name),
-            "duration_ms": _milliseconds(rows.start_ns, rows.end_ns),
+            "duration_ms": duration_ms,
             "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
             "members": _told(members, rows.name),
-            "group_size": _nullable(names.size[rows.name], UNKNOWN),
+            "group_size": group_size,
+            "instance": per_row + shift,
+            "transfer_reason": unmatched,
+            "transfer_ms": transfer_ms,
+            "wait_ms": duration_ms - transfer_ms,
+            "arrival_skew_bound_ms": skew_bound_ms,
+            "arrival_skew_ms": skew_bound_ms - transfer_ms,
+            **_bandwidths(kind, size_bytes.astype("int64"), group_size, pd.Series(transfer_ms), unmatched),
         }
     )
-    per_row = np.empty(0, np.int64) if found is None else found.matches.of_row
-    nothing = np.empty(0, np.int64)
-    reason, transfer_ns, longest_ns = (
-        (nothing,) * 3 if found is None else (found.reason, found.transfer_ns, found.longest_ns)
-    )
-    clear = reason[per_row] == OK
-    frame["instance"] = per_row + shift
-    frame["transfer_reason"] = _told([reason or None for reason in REASONS], reason[per_row])
-    frame["transfer_ms"] = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
-    frame["wait_ms"] = frame["duration_ms"] - frame["transfer_ms"]
-    # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
-    frame["arrival_skew_bound_ms"] = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
-    frame["arrival_skew_ms"] = frame["arrival_skew_bound_ms"] - frame["transfer_ms"]
-    return _with_bandwidth(frame)
 
 
 def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
@@ -229,22 +234,25 @@ def _milliseconds(start: Ints, end: Ints) -> np.ndarray:
     return np.where((start == NO_TIME) | (end == NO_TIME), np.nan, (end - start) / NS_PER_MS)
 
 
-def _with_bandwidth(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone."""
-    size = frame["group_size"].astype("float64")
-    reason = frame["transfer_reason"].copy()
+def _bandwidths(
+    kind: pd.Series[Any],
+    size_bytes: pd.Series[int],
+    group_size: pd.Series[int],
+    transfer_ms: pd.Series[float],
+    unmatched: pd.Series[Any],
+) -> dict[str, pd.Series[Any]]:
+    """Columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
+    ranks, reason = group_size.astype("float64"), unmatched
     for applies, why in (
-        (frame["bytes"] < 0, NO_SIZE),
-        (frame["bytes"] == 0, NO_BYTES),
-        (size == 1, GROUP_OF_ONE),
-        (frame["transfer_ms"] == 0, TOO_SHORT),
+        (size_bytes < 0, NO_SIZE),
+        (size_bytes == 0, NO_BYTES),
+        (ranks == 1, GROUP_OF_ONE),
+        (transfer_ms == 0, TOO_SHORT),
     ):
         reason = reason.mask(reason.isna() & applies, why)
-    frame["bandwidth_reason"] = reason
-    transfer_s = (frame["transfer_ms"] / 1e3).where(reason.isna())
-    frame["algbw_gb_per_s"] = frame["bytes"] / 1e9 / transfer_s
-    frame["busbw_gb_per_s"] = frame["algbw_gb_per_s"] * frame["kind"].map(BUSBW_FACTOR) * (size - 1) / size
-    return frame
+    algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(reason.isna())
+    busbw = algbw * kind.map(BUSBW_FACTOR) * (ranks - 1) / ranks
+    return {"bandwidth_reason": reason, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}
 
 
 _RANGES = {
@@ -256,6 +264,7 @@ _RANGES = {
     "start_mono_ns": "int64",
     "end_mono_ns": "int64",
     "error": "object",
+    "duration_ms": "float64",
 }
 _COUNTERS = {"rank": "int64", "global_step": "int64", "name": "object", "mono_ns": "int64", "value": "float64"}
 
@@ -275,15 +284,14 @@ def ranges_frame(run: Run) -> pd.DataFrame:
             origin + row.start_ns,
             origin + row.end_ns,
             row.error,
+            (row.end_ns - row.start_ns) / NS_PER_MS,
         )
         for rank, tables in run.ranks.items()
         for marks in tables.details.user_marks()
         for origin in (marks.start_mono_ns,)
         for row in marks.ranges
     ]
-    frame = _typed_frame(rows, _RANGES)
-    frame["duration_ms"] = (frame["end_mono_ns"] - frame["start_mono_ns"]) / NS_PER_MS
-    return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+    return _typed_frame(rows, _RANGES).sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
 
 
 def counters_frame(run: Run) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.health import Health
 from aorta.analysis.step_intervals import Details, StepColumns, StepIntervals
 from aorta.records.clocks import RankClock
@@ -386,15 +387,14 @@ class Run:
         location: folder, file, glob or URL.
         manifest: `run.json`; None where none belongs to the run.
         clocks: what was measured of each rank's clock against the others'; empty where `clocks_missing` says why.
-        extras: what a loader knows in addition to the tables, in the form of `summary.json` (`traces` for loaders of
-            traces); empty for records.
+        traces: what a loader of traces knows in addition to the tables, as in `summary.json`; None for records.
     """
 
     location: str
     ranks: Mapping[int, RankTables]
     manifest: Mapping[str, object] | None
     health: Health
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    traces: TraceEntries | None = None
     clocks: Mapping[int, RankClock] = field(default_factory=dict)
     clocks_missing: str | None = "traces say nothing of the ranks' clocks against each other"
 

@@ -16,7 +16,6 @@ import msgspec
 from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
 from aorta.analysis import expert_load as _expert_load
-from aorta.analysis import most_to_gain as _most_to_gain
 from aorta.analysis import stats as _stats
 from aorta.analysis import straggler as _straggler
 from aorta.analysis import summary as _summary
@@ -151,4 +150,4 @@ def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
 
 cautions = by_json(_cautions.cautions)
 expert_sentences = by_json(_expert_load.expert_sentences)
-most_to_gain = by_json(_most_to_gain.most_to_gain)
+most_to_gain = by_json(_summary.most_to_gain)

@@ -16,7 +16,7 @@ from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.charts.step_breakdown import parts
+from aorta.analysis.report.figure_data import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError

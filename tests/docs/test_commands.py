@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 from aorta import autopsy_command, train_command
 from aorta.analysis.load.export_command import parser as trace_words
 from aorta.analysis.merge import merge_traces as merge
-from aorta.analysis.report import kernels_command as kernels
+from aorta.analysis.report import kernels
 from aorta.analysis.report.report_command import parser
 from aorta.analysis.whatif import parse_changes
 from aorta.analysis.whatif import whatif_command as whatif

@@ -23,7 +23,7 @@ _MODULES: Final = (
     *(
         "aorta.analysis.report.report_folder",
         "aorta.analysis.report.report_command",
-        "aorta.analysis.report.html.assembly",
+        "aorta.analysis.report.html.page_content",
     ),
     *("aorta.analysis.merge.merge_traces", "aorta.rpc.rpc_report", "aorta.experiments.gather_nodes"),
     *("aorta.experiments.sweep_report", "aorta.experiments.sweep_report"),

@@ -13,9 +13,9 @@ import aorta
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.merge.merge_traces import Choices, merge
-from aorta.analysis.report.html.timeline_data import NAMED, spans_of
+from aorta.analysis.report.figure_data import Series
+from aorta.analysis.report.html.timeline import NAMED, spans_of
 from aorta.analysis.report.report_folder import write_report
-from aorta.analysis.report.step_curves import Series
 from aorta.errors import ConfigError
 from tests.runs import record
 

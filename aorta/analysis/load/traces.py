@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     """Read every trace of a file, directory, glob or URL, one process per file.
 
     Returns:
-        A run whose `ranks` hold the busiest device of each trace. Its `extras` hold what a report shows of traces only:
+        A run whose `ranks` hold the busiest device of each trace. Its `traces` are what a report shows of traces only:
         each device measured as one window, costs of collectives, kernels and their slowdown.
 
     Raises:
@@ -63,27 +62,25 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         if index in chosen:
             ranks[number] = _as_rank(device.tables, number, world)
         wholes[number] = device.whole
-    return Run(location, ranks, None, _health(ranks, health, left_out, said, world), _extras(wholes, traces))
+    return Run(location, ranks, None, _health(ranks, health, left_out, said, world), _entries(wholes, traces))
 
 
-def _extras(wholes: Mapping[int, Whole], traces: Sequence[TraceTables]) -> dict[str, Any]:
+def _entries(wholes: Mapping[int, Whole], traces: Sequence[TraceTables]) -> TraceEntries:
     parts = [part for trace in traces for part in trace.parts]
-    return {
-        "traces": TraceEntries(
-            whole={
-                str(number): {
-                    "start_ns": whole.window[0],
-                    "end_ns": whole.window[1],
-                    "metrics": dict(whole.metrics),
-                    "null_reasons": dict(whole.reasons),
-                }
-                for number, whole in wholes.items()
-            },
-            costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
-            slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
-            kernels=entries(trace.kernels for trace in traces),
-        )
-    }
+    return TraceEntries(
+        whole={
+            str(number): {
+                "start_ns": whole.window[0],
+                "end_ns": whole.window[1],
+                "metrics": dict(whole.metrics),
+                "null_reasons": dict(whole.reasons),
+            }
+            for number, whole in wholes.items()
+        },
+        costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
+        slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
+        kernels=entries(trace.kernels for trace in traces),
+    )
 
 
 def _numbers(traces: Sequence[TraceTables]) -> tuple[list[int], set[int], list[str]]:

@@ -14,15 +14,15 @@ from typing import Final
 from aorta.analysis.compare.verdict import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
+from aorta.analysis.documents.dataset import DatasetEntry, Described, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.metrics import JOB_STEP, metric_named
-from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html import PAGE_FILE
 from aorta.analysis.report.metric_table import metric_table, shown_first, wrapped
 from aorta.analysis.report.terminal_text import led, notes_of, verdict_line
+from aorta.analysis.summary import SHOWN_MARGINALS
 from aorta.terminal_style import PLAIN, Style, table
 
 MOST_LINES: Final = 25
@@ -42,7 +42,8 @@ def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
     if found.reason is not None:
         return wrapped([f"{head}: no prediction: {found.reason}"], style.width)
     lines = [f"{head} (replay of the last {found.steps} steps on {found.ranks} ranks)"]
-    lines += [f"  {number}. {gain_line(each)}" for number, each in enumerate(found.gains, start=1)]
+    for number, gain in enumerate(found.gains, start=1):
+        lines.append("".join([f"  {number}. {gain.sentence}", *(f" (note: {note})" for note in gain.notes)]))
     lines += [] if found.gains else ["  none of the changes that were tried gains anything worth naming"]
     shown = found.marginals[:SHOWN_MARGINALS]
     rows = _rows([*shown, *found.bounds])
@@ -50,11 +51,6 @@ def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
     lines += [] if found.check is None else [f"  check: {found.check}"]
     lines += [f"  ! {note}" for note in (*found.notes, *found.flags)]
     return f"{wrapped(lines, style.width)}\n  more: {found.command}"  # to be copied: in one line
-
-
-def gain_line(gain: GainEntry) -> str:
-    """One change: by how much, and whether that is significant."""
-    return "".join([gain.sentence, *(f" (note: {note})" for note in gain.notes)])
 
 
 def _rows(found: Sequence[MarginalEntry]) -> list[str]:

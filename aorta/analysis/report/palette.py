@@ -74,20 +74,21 @@ SURFACES: Final[Mapping[str, Shade]] = {
 }
 """`band` lies behind data (warm-up, a margin); `-soft` behind text of that verdict."""
 
-INK: Final = SURFACES["ink"].light
-PAPER: Final = SURFACES["page"].light
-QUIET: Final = SURFACES["quiet"].light
+
+def light(name: str) -> str:
+    """The colour of a meaning or a surface on white."""
+    return (MEANINGS.get(name) or SURFACES[name]).light
+
+
+INK: Final = light("ink")
+PAPER: Final = light("page")
+QUIET: Final = light("quiet")
 """Text that is less important than other text: 6:1 on white."""
-GRID: Final = SURFACES["grid"].light
-BAND: Final = SURFACES["band"].light
+GRID: Final = light("grid")
+BAND: Final = light("band")
 
 _KINDS: Final = ("allreduce", "reducescatter", "allgather", "alltoall")
 _LANES: Final = {COMPUTE: "compute", COPY: "other-work", AUX: "other-work", BUBBLE: "idle"}
-
-
-def light(name: str) -> str:
-    """The colour of a meaning on white."""
-    return MEANINGS[name].light
 
 
 SERIES: Final = tuple(

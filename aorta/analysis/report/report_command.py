@@ -1,6 +1,7 @@
-"""The command `aorta report`: arguments become labelled sources, rules and a gate.
+"""The command `aorta report`: arguments become labelled sources, rules and a gate; loggers get the numbers.
 
-Must not import pandas or matplotlib before the arguments are known to be good.
+Must not import pandas or matplotlib before the arguments are known to be good, or give a logger a value that
+`summary.json` does not have.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES
+from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
@@ -21,13 +23,17 @@ from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.report.report_loggers import check_loggers, log_summary
 from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import InputError, meant
 from aorta.installation import checkout
-from aorta.loggers.by_name import NAMES
+from aorta.loggers import Logger
+from aorta.loggers.by_name import NAMES, missing_client, open_logger
+from aorta.loggers.clients import Place
+from aorta.records.run_files import REPORT_EVENTS
 from aorta.terminal_style import style_of
+
+_LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")
 
 
 @command()
@@ -38,7 +44,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     check_gate_options(options)
     if options.tables is not None:
         check_format(options.tables)
-    check_loggers(options.log)
+    _check_loggers(options.log)
     sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, sources)
     engine = _engine(options)
@@ -73,7 +79,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     blocks = [report.text, decided, more, "" if options.fail_on else _next(arguments, report.content, rules)]
     to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))
     try:
-        log_summary(report.content, options.log, output)
+        _log_summary(report.content, options.log, output)
     except InputError as error:
         if not code:
             raise
@@ -314,3 +320,78 @@ def _default_output(options: argparse.Namespace, sources: Mapping[str, str | Pat
     if options.reference is not None and options.candidate is not None:
         return Path("reports", f"{options.candidate}-vs-{options.reference}")
     return Path("reports", "-and-".join(sources))
+
+
+def _check_loggers(names: Sequence[str]) -> None:
+    """Check that these loggers can be opened.
+
+    Raises:
+        InputError: their clients are not installed; says what to install.
+    """
+    problem = missing_client(names)
+    if problem is not None:
+        raise InputError(f"--log {','.join(names)}: {problem}")
+
+
+def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
+    """Open each logger for the report, give it everything, and close it.
+
+    Args:
+        summary: the content of `summary.json`.
+        names: of `loggers.by_name`.
+        output: folder of the report; loggers that write files write them there.
+
+    Raises:
+        InputError: a logger failed; the others have got everything.
+    """
+    compared = known(summary.comparison)
+    title = "-and-".join(summary.datasets) if compared is None else _title(compared)
+    facts = {
+        f"{label}.{name}": value
+        for label, entry in summary.datasets.items()
+        for name in _LOGGED_FACTS
+        if (value := getattr(entry.source, name)) is not None
+    }
+    failed = []
+    for name in dict.fromkeys(names):
+        try:
+            _log_to(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS)), summary)
+        except Exception as error:  # noqa: BLE001  a client may raise anything; it is raised below, by name
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    if failed:
+        raise InputError(f"the report is written to {output}, but not every logger took it: {'; '.join(failed)}")
+
+
+def _log_to(logger: Logger, summary: Summary) -> None:
+    try:
+        for label, values in _logged_values(summary):
+            logger.log_summary(label, values)
+    finally:
+        logger.close()
+
+
+def _logged_values(summary: Summary) -> Iterator[tuple[str, dict[str, float | str]]]:
+    """Label and values for `Logger.log_summary`: `<metric>_median` of each dataset; of the comparison `verdict`,
+    and per metric `<metric>_difference`, `<metric>_p` (the p that was judged) and `<metric>_verdict`. What is null is
+    left out.
+    """
+    for label, entry in summary.datasets.items():
+        medians = {f"{name}_median": each.median for name, each in entry.described.items()}
+        yield label, _without_nulls({"rank_steps": entry.count, **medians})
+    compared = known(summary.comparison)
+    if compared is not None:
+        values: dict[str, Any] = {"verdict": compared.verdict, "verdict_reason": compared.verdict_reason}
+        for name, each in compared.metrics.items():
+            values |= {f"{name}_difference": each.difference}
+            corrected = known(each.p_corrected)
+            values |= {f"{name}_p": known(each.p) if corrected is None else corrected}
+            values |= {f"{name}_verdict": known(each.verdict)}
+        yield _title(compared), _without_nulls(values)
+
+
+def _title(compared: Comparison) -> str:
+    return f"{compared.candidate}-vs-{compared.reference}"
+
+
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, float | str]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -24,11 +24,11 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.report.brief_text import brief_text, gain_block
-from aorta.analysis.report.charts import Draw, pictures
+from aorta.analysis.report.charts.run_pictures import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
 from aorta.analysis.report.charts.side_by_side import draw_side_by_side
-from aorta.analysis.report.html import PAGE_FILE, why_no_page, write_page
-from aorta.analysis.report.kernel_text import kernel_block
+from aorta.analysis.report.html import PAGE_FILE, write_page
+from aorta.analysis.report.kernels import kernel_block
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
@@ -153,7 +153,11 @@ def _files(
         written = [output / SUMMARY_FILE]
         with whole_file(written[0]) as part:
             part.write_text(json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        page = partial(_draw_page, subjects, summary, named) if named is not None else lambda _path: "not asked for"
+        datasets = {label: subject.dataset for label, subject in subjects.items()}
+
+        def page(path: Path) -> str | None:
+            return "not asked for" if named is None else write_page(datasets, summary, path, named)
+
         for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name
             reason = draw(path)
@@ -174,15 +178,6 @@ def _writable(output: Path) -> Iterator[None]:
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-
-
-def _draw_page(
-    subjects: Mapping[str, Subject], summary: Summary, named: Callable[[Any], Any], path: Path
-) -> str | None:
-    reason = why_no_page()
-    if reason is None:
-        write_page({label: subject.dataset for label, subject in subjects.items()}, summary, path, named)
-    return reason
 
 
 def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: str | None) -> Iterator[tuple[str, Draw]]:

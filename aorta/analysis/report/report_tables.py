@@ -28,7 +28,7 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.frames import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
-from aorta.analysis.report.kernel_text import KERNEL_TABLES, kernel_frames
+from aorta.analysis.report.kernels import KERNEL_TABLES, kernel_frames
 from aorta.analysis.table_files import FORMATS, write_table
 from aorta.analysis.tables import Run
 from aorta.records.files import whole_file

@@ -167,7 +167,7 @@ def test_products_of_a_real_trace_have_the_operations_that_torch_counts(tmp_path
             torch.bmm(batched, torch.ones(3, 32, 8))
             torch.baddbmm(torch.ones(3, 16, 8), batched, torch.ones(3, 32, 8))
     profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
-    kernels = load_traces(str(tmp_path)).extras["traces"].kernels
+    kernels = load_traces(str(tmp_path)).traces.kernels
     found = {row.operator: row for row in kernels.gemms}
     counted = {each.key: each.flops for each in profiler.key_averages() if each.flops}
     assert {name: 2 * each.batch * each.m * each.n * each.k * each.count for name, each in found.items()} == {
@@ -297,10 +297,10 @@ def test_a_counter_that_is_no_finite_number_is_named_with_its_line(value: str) -
 
 
 def test_real_counters_of_the_tool_are_joined(samples: Path) -> None:
-    kernels = load_traces(str(samples / "rocprofv3_docs_csv" / "kernel_trace.csv")).extras["traces"].kernels
+    kernels = load_traces(str(samples / "rocprofv3_docs_csv" / "kernel_trace.csv")).traces.kernels
     assert {each.counter for each in kernels.counters} == {"SQ_WAVES"}
     assert {each.mean for each in kernels.counters} == {16384.0}
-    real = load_traces(str(samples / "rocprofv3_strix_csv" / "prefill_kernel_trace.csv")).extras["traces"].kernels
+    real = load_traces(str(samples / "rocprofv3_strix_csv" / "prefill_kernel_trace.csv")).traces.kernels
     assert (real.gaps[0].gaps, real.gaps[0].gaps_known) == (1122, 1122)
 
 

@@ -165,9 +165,9 @@ def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tm
     db.close()
     run = load_traces(str(path))
     assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes())
-    first, second = (run.extras["traces"].whole[number] for number in ("-1", "-2"))
+    first, second = (run.traces.whole[number] for number in ("-1", "-2"))
     assert (first["metrics"]["compute_ms"], first["metrics"]["overlap_ratio"]) == (None, None)
     assert "2 CUDA graph launches" in first["null_reasons"]["compute_ms"]
     # gemm [1100, 1500) and [2100, 2300) ns on the other process, which launched none
     assert second["metrics"]["compute_ms"] == pytest.approx(600e-6)
-    assert [cost["ranks"] for cost in run.extras["traces"].costs] == [1]
+    assert [cost["ranks"] for cost in run.traces.costs] == [1]

@@ -24,7 +24,7 @@ def test_only_the_busiest_device_of_a_rank_is_in_steps_and_medians(tmp_path):
     ]
     path.write_text(json.dumps(document(rows)))
     run = load_traces(str(path))
-    assert {number: whole["metrics"]["overlap_ratio"] for number, whole in run.extras["traces"].whole.items()} == {
+    assert {number: whole["metrics"]["overlap_ratio"] for number, whole in run.traces.whole.items()} == {
         "0": 1.0,
         "-1": 1 / 3,
     }

@@ -98,5 +98,5 @@ def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
     monkeypatch.setattr(trace_tables, "SHOWN_SLOWDOWNS", 2)
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
     run = load_traces(str(tmp_path / "t.json"))
-    assert [each.name for each in run.extras["traces"].slowdowns] == ["slower", "faster"]
+    assert [each.name for each in run.traces.slowdowns] == ["slower", "faster"]
     assert any("2 left out" in note for note in run.health.notes())

@@ -192,7 +192,7 @@ def test_a_folder_is_read_by_several_processes_to_the_same_bytes(tmp_path):
     one, two = load_traces(str(tmp_path)), load_traces(str(tmp_path), Local(2))
     for number in one.ranks:
         assert told(one.ranks[number]) == told(two.ranks[number])
-    assert one.extras == two.extras
+    assert one.traces == two.traces
 
 
 def loaded_by(code: str, *words: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.report import brief_text as _brief
-from aorta.analysis.report import html, kernel_text, terminal_text
+from aorta.analysis.report import html, kernels, terminal_text
 from aorta.analysis.report.html import page_tables, summary_charts, verdict_cards
 from tests.analysis.by_json import built, by_json
 
@@ -16,7 +16,7 @@ comparison_table = by_json(terminal_text.comparison_table)
 dataset_table = by_json(terminal_text.dataset_table)
 effect_charts = by_json(summary_charts.effect_charts)
 health_block = by_json(terminal_text.health_block)
-kernel_block = by_json(kernel_text.kernel_block)
+kernel_block = by_json(kernels.kernel_block)
 metrics_table = by_json(page_tables.metrics_table)
 verdict_block = by_json(terminal_text.verdict_block)
 verdict_of = by_json(verdict_cards.verdict_of)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from aorta.analysis.report.charts import pictures
-from aorta.analysis.report.chosen_steps import chosen_steps
+from aorta.analysis.report.charts import run_pictures
+from aorta.analysis.report.charts.run_pictures import pictures
+from aorta.analysis.report.figure_data import chosen_steps
 from tests.analysis.report.pages import two_runs
-
-_MODULES = ("step_breakdown", "step_lines")
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +24,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
         figure.canvas.draw()
         figures[path.name] = figure
 
-    for name in _MODULES:
-        patch.setattr(importlib.import_module(f"aorta.analysis.report.charts.{name}"), "save", kept)
+    patch.setattr(run_pictures, "save", kept)
     for name, draw in pictures(list(two_runs(folder).values())):
         draw(folder / name)
     patch.undo()

@@ -12,8 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aorta.analysis.json_schemas import json_schema
-from aorta.analysis.report.kernel_text import KERNEL_TABLES, shortened
-from aorta.analysis.report.kernels_command import main
+from aorta.analysis.report.kernels import KERNEL_TABLES, main, shortened
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel
 from tests.analysis.report.by_json import kernel_block

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis import most_to_gain as room
+from aorta.analysis import summary as room
 from aorta.analysis.load.records import load_run
-from aorta.analysis.most_to_gain import LAST_STEPS
 from aorta.analysis.report.report_folder import Report, write_report
+from aorta.analysis.summary import LAST_STEPS
 from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.prediction import base_of
 from aorta.analysis.whatif.read_program import program_of

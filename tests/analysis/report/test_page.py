@@ -23,17 +23,15 @@ from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import html as page_room
-from aorta.analysis.report.html import why_no_page
-from aorta.analysis.report.html.assembly import json_for_script, policy
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
+from aorta.analysis.report.html.page_content import json_for_script, policy
 from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
-from aorta.errors import ToolMissing
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
-from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of, write_page
+from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of
 from tests.analysis.report.pages import (
     HOSTILE,
     Parts,
@@ -383,13 +381,8 @@ def test_the_hash_of_a_policy_is_that_of_the_script() -> None:
 
 
 def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_no_page() is None
     monkeypatch.setattr(page_room, "find_spec", lambda name: None if name == "bokeh" else object())
-    reason = why_no_page()
-    assert reason is not None
-    assert "pip install bokeh" in reason
-    with pytest.raises(ToolMissing, match=r"report\.html was not written: bokeh not installed"):
-        write_page({}, {}, tmp_path / "report.html")
+    assert page_room.write_page({}, None, tmp_path / "report.html") == "bokeh not installed: pip install bokeh"
 
 
 def test_text_on_a_canvas_is_no_tex() -> None:

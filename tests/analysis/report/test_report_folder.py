@@ -9,8 +9,7 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.charts.step_breakdown import parts
-from aorta.analysis.report.chosen_steps import representative_step
+from aorta.analysis.report.figure_data import chosen_steps, parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
@@ -173,7 +172,7 @@ def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
             for number, length in slowest.items()
         ]
         write_rank(tmp_path, header(rank, 2), lines)
-    assert representative_step(LabelledRun("x", load_run(tmp_path))) == 3  # the lower middle of 10, 20, 30, 40
+    assert chosen_steps(LabelledRun("x", load_run(tmp_path)))[0].global_step == 3  # the lower middle of 10, 20, 30, 40
 
 
 def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.analysis.report import report_loggers
+from aorta.analysis.report import report_command
 from aorta.analysis.report.report_command import overlap_report
 from aorta.loggers import by_name
 from tests.analysis.builders import strict_json
@@ -63,7 +63,7 @@ def test_a_logger_that_fails_leaves_the_report_and_the_answer_of_a_gate(
     def refused(name, place):
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(report_loggers, "open_logger", refused)
+    monkeypatch.setattr(report_command, "open_logger", refused)
     assert overlap_report([*words, *gate, "--log", "mlflow"]) == code
     said = capsys.readouterr()
     assert "mlflow: ConnectionError: no route to host" in said.err

@@ -1,28 +1,40 @@
-"""The sections of the page in the order in which they are read, from datasets and a summary.
+"""The sections of the page in the order in which they are read, and the page as one file: template, styles with the
+palette of both themes, scripts and data, and the policy that lets nothing else run.
 
-Must not reach for the network, or put anything into the page that Jinja's escaping or `assembly.json_for_script` has
-not made harmless.
+The content security policy forbids every request, and every script but those whose hashes it names. A word of a record
+that found its way into the page as markup could still do nothing. Must not load anything, in this process or in the
+browser, put anything into the page that Jinja's escaping or `json_for_script` has not made harmless, judge evidence
+(`aorta.autopsy.judge` does), or name a colour that `report.palette` does not have.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Final
+
+from bokeh.document import Document
+from bokeh.resources import Resources
+from jinja2 import Environment, StrictUndefined
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import sentence_rows
+from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.verdict import is_comparable
-from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.comparison import Attribution, Comparison, GateEntry
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import AttributedSide, Attribution, Comparison, GateEntry
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import PAGE
+from aorta.analysis.formatting import PAGE, json_text
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
+from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html import page_tables
-from aorta.analysis.report.html.assembly import assemble, for_scripts
-from aorta.analysis.report.html.autopsy_section import page_autopsies
 from aorta.analysis.report.html.bokeh_chart import Chart
+from aorta.analysis.report.html.page_tables import ROW_LIMIT, Cell, Column, Table, word
 from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.summary_charts import (
@@ -32,11 +44,12 @@ from aorta.analysis.report.html.summary_charts import (
     kinds_drawn,
     launch_charts,
 )
-from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
-from aorta.analysis.report.html.timeline_data import TimelineSpans, spans_of
+from aorta.analysis.report.html.timeline import TimelineSpans, payload, spans_of, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
-from aorta.analysis.report.palette import SERIES
-from aorta.analysis.report.step_curves import Series
+from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, text_on
+from aorta.autopsy.verdict import RankDoing, Verdict
+from aorta.autopsy.verdict_text import waiting_sentence
+from aorta.command_line import rounded_time
 
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
@@ -78,17 +91,17 @@ def page_html(
     charts: dict[str, list[Chart]] = {
         "effects": effect_charts(comparison) if comparison else [],
         "launches": launch_charts(comparison) if comparison else [],
-        "breakdown": _some(breakdown_chart(datasets)),
+        "breakdown": breakdown_chart(datasets),
         "timelines": timeline_charts(spans),
         "steps": over_steps,
         "maps": maps,
         "collectives": comm_charts(entries),
     }
-    definitions = summary.metrics
+    definitions, switched = summary.metrics, switches(spans)
     context = {
         "version": summary.aorta_version,
         "printed_rows": PRINTED_ROWS,
-        "title": _title(list(datasets), comparison),
+        "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
         "verdict": verdict_of(summary),
         "comparison": comparison,
         "gate": _gate(known(summary.gate)),
@@ -100,7 +113,7 @@ def page_html(
         "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": spans,
-        "switches": switches(spans),
+        "switches": switched,
         "mapped": [(name, *MAPPED[name]) for name in mapped],
         "steps_a_point": {label: each.steps_a_point for label, each in series.items() if each.steps_a_point > 1},
         "step_notes": step_notes,
@@ -124,25 +137,17 @@ def page_html(
     data = {
         **for_scripts(),
         "timelines": payload(spans),
-        "kindColors": {each["name"]: each["color"] for each in context["switches"]["kinds"]},
+        "kindColors": {each.name: each.color for each in switched.kinds},
         "maps": mapped,
         "labels": list(datasets),
     }
     return assemble(context, [chart for each in charts.values() for chart in each], data)
 
 
-def _some(chart: Chart | None) -> list[Chart]:
-    return [] if chart is None else [chart]
-
-
 def _in_order(labels: Sequence[str], comparison: Comparison | None) -> list[str]:
     """The reference first, then the candidate: the colours of both are those of every picture."""
     sides = [comparison.reference, comparison.candidate] if comparison else []
     return [*sides, *(label for label in labels if label not in sides)]
-
-
-def _title(labels: Sequence[str], comparison: Comparison | None) -> str:
-    return f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
 
 
 def _legend(number: int, label: str, comparison: Comparison | None) -> Legend:
@@ -168,25 +173,19 @@ def _gate(gate: GateEntry | None) -> str | None:
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
-_REASONS: Final = ("achieved_tflops_reason",)
-_SHOWN: Final = ("what", "reference_ms", "candidate_ms", "difference_ms", "share")
 
 
 def _attribution(found: Attribution | None) -> dict[str, Any] | None:
     """Where the difference is: a sentence, its causes, and every way of breaking it down."""
     if found is None:
         return None
-    parts = as_json(sentence_rows(found))
-    ways = as_json(found.dimensions or {})
-    for name, rows in (("stragglers", found.stragglers), ("computing", found.computing)):
-        # No breakdowns: their shares would not add up to the difference.
-        ways[name] = [{key: each for key, each in row.items() if key != "share"} for row in as_json(rows or [])]
-    sides = {"reference": as_json(found.reference), "candidate": as_json(found.candidate)} if found.reference else {}
-    means = {
-        side: {key: PAGE.number(told[key], "ms") for key in _MEANS if told[key] is not None}
-        | {key: told[key] for key in _REASONS if told[key]}
-        for side, told in sides.items()
-    }
+    sides = {"reference": found.reference, "candidate": found.candidate} if found.reference else {}
+    means = {side: _means(told) for side, told in sides.items()}
+    ways = [(name, rows, True) for name, rows in (found.dimensions or {}).items()]
+    # No breakdowns: their shares would not add up to the difference.
+    ways += [("stragglers", found.stragglers or [], False), ("computing", found.computing or [], False)]
+    causes = sentence_rows(found)
+    table = page_tables.attribution_table
     return {
         "sentence": found.sentence or found.reason,
         "definition": found.definition,
@@ -195,11 +194,165 @@ def _attribution(found: Attribution | None) -> dict[str, Any] | None:
         )
         if means
         else None,
-        "causes": _rows("attribution", "The numbers behind it: mean ms per step and rank", parts),
-        "ways": [_rows(f"attribution-{name}", f"By {name}", rows) for name, rows in ways.items() if rows],
+        "causes": table("attribution", "The numbers behind it: mean ms per step and rank", causes) if causes else None,
+        "ways": [
+            table(f"attribution-{name}", f"By {name}", rows, shares=shares) for name, rows, shares in ways if rows
+        ],
     }
 
 
-def _rows(key: str, caption: str, rows: Sequence[Mapping[str, Any]]) -> page_tables.Table | None:
-    shown = [{name: row.get(name) for name in _SHOWN if name in row} for row in rows]
-    return page_tables.generic_table(key, caption, shown) if shown else None
+def _means(side: AttributedSide) -> dict[str, str]:
+    """The means of one side that are known, and why there is no rate of its products."""
+    known_means = {name: each for name in _MEANS if (each := getattr(side, name)) is not None}
+    why = side.achieved_tflops_reason
+    return {name: PAGE.number(each, "ms") for name, each in known_means.items()} | (
+        {"achieved_tflops_reason": why} if why else {}
+    )
+
+
+_RANK_COLUMNS: Final = (
+    Column("rank"),
+    Column("state"),
+    Column("does"),
+    Column("for", True),
+    Column("step", True),
+    Column("evidence"),
+)
+
+
+@dataclass(frozen=True)
+class PageAutopsy:
+    """What the page says of one run. `accused` has a reason and its evidence for each culprit."""
+
+    label: str
+    title: str
+    sentence: str
+    accused: tuple[tuple[str, tuple[str, ...]], ...]
+    waits: tuple[str, ...]
+    limits: tuple[str, ...]
+    next: tuple[str, ...]
+    ranks: Table
+
+
+def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
+    """A section for each run in which something was stuck, stopped or dead."""
+    return [
+        _autopsy(label, title, found)
+        for label, entry in entries.items()
+        if (title := autopsy_title(entry)) is not None and (found := known(entry.autopsy)) is not None
+    ]
+
+
+def _autopsy(label: str, title: str, found: Verdict) -> PageAutopsy:
+    missing = [f"no evidence of rank {rank}" for rank in found.missing[:ROW_LIMIT]]
+    return PageAutopsy(
+        label,
+        title,
+        found.summary,
+        tuple((f"Rank {one.rank}: {one.reason}", tuple(one.evidence)) for one in found.culprits),
+        tuple(waiting_sentence(one) for one in found.waits),
+        (*found.contradictions, *found.notes, *missing),
+        tuple(found.next),
+        _rank_table(label, found),
+    )
+
+
+def _rank_table(label: str, found: Verdict) -> Table:
+    more = len(found.ranks) - ROW_LIMIT
+    note = f"{PAGE.whole(more)} more ranks in summary.json." if more > 0 else None
+    rows = tuple(_rank_row(one) for one in found.ranks[:ROW_LIMIT])
+    return Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, rows, note)
+
+
+def _rank_row(one: RankDoing) -> tuple[Cell, ...]:
+    since = PAGE.unknown if one.since_s is None else rounded_time(one.since_s)
+    return (
+        Cell(f"rank {one.rank}", f"{one.rank:08d}"),  # sorted as text, as the heading of a row is
+        word(one.state, tone="bad" if one.state in ("dead", "stopped") else None),
+        word(one.doing, "\n".join(one.stack) or None),
+        Cell(since, one.since_s),
+        Cell(PAGE.unknown if one.step is None else PAGE.whole(one.step), one.step),
+        word(", ".join(one.sources)),
+    )
+
+
+def variables() -> str:
+    """`--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
+    light, dark = (_theme(place, scheme) for place, scheme in enumerate(("light", "dark")))
+    return (
+        f":root {{ {light} }}\n"
+        f':root[data-theme="dark"] {{ {dark} }}\n'
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}\n"
+    )
+
+
+def _theme(place: int, scheme: str) -> str:
+    shades = {**SURFACES, **MEANINGS}
+    return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {shade[place]};" for name, shade in shades.items())
+
+
+def for_scripts() -> dict[str, Mapping[str, Any]]:
+    """`dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
+    drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
+    return {
+        "dark": {shade.light.lower(): shade.dark for shade in drawn},
+        "textOn": {color: text_on(color) for shade in MEANINGS.values() for color in shade},
+    }
+
+
+_ASSETS: Final = files("aorta.analysis.report.html") / "assets"
+_SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")
+_TEMPLATE: Final = "page.html.jinja"
+
+
+def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
+    """Render the template."""
+    scripts = [*_bokeh(), "\n".join(_asset(name) for name in _SCRIPTS)]
+    page = {**data, "document": _document(charts), "roots": {chart.name: chart.model.id for chart in charts}}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shown"] = json_text
+    template = environment.from_string(_asset(_TEMPLATE))
+    return template.render(
+        **context,
+        policy=policy(scripts),
+        style=variables() + _asset("page.css"),
+        scripts=scripts,
+        data=json_for_script(page),
+    )
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """The content security policy of a page with these inline scripts."""
+    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def json_for_script(value: Any) -> str:
+    """JSON that can stand in a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _bokeh() -> list[str]:
+    """BokehJS without widgets, tables, MathJax and WebGL."""
+    sources = Resources(mode="inline", components=["bokeh"]).js_raw
+    return [source.replace("\r\n", "\n") for source in sources]
+
+
+def _document(charts: Sequence[Chart]) -> Any:
+    """The charts as the JSON of one document of Bokeh, so that they can share ranges."""
+    document = Document()
+    for chart in charts:
+        document.add_root(chart.model)
+    return document.to_json(deferred=False)
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -1,27 +1,26 @@
 """The tables of the page, cell by cell: text, and what each cell is sorted by.
 
-Metrics, collectives, differences and gains each have a function of their own; `generic_table` takes any list of flat
-dictionaries. Must not leave a row out without a sentence that says how many.
+Metrics, collectives, differences, causes and gains each have a function of their own. Must not leave a row out without
+a sentence that says how many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import is_comparable, verdict_words
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Side
+from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Side
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition
 from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value, rough_interval
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.most_to_gain import SHOWN_MARGINALS
 from aorta.analysis.report.html.verdict_cards import signed
+from aorta.analysis.summary import SHOWN_MARGINALS
 
-_SHARES: Final = ("share",)
 _BY_KERNELS: Final = "of the steps measured by the profiler's kernels"
 ROW_LIMIT: Final = 400
 """Collectives of one dataset that a table lists; a browser sorts that many without a pause."""
@@ -281,28 +280,16 @@ def pairs_table(comparison: Comparison) -> Table | None:
     return Table("pairs", "The same collectives on both sides", tuple(columns), tuple(rows), ". ".join(notes) or None)
 
 
-def generic_table(key: str, caption: str, rows: Sequence[Mapping[str, Any]], note: str | None = None) -> Table:
-    """A list of flat dictionaries, its columns in order of first mention. Shares (0 to 1) are shown as per cent."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    numeric = {name: _all_numbers(row.get(name) for row in rows) for name in names}
-    columns = tuple(Column(titled(name).replace("_", " "), numeric[name]) for name in names)
-    return Table(key, caption, columns, tuple(tuple(_any(name, row.get(name)) for name in names) for row in rows), note)
-
-
-def _all_numbers(values: Iterable[object]) -> bool:
-    known = [each for each in values if each is not None]
-    return bool(known) and all(isinstance(each, int | float) and not isinstance(each, bool) for each in known)
-
-
-def _any(name: str, found: object) -> Cell:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return Cell(PAGE.unknown) if found is None else word(json_text(found))
-    if name in _SHARES or name.endswith("_share"):
-        return Cell(PAGE.percent(found), found)
-    if name == "bytes":
-        return Cell(PAGE.size(found), found)
-    unit = "ms" if name.endswith("_ms") else "ratio"
-    return Cell(PAGE.whole(found) if isinstance(found, int) else PAGE.number(found, unit), found)
+def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *, shares: bool = True) -> Table:
+    """Parts of a difference in exposed communication, in mean ms per step and rank; `shares`: of the difference."""
+    columns = [Column("what"), *(Column(f"{name}, ms", True) for name in (*SIDES, "difference"))]
+    columns += [Column("share", any(row.share is not None for row in rows))] if shares else []
+    cells = []
+    for row in rows:
+        means = [value(each, "ms") for each in (row.reference_ms, row.candidate_ms, row.difference_ms)]
+        share = [Cell(PAGE.percent(row.share), row.share)] if shares else []
+        cells.append((word(row.what), *means, *share))
+    return Table(key, caption, tuple(columns), tuple(cells))
 
 
 def differences_table(comparison: Comparison) -> Table:

@@ -20,7 +20,7 @@ from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.report.html.page_tables import Cell, Column, Table, facts_table, value, word
-from aorta.analysis.report.kernel_text import place_of, shape_of
+from aorta.analysis.report.kernels import place_of, shape_of
 from aorta.analysis.straggler import sentences
 from aorta.records.run_files import flatten
 
@@ -69,7 +69,7 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     facts |= {"devices": devices} if devices else {}
     cutoff = cutoff_line(entry)
     facts |= {"stalls": cutoff} if cutoff else {}
-    fine = _FINE_TRACES if _of_traces(entry) else _FINE
+    fine = _FINE_TRACES if entry.traces else _FINE
     return {"label": dataset.label, "notes": notes, "fine": fine, "facts": facts}
 
 
@@ -84,13 +84,9 @@ def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
     return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(told)}." if told else ""
 
 
-def _of_traces(entry: DatasetEntry) -> bool:
-    return bool(entry.traces)
-
-
 def _coverage(dataset: LabelledRun, entry: DatasetEntry) -> str:
     uncovered = dataset.run.health.uncovered_steps
-    if _of_traces(entry):
+    if entry.traces:
         return "not known: a trace does not count what was issued"
     return f"{sum(uncovered.values())} gaps" if uncovered else "complete"
 
@@ -171,10 +167,6 @@ def _table(key: str, caption: str, columns: _Cells, rows: Sequence[Any]) -> Tabl
     return Table(key, caption, tuple(column for column, _ in columns), cells, note)
 
 
-def _name(row: Any) -> Cell:
-    return word(row.name)
-
-
 def _shown(found: float | None, text: str, tip: str | None = None) -> Cell:
     return Cell(PAGE.unknown if found is None else text, found, tip)
 
@@ -191,10 +183,6 @@ def _share(key: str) -> Callable[[Any], Cell]:
     return lambda row: Cell(PAGE.percent(getattr(row, key)), getattr(row, key))
 
 
-def _ratio(key: str) -> Callable[[Any], Cell]:
-    return lambda row: value(getattr(row, key), "ratio", row.reason)
-
-
 def _interval(row: SlowdownEntry) -> Cell:
     low, high = row.mean_ratio_low, row.mean_ratio_high
     if low is None:
@@ -207,7 +195,7 @@ def _plain(key: str) -> Callable[[Any], Cell]:
 
 
 _PLACE: Final = (Column("of"), lambda row: word(place_of(row).replace(" ", _NO_BREAK)))
-_KERNEL: Final = (Column("kernel"), _name)
+_KERNEL: Final = (Column("kernel"), lambda row: word(row.name))
 _MEAN: Final = (Column("mean, ms", True), _ms("mean_ms"))
 _STD: Final = (Column("± ms", True, "sample standard deviation"), _ms("std_ms"))
 _TOTAL: Final = (Column("total, ms", True), _ms("total_ms"))
@@ -230,7 +218,7 @@ _SLOWDOWNS: Final[_Cells] = (
     ),
     (Column("alone, ms", True, "mean"), _ms("alone_mean_ms")),
     (Column("overlapped, ms", True, "mean"), _ms("overlapped_mean_ms")),
-    (Column("ratio", True, "mean overlapped / mean alone"), _ratio("mean_ratio")),
+    (Column("ratio", True, "mean overlapped / mean alone"), lambda row: value(row.mean_ratio, "ratio", row.reason)),
     (Column("95 % interval", True, "of the ratio"), _interval),
     (Column("excess, ms", True, "what the overlapped kernels took beyond the median of those alone"), _ms("excess_ms")),
 )

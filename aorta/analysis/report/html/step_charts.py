@@ -13,10 +13,9 @@ from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, LinearColorMap
 from bokeh.palettes import Cividis256
 
 from aorta.analysis.formatting import PAGE
-from aorta.analysis.report.charts.step_lines import MARKED_STEPS
+from aorta.analysis.report.figure_data import MARKED_STEPS, Curve, Map, Series
 from aorta.analysis.report.html.bokeh_chart import DASHES, FONT, NUMBERS, Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.palette import INK, SERIES
-from aorta.analysis.report.step_curves import Curve, Map, Series
 
 _DEVICES: Final = (
     ("device_sclk_mhz", "Clock of the compute units", "MHz"),

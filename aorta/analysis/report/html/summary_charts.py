@@ -7,7 +7,7 @@ Must not draw an interval that the comparison does not state, or a point for a c
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from bokeh.models import (
@@ -25,15 +25,16 @@ from aorta.analysis.compare.verdict import NOT_TESTED, is_comparable, verdict_wo
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import PAGE, is_zero
-from aorta.analysis.report.charts.step_breakdown import NEEDED, PARTS, parts
+from aorta.analysis.report.figure_data import NEEDED, PARTS, parts
 from aorta.analysis.report.html.bokeh_chart import Chart, belongs, hover, new_chart, plain
 from aorta.analysis.report.palette import BAND, INK, SERIES, light
 
+_INCONCLUSIVE: Final = ("circle", "solid", 1.0)
 _STATES: Final = {
     "regression": ("inverted_triangle", "solid", 1.0),
     "improvement": ("triangle", "solid", 1.0),
     "equivalent": ("square", "solid", 1.0),
-    "inconclusive": ("circle", "solid", 1.0),
+    "inconclusive": _INCONCLUSIVE,
     NOT_TESTED: ("circle", "dashed", 0.0),
     "not judged": ("x", "dotted", 0.0),
 }
@@ -110,7 +111,7 @@ def _effects(
 
 
 def _state(pair: ComparedMetric) -> tuple[str, str, float]:
-    return _STATES.get(pair.verdict or "not judged", _STATES["inconclusive"])
+    return _STATES.get(pair.verdict or "not judged", _INCONCLUSIVE)
 
 
 def launch_charts(comparison: Comparison) -> list[Chart]:
@@ -128,6 +129,7 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
             plot.y_range.start = 0
         else:
             plot.y_range = Range1d(-0.03, 1.03)  # a share, on its whole range as over the steps
+        drawn = False
         for place, side in enumerate(SIDES):
             medians = [each.overlap_ratio if name == "overlap_ratio" else each.job_step_ms for each in launches[side]]
             known = [(at, median) for at, median in enumerate(medians) if median is not None]
@@ -137,6 +139,7 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
                 "told": [f"{PAGE.number(median, unit or 'ratio')} {unit}" for _, median in known],
                 "path": [launches[side][at].path for at, _ in known],
             }
+            drawn = drawn or bool(known)
             source, color = ColumnDataSource(columns), SERIES[place][0]
             marker = ("circle", "square")[place]
             dots = plot.scatter(
@@ -144,14 +147,14 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
             )
             belongs(dots, place, comparison.label(side))
             hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
-        if any(renderer.data_source.data["x"] for renderer in plot.renderers):
+        if drawn:
             caption = "One point is the median of one launch."
             charts.append(Chart(plot.name, f"{title}, launch by launch", caption, plot, folded=not unit))
     return charts
 
 
-def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> Chart | None:
-    """Mean milliseconds of a step, in five parts that add up to it, over all ranks; None where it is not known."""
+def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
+    """Mean milliseconds of a step, in five parts that add up to it, over all ranks; empty where it is not known."""
     means = {}
     for label, dataset in datasets.items():
         if set(NEEDED) <= set(dataset.metrics):
@@ -159,27 +162,27 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> Chart | None:
             if not table.empty:
                 means[label] = table.mean()
     if not means:
-        return None
+        return []
     labels = [plain(label) for label in means]
     plot = new_chart("breakdown", 50 + 30 * len(labels), "", "", y_range=FactorRange(*labels[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
-    left = dict.fromkeys(means, 0.0)
+    left = [0.0] * len(means)
     for title, color, hatch in PARTS:
         lengths = [float(mean[title]) for mean in means.values()]
-        columns = {"y": labels, "left": list(left.values()), "part": [title] * len(labels), "ms": lengths}
-        left = {label: left[label] + length for label, length in zip(means, lengths, strict=True)}
-        columns["right"] = list(left.values())
-        source = ColumnDataSource(columns)
+        right = [start + length for start, length in zip(left, lengths, strict=True)]
+        source = ColumnDataSource(
+            {"y": labels, "left": left, "right": right, "part": [title] * len(labels), "ms": lengths}
+        )
+        left = right
         pattern = {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6} if hatch else {}
         bars = plot.hbar(
             y="y", left="left", right="right", height=0.7, fill_color=color, line_color=None, source=source, **pattern
         )
         hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
     plot.x_range.start = 0
-    return Chart(
-        plot.name, "Where a step's time goes", "Mean ms per step and rank; the parts add up to the step.", plot
-    )
+    caption = "Mean ms per step and rank; the parts add up to the step."
+    return [Chart(plot.name, "Where a step's time goes", caption, plot)]
 
 
 MARKERS: Final = {
@@ -211,16 +214,18 @@ def _bandwidth(entries: Mapping[str, DatasetEntry]) -> Chart | None:
         rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
         if not rows:
             continue
-        columns = _about(rows)
-        columns |= {"x": [row.bytes for row in rows]}
         found = [row.busbw_gb_per_s for row in rows]
-        columns |= {"y": [each.median for each in found]}
-        columns |= {"low": [each.p5 for each in found], "high": [each.p95 for each in found]}
-        columns["told"] = [
-            "{} GB/s ({} to {})".format(*(PAGE.number(value, "GB/s") for value in (each.median, each.p5, each.p95)))
-            for each in found
-        ]
-        _points(plot, place, label, columns, whiskers=True)
+        columns: dict[str, list[Any]] = {
+            "x": [row.bytes for row in rows],
+            "y": [each.median for each in found],
+            "low": [each.p5 for each in found],
+            "high": [each.p95 for each in found],
+            "told": [
+                "{} GB/s ({} to {})".format(*(PAGE.number(value, "GB/s") for value in (each.median, each.p5, each.p95)))
+                for each in found
+            ],
+        }
+        _points(plot, place, label, rows, columns, whiskers=True)
     if not plot.renderers:
         return None
     plot.y_range.start = 0
@@ -255,15 +260,16 @@ def _waiting(entries: Mapping[str, DatasetEntry]) -> Chart | None:
         if not chosen:
             continue
         rows = [row for row, _, _ in chosen]
-        columns = _about(rows)
-        columns["x"] = [row.transfer_ms.median for row in rows]
-        columns["y"] = [wait for _, _, wait in chosen]
-        columns["told"] = [
-            f"{'' if rank is None else f'rank {rank} '}waits {PAGE.number(wait, 'ms')} ms, transfer "
-            f"{PAGE.number(row.transfer_ms.median, 'ms')} ms"
-            for row, rank, wait in chosen
-        ]
-        _points(plot, place, label, columns, whiskers=False)
+        columns: dict[str, list[Any]] = {
+            "x": [row.transfer_ms.median for row in rows],
+            "y": [wait for _, _, wait in chosen],
+            "told": [
+                f"{'' if rank is None else f'rank {rank} '}waits {PAGE.number(wait, 'ms')} ms, transfer "
+                f"{PAGE.number(row.transfer_ms.median, 'ms')} ms"
+                for row, rank, wait in chosen
+            ],
+        }
+        _points(plot, place, label, rows, columns, whiskers=False)
     if not plot.renderers:
         return None
     caption = "A point is one rank's median wait in one kind, group and size; the rank that waits least came last."
@@ -284,16 +290,20 @@ def _wait_points(entry: DatasetEntry) -> Iterator[tuple[CollectiveEntry, str | N
                 yield row, rank, median
 
 
-def _about(rows: list[CollectiveEntry]) -> dict[str, list[Any]]:
-    return {
-        "marker": [MARKERS.get(row.kind, OTHER_MARKER)[0] for row in rows],
-        "what": [f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows],
-    }
-
-
-def _points(plot: Any, place: int, label: str, columns: dict[str, list[Any]], *, whiskers: bool) -> None:
+def _points(
+    plot: Any,
+    place: int,
+    label: str,
+    rows: Sequence[CollectiveEntry],
+    columns: Mapping[str, Sequence[Any]],
+    *,
+    whiskers: bool,
+) -> None:
+    """Draw a point for each of `rows`; `columns`: `x`, `y`, `told`, and the ends of whiskers."""
     color = SERIES[place % len(SERIES)][0]
-    source = ColumnDataSource(columns)
+    marker = [MARKERS.get(row.kind, OTHER_MARKER)[0] for row in rows]
+    what = [f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows]
+    source = ColumnDataSource({**columns, "marker": marker, "what": what})
     dots = plot.scatter(
         x="x", y="y", marker="marker", size=9, fill_color=color, fill_alpha=0.65, line_color=color, source=source
     )

@@ -12,11 +12,11 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
-from aorta.analysis.report import step_curves
-from aorta.analysis.report.html import timeline_data
+from aorta.analysis.report import figure_data
+from aorta.analysis.report.figure_data import Curve, Series
+from aorta.analysis.report.html import timeline
 from aorta.analysis.report.html.step_charts import MOST_COUNTERS, map_charts, step_charts
-from aorta.analysis.report.html.timeline_data import BLOCKED, EXPOSED, TimelineSpans, spans_of
-from aorta.analysis.report.step_curves import Curve, Series
+from aorta.analysis.report.html.timeline import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
@@ -48,7 +48,7 @@ def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path
 def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_curves, "POINTS", 4)
+    monkeypatch.setattr(figure_data, "POINTS", 4)
     series = Series(run_of(tmp_path, 10, ranks=1))
     assert series.steps_a_point == 3
     job = series.job_step()
@@ -59,8 +59,8 @@ def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
 
 
 def test_a_map_holds_every_rank_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_curves, "MAP_STEPS", 3)
-    monkeypatch.setattr(step_curves, "MAP_RANKS", 2)
+    monkeypatch.setattr(figure_data, "MAP_STEPS", 3)
+    monkeypatch.setattr(figure_data, "MAP_RANKS", 2)
     series = Series(run_of(tmp_path, 5, ranks=3))
     found = series.map("step_ms")
     assert found is not None
@@ -243,7 +243,7 @@ def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
 def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline_data, "RANK_STEP_SPANS", 50)
+    monkeypatch.setattr(timeline, "RANK_STEP_SPANS", 50)
     found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
     assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
     assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
@@ -251,7 +251,7 @@ def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
 
 def test_lanes_are_in_the_order_in_which_they_are_read() -> None:
     names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
-    assert sorted(names, key=timeline_data.lane_order) == [
+    assert sorted(names, key=timeline.lane_order) == [
         "compute",
         "allgather",
         "group 9",

@@ -1,8 +1,9 @@
-"""Metrics of a dataset over its steps, for pictures and page: curves over ranks, and rank by step maps, in as many
-points as a screen has.
+"""The data of figures, once for pictures and page: which steps are looked at closely, where a step's time goes, curves
+over ranks, and rank by step maps, in as many points as a screen has.
 
 Arrays hold NaN for a gap. Must not use a warm-up step, or drop a step: where there are more than fit, neighbours share
-a point, and the lowest and highest of them stay in its band.
+a point, and the lowest and highest of them stay in its band. Must not choose a step that some rank does not have, or
+call a time a job step that `summary.json` says is not known.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
 from aorta.analysis.frames import counters_frame
 from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.report.palette import light
 
 POINTS: Final = 1_000
 """Of a curve; more than a screen is wide."""
+MARKED_STEPS: Final = 60
+"""With more, markers run into a thick line."""
 MAP_STEPS: Final = 250
 MAP_RANKS: Final = 64
 _STEP_MS: Final = "step_ms"
@@ -180,3 +184,73 @@ class Series:
 
     def _curve(self, values: pd.Series[float]) -> Curve:
         return over_steps(self._frame["global_step"].to_numpy(), values)
+
+
+MEDIAN: Final = "median job step"
+SLOWEST: Final = "slowest job step"
+FASTEST: Final = "fastest job step"
+_OF_SOME: Final = {each: each.replace("job step", "step of the ranks read") for each in (MEDIAN, SLOWEST, FASTEST)}
+"""What they are called where the slowest rank may be missing."""
+
+
+@dataclass(frozen=True)
+class ChosenStep:
+    """`why` is one of `MEDIAN`, `SLOWEST`, `FASTEST`, or says that they are those of the ranks read; then
+    `job_step_ms`, the max over all ranks, is None.
+    """
+
+    why: str
+    global_step: int
+    job_step_ms: float | None
+
+
+def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
+    """The median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty without a
+    step that is on all ranks.
+    """
+    times, known = _job_steps(dataset)
+    if times.empty:
+        return []
+    slowest = times[times == times.iloc[-1]].index[0]
+    places = {MEDIAN: times.index[(len(times) - 1) // 2], SLOWEST: slowest, FASTEST: times.index[0]}
+    return [
+        ChosenStep(why if known else _OF_SOME[why], int(step), float(times.loc[step]) if known else None)
+        for why, step in places.items()
+    ]
+
+
+def _job_steps(dataset: LabelledRun) -> tuple[pd.Series[float], bool]:
+    """Step times, the max over the ranks that were read, from the shortest; of equal ones the earlier step first. And
+    whether they are job steps: not where ranks are missing or not known, which are still drawn.
+    """
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
+    return times.sort_index().sort_values(kind="stable"), by_step(dataset, JOB_STEP)[2] is None
+
+
+PARTS = (
+    ("communication hidden in computation", light("hidden"), ""),
+    ("computation alone", light("compute"), ""),
+    ("exposed communication", light("exposed"), "//"),
+    ("copies, optimizer, other", light("other-work"), ""),
+    ("idle", light("idle"), ""),
+)
+NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
+
+
+def parts(dataset: LabelledRun) -> pd.DataFrame:
+    """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
+    where there is none, and where marks do not bear them all; one rank is held at a time.
+    """
+    titles = [title for title, _, _ in PARTS]
+    if any(dataset.pace.basis(name).source != "marks" for name in NEEDED):
+        return pd.DataFrame(columns=titles)
+    rows: dict[int, list[float]] = {}
+    for rank, tables in dataset.run.ranks.items():
+        steps = np.column_stack([tables.steps.column(name) for name in NEEDED])
+        known = tables.steps.used & ~np.isnan(steps).any(axis=1)
+        if known.any():
+            window, compute, hidden, exposed, idle = steps[known].mean(axis=0).tolist()
+            other = max(window - compute - exposed - idle, 0.0)  # below 0 only by rounding
+            rows[rank] = [hidden, compute - hidden, exposed, other, idle]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=titles)

@@ -1,25 +1,43 @@
-"""Metrics over global steps: a line for the median of the ranks, a band from the lowest rank to the highest.
+"""The pictures of one run as PNG files: metrics over global steps, and where the time of a step goes rank by rank.
 
 `{label}_timeline.png` shows times, `overlap_ratio.png` the ratio of every dataset, and `{label}_devices.png` the ratio
-above what the devices did: a dip that comes with a lower clock is theirs. Must not hide warm-up in the timeline (it is
-shaded), show it in the ratio (it is left out, as in the numbers), or draw a value that no sample gave.
+above what the devices did: a line for the median of the ranks, a band from the lowest rank to the highest.
+`{label}_breakdown.png` has five parts of a step that add up to it, so it must not use medians: they would no longer add
+up. `{label}_streams.png` has what ran when in one step. Must not hide warm-up in the timeline (it is shaded), show it
+in the ratio (it is left out, as in the numbers), draw a value that no sample gave, or line ranks up in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import JOINED_ON, THROTTLED, step_columns
+from aorta.analysis.host_bound import DRAWN
 from aorta.analysis.report.charts.style import WARM_UP, heading, legend, new_figure, save, tidy, titled
-from aorta.analysis.report.palette import BAND, INK, SERIES, light
-from aorta.analysis.report.step_curves import constant, over_steps
+from aorta.analysis.report.figure_data import (
+    MARKED_STEPS,
+    NEEDED,
+    PARTS,
+    chosen_steps,
+    constant,
+    over_steps,
+    parts,
+)
+from aorta.analysis.report.palette import BAND, INK, SERIES, lane_color, light
+from aorta.errors import InputError
+from aorta.timeline.classes import COMPUTE
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import NS_PER_MS
 
 _PANELS = (
     (("compute_ms", "compute", light("compute"), "-"), ("comm_ms", "communication", light("communication"), "--")),
@@ -37,7 +55,31 @@ _DEVICE_PANELS = (
 )
 _WHOLE = {"overlap_ratio": 1.0, "device_util_pct": 100.0}
 """Shares are drawn on their whole range: a per cent of difference must not look like a fall."""
-MARKED_STEPS = 60  # with more, markers run into a thick line
+_LABELLED_RANKS = 16
+SHOWN_RANKS = 16
+_EXPOSED = "exposed"
+_TITLES = {
+    "allreduce": "all-reduce",
+    "reducescatter": "reduce-scatter",
+    "allgather": "all-gather",
+    "alltoall": "all-to-all",
+    "aux": "optimizer, data",
+    "bubble": "bubbles",
+}
+
+
+Draw: TypeAlias = Callable[[Path], str | None]
+"""Draws to a path; returns None, or why there is nothing to draw."""
+
+
+def pictures(datasets: Sequence[LabelledRun]) -> Iterator[tuple[str, Draw]]:
+    """Every picture of a report: file name, and how to draw it."""
+    for dataset in datasets:
+        yield f"{dataset.label}_timeline.png", partial(draw_timeline, dataset)
+        yield f"{dataset.label}_streams.png", partial(draw_streams, dataset)
+        yield f"{dataset.label}_breakdown.png", partial(draw_breakdown, dataset)
+        yield f"{dataset.label}_devices.png", partial(draw_devices, dataset)
+    yield "overlap_ratio.png", partial(draw_overlap_ratio, datasets)
 
 
 def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
@@ -158,3 +200,101 @@ def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
         axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, zorder=0, label=WARM_UP)
+
+
+def draw_breakdown(dataset: LabelledRun, path: Path) -> str | None:
+    """Stacked bars, one a rank, and a last one for the mean of the ranks."""
+    if not set(NEEDED) <= set(dataset.metrics):
+        return "the record has no overlap metrics"
+    table = parts(dataset)
+    if table.empty:
+        return "no step after warm-up in which communication and computation are both known"
+    names = [f"rank {rank}" for rank in table.index] + ["mean"]
+    table = pd.concat([table, table.mean().to_frame("mean").T])
+    figure = new_figure(min(14.0, 5.5 + 0.45 * len(names)), 4.6)
+    axes = figure.subplots()
+    places = np.arange(len(names), dtype=float)
+    places[-1] += 0.5
+    bottom = np.zeros(len(names))
+    for title, color, hatch in PARTS:
+        heights = table[title].to_numpy(dtype=float)
+        axes.bar(places, heights, 0.8, bottom, color=color, hatch=hatch, edgecolor="white", linewidth=0.5, label=title)
+        bottom += heights
+    every = -(-len(names) // _LABELLED_RANKS)
+    shown = [*range(0, len(names) - 1, every), len(names) - 1]
+    axes.set_xticks(places[shown], [names[index] for index in shown], rotation=45 if len(shown) > 6 else 0)
+    tidy(axes)
+    axes.margins(x=0.02)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("mean ms per step")
+    handles, titles = axes.get_legend_handles_labels()
+    # Beside the bars, in their order from the top.
+    axes.legend(handles[::-1], titles[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    heading(figure, axes, dataset, "where a step's time goes (warm-up left out)")
+    save(figure, path)
+    return None
+
+
+def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
+    """Lanes of the median step, from the active segments of each rank: stalls hatched, and below the other
+    lanes when communication was exposed.
+    """
+    found = chosen_steps(dataset)
+    if not found:
+        return "no step after warm-up is on all ranks"
+    chosen = found[0].global_step
+    shown = list(dataset.run.ranks.items())[:SHOWN_RANKS]
+    try:
+        steps = {rank: step for rank, tables in shown if (step := tables.step_intervals(chosen)) is not None}
+    except InputError as error:  # the numbers do not need what only this picture reads
+        return str(error)
+    lanes = {rank: step.active() for rank, step in steps.items()}
+    used = [name for name in dataset.run.source.lanes if any(name in spans for spans in lanes.values())]
+    if not used:
+        return f"global step {chosen} has no active segments"
+    exposed = {rank: step.exposed() for rank, step in steps.items()}
+    if any(exposed.values()):
+        used.append(_EXPOSED)
+    rows = len(steps) * (len(used) + 1)
+    figure = new_figure(9, 1.7 + 0.24 * rows)
+    axes = figure.subplots()
+    ticks: list[tuple[float, str]] = []
+    for number, (rank, step) in enumerate(steps.items()):
+        top = number * (len(used) + 1.0)
+        for lane, name in enumerate(used):
+            spans = exposed[rank] if name == _EXPOSED else lanes[rank].get(name, [])
+            _bars(axes, spans, top + lane, light(_EXPOSED) if name == _EXPOSED else lane_color(name))
+            ticks.append((top + lane, _TITLES.get(name, name)))
+        row = top + used.index(COMPUTE) if COMPUTE in used else top
+        _bars(axes, [(part.start_ns, part.end_ns) for part in step.stalls or ()], row, None)
+        axes.text(1.01, top + (len(used) - 1) / 2, f"rank {rank}", transform=axes.get_yaxis_transform(), va="center")
+    tidy(axes)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(rows - 1.3, -0.7)
+    axes.set_xlim(0, max(step.length_ns for step in steps.values()) / NS_PER_MS)
+    axes.set_xlabel("ms since the start of the step on that rank (ranks are not clock-aligned)", fontsize=9)
+    patches = []
+    if any(step.stalls for step in steps.values()):
+        patches.append(Patch(facecolor="white", edgecolor=INK, hatch="////", label="compute blocked on a collective"))
+    if _EXPOSED in used:
+        patches.append(
+            Patch(facecolor=light(_EXPOSED), label="exposed: a collective runs and the rank does not compute")
+        )
+    legend(figure, [], patches)
+    more = len(dataset.run.ranks) - len(steps)
+    rest = f", first {SHOWN_RANKS} ranks of {len(dataset.run.ranks)}" if more else ""
+    rest += f"\n{DRAWN}" if dataset.pace.drawn_as_ranges else ""
+    heading(figure, axes, dataset, f"global step {chosen}, {found[0].why}{rest}")
+    save(figure, path)
+    return None
+
+
+def _bars(axes: Axes, spans: list[Interval], row: float, color: str | None) -> None:
+    """Spans in their row; without a colour as hatched boxes."""
+    ms = [(start / NS_PER_MS, (end - start) / NS_PER_MS) for start, end in spans]
+    if color is None:
+        axes.broken_barh(ms, (row - 0.4, 0.8), facecolors="none", edgecolors=INK, hatch="////", linewidth=0.5)
+    else:
+        axes.broken_barh(ms, (row - 0.4, 0.8), facecolors=color, linewidth=0)
