@@ -6,10 +6,11 @@ Must not: know how a source writes it, invent a value, or load pandas.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -198,11 +199,12 @@ class UserMarksOfStep(NamedTuple):
     counters: Sequence[CounterValue]
 
 
-class Details(Protocol):
+class Details(ABC):
     """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
-    pickled.
+    pickled. What a source does not have is empty.
     """
 
+    @abstractmethod
     def step(self, place: int) -> StepIntervals:
         """The step with this index in `Steps`.
 
@@ -210,6 +212,7 @@ class Details(Protocol):
             InputError: it can no longer be read.
         """
 
+    @abstractmethod
     def steps(self) -> Iterator[StepIntervals]:
         """Yield all steps in order, one in memory at a time.
 
@@ -223,6 +226,7 @@ class Details(Protocol):
         Raises:
             InputError: they can no longer be read.
         """
+        return iter(())
 
     def user_marks(self) -> Iterator[UserMarksOfStep]:
         """Yield what the caller named in each step that has any.
@@ -230,9 +234,12 @@ class Details(Protocol):
         Raises:
             InputError: it can no longer be read.
         """
+        return iter(())
 
     def size_bytes(self) -> int:
         """Roughly how much `steps` reads from disk."""
+        return 0
 
-    def absolute(self) -> Details:
+    def absolute(self) -> Self:
         """The same with absolute paths, for workers with another working directory."""
+        return self

@@ -39,7 +39,6 @@ from aorta.analysis.tables import LOSSES
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
 from aorta.records.schema import DeviceSample
-from aorta.timeline.arrays import Int64
 
 FORMAT: Final = "aorta-2025"
 UNSEEN: Final = (
@@ -112,8 +111,7 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         InputError: a line does not have this format; names file and line. A last line that was cut off when its process
             ended is left out, with a note.
     """
-    rows = {name: array("q") for name in ("start_ns", "end_ns", "stream", "cls", "kind", "name", "step")}
-    steps = {name: array("q") for name in ("step", "start_ns", "end_ns")}
+    rows, steps = array("q"), array("q")
     names, streams = Interner(), Interner()
     ranks: set[int] = set()
     worlds: set[int] = set()
@@ -142,14 +140,9 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
             inside = (min(max(start, 0), total), min(max(end, 0), total))
             beyond += inside != (start, end)
             cls, kind = _meaning(each)
-            for name, value in zip(
-                rows,
-                (*(base + t for t in inside), streams(each.stream), cls, kind, names(each.tag), line.global_step),
-                strict=True,
-            ):
-                rows[name].append(value)
-        for name, value in zip(steps, (line.global_step, base, base + total), strict=True):
-            steps[name].append(value)
+            ends = (base + inside[0], base + inside[1])
+            rows.extend((*ends, streams(each.stream), cls, kind, names(each.tag), line.global_step))
+        steps.extend((line.global_step, base, base + total))
         base += total
     if len(ranks) != 1:
         raise InputError(
@@ -160,22 +153,23 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         notes.append(f"{path}: {repeated} iteration(s) repeat a global step; the first of each is used")
     if beyond:
         notes.append(f"{path}: {beyond} range(s) reach beyond their iteration; cut off there")
+    start_ns, end_ns, stream_codes, cls_codes, kinds, name_codes, step = np.array(rows, np.int64).reshape(-1, 7).T
     return Trace(
         path=path,
         format=FORMAT,
         clock="unknown",
         intervals=intervals(
-            start_ns=_column(rows["start_ns"]),
-            end_ns=_column(rows["end_ns"]),
+            start_ns=start_ns,
+            end_ns=end_ns,
             rank=rank,
-            stream=_column(rows["stream"]),
-            cls=_column(rows["cls"]),
-            kind=_column(rows["kind"]),
-            name=_column(rows["name"]),
-            step=_column(rows["step"]),
+            stream=stream_codes,
+            cls=cls_codes,
+            kind=kinds,
+            name=name_codes,
+            step=step,
             names=names.strings,
         ),
-        windows=windows(rank, *(_column(column) for column in steps.values())),
+        windows=windows(rank, *np.array(steps, np.int64).reshape(-1, 3).T),
         ranks=(rank,),
         world_size=worlds.pop() if len(worlds) == 1 else None,
         backend="nccl",
@@ -262,10 +256,6 @@ def _meaning(each: _Range) -> tuple[int, int]:
     if kind == NULL and each.metadata.function:
         kind = kind_of(each.metadata.function)
     return (IntervalClass.AUX, NULL) if kind == NULL else (IntervalClass.COMM, kind)
-
-
-def _column(values: array[int]) -> Int64:
-    return np.array(values, dtype=np.int64)
 
 
 def _ns(milliseconds: float) -> int:

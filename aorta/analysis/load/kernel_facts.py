@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from aorta.analysis.documents.traces import (
-    CounterEntry,
     GemmEntry,
     KernelClass,
     KernelEntries,
     KernelTotalEntry,
     SlowdownEntry,
-    StreamGapsEntry,
 )
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, covered_ns, operations, places
 from aorta.analysis.load.kernel_totals import counter_means, gemm_rates, kernel_totals, stream_gaps
@@ -38,21 +35,21 @@ AORTA_2025: Final = "aorta-2025"
 NO_KERNELS: Final = "records of AORTA 2025 name ranges, no kernels"
 
 
-@dataclass(frozen=True)
-class KernelFacts:
-    """Of one trace. `reasons`: kind of rows -> what the trace lacks of them. `left_out`: kind -> rows beyond
-    `SHOWN_ROWS`.
-    """
+class KeptRows(NamedTuple):
+    """Rows of one kind. `reason`: what the trace lacks of them. `left_out`: how many there are beyond `SHOWN_ROWS`."""
 
-    totals: tuple[KernelTotalEntry, ...]
-    gemms: tuple[GemmEntry, ...]
-    gaps: tuple[StreamGapsEntry, ...]
-    counters: tuple[CounterEntry, ...]
-    reasons: dict[str, str]
-    left_out: dict[str, int]
+    rows: tuple[Any, ...]
+    reason: str | None
+    left_out: int = 0
 
 
-KINDS: Final = ("totals", "gemms", "gaps", "counters")
+class KernelFacts(NamedTuple):
+    """The kernels of one trace: entries of `documents.traces` by the fields of `KernelEntries`."""
+
+    totals: KeptRows
+    gemms: KeptRows
+    gaps: KeptRows
+    counters: KeptRows
 
 
 def kernel_facts(trace: Trace) -> KernelFacts:
@@ -62,26 +59,22 @@ def kernel_facts(trace: Trace) -> KernelFacts:
         trace: of `trace_health.usable`.
     """
     if trace.format == AORTA_2025:
-        return KernelFacts((), (), (), (), dict.fromkeys(KINDS, NO_KERNELS), {})
-    found: dict[str, tuple[Sequence[Any], str | None]] = {
-        "totals": (kernel_totals(trace.intervals), None),
-        "gemms": gemm_rates(trace),
-        "gaps": stream_gaps(trace),
-        "counters": counter_means(trace),
-    }
+        return KernelFacts(*[KeptRows((), NO_KERNELS)] * len(KernelFacts._fields))
     return KernelFacts(
-        **{kind: _longest(rows) for kind, (rows, _) in found.items()},
-        reasons={kind: reason for kind, (_, reason) in found.items() if reason is not None},
-        left_out={kind: len(rows) - SHOWN_ROWS for kind, (rows, _) in found.items() if len(rows) > SHOWN_ROWS},
+        totals=_kept(kernel_totals(trace.intervals), None),
+        gemms=_kept(*gemm_rates(trace)),
+        gaps=_kept(*stream_gaps(trace)),
+        counters=_kept(*counter_means(trace)),
     )
 
 
-def _longest(rows: Sequence[Any]) -> tuple[Any, ...]:
+def _kept(rows: Sequence[Any], reason: str | None) -> KeptRows:
     """The rows that are kept, in their order: of all devices those of most time; of rows without a time the first."""
-    if len(rows) <= SHOWN_ROWS or not hasattr(rows[0], "total_ms"):
-        return tuple(rows[:SHOWN_ROWS])
-    least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
-    return tuple(row for row in rows if row.total_ms >= least)[:SHOWN_ROWS]
+    kept = rows
+    if len(rows) > SHOWN_ROWS and hasattr(rows[0], "total_ms"):
+        least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
+        kept = [row for row in rows if row.total_ms >= least]
+    return KeptRows(tuple(kept[:SHOWN_ROWS]), reason, max(len(rows) - SHOWN_ROWS, 0))
 
 
 def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
@@ -89,20 +82,18 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     rank and device. `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
-    totals, gemms = [row for each in facts for row in each.totals], [row for each in facts for row in each.gemms]
+    kept = {kind: [getattr(each, kind) for each in facts] for kind in KernelFacts._fields}
+    rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
+    reasons = {
+        kind: dict.fromkeys(part.reason for part in parts if part.reason is not None) for kind, parts in kept.items()
+    }
+    left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
-        by_name=by_name(totals),
-        by_shape=by_shape(gemms),
-        totals=totals,
-        gemms=gemms,
-        gaps=[row for each in facts for row in each.gaps],
-        counters=[row for each in facts for row in each.counters],
-        reasons={
-            kind: reasons
-            for kind in KINDS
-            if (reasons := list(dict.fromkeys(each.reasons[kind] for each in facts if kind in each.reasons)))
-        },
-        left_out={kind: count for kind in KINDS if (count := sum(each.left_out.get(kind, 0) for each in facts))},
+        by_name=by_name(rows["totals"]),
+        by_shape=by_shape(rows["gemms"]),
+        **rows,
+        reasons={kind: list(stated) for kind, stated in reasons.items() if stated},
+        left_out={kind: count for kind, count in left_out.items() if count},
     )
 
 

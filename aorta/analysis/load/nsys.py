@@ -9,6 +9,7 @@ they have rows, and columns differ between versions. Must not: expect a table or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -29,7 +30,7 @@ from aorta.analysis.load.interval_table import (
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
 from aorta.analysis.load.microseconds import LATEST_NS, check_devices, check_instants
-from aorta.analysis.load.open import Database, database, look_up, rows_of
+from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
 from aorta.records.schema import Header
@@ -63,7 +64,7 @@ def read_nsys(path: Path, name: str, classifier: NameClassifier, headers: Sequen
     Raises:
         InputError: it is not an nsys export, holds no kernels, or is damaged.
     """
-    with database(path, name) as db:
+    with closing(Database(path, name)) as db:
         if _KERNEL not in db.tables:
             raise InputError(
                 f"{name}: no table {_KERNEL}; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. nsys "

@@ -227,8 +227,11 @@ _LONGEST_BYTES: Final = 1 << 20
 
 
 class Database:
-    """A SQLite file opened read-only. Every failure inside becomes an `InputError` that names the file
-    and the table.
+    """A SQLite file opened read-only. Every failure inside becomes an `InputError` that names the file and the table.
+
+    Args:
+        path: of the file.
+        place: the name used in errors (a URL, where `path` is its local copy).
     """
 
     def __init__(self, path: Path, place: str) -> None:
@@ -336,18 +339,6 @@ class Database:
             yield
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
             raise InputError(f"{self.place}: table {table}: cannot be read: {str(error)[:200]}") from error
-
-
-@contextmanager
-def database(path: Path, place: str) -> Iterator[Database]:
-    """Open a `Database` and close it at the end. `place` is the name used in errors (a URL, where `path` is its local
-    copy).
-    """
-    opened = Database(path, place)
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:

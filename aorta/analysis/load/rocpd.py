@@ -9,6 +9,7 @@ environment of a process but what tells its rank (it may hold secrets).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL, Interner, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.open import Database, database, look_up, rows_of
+from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
 from aorta.errors import InputError
@@ -41,7 +42,7 @@ def read_rocpd(path: Path, name: str, classifier: NameClassifier, headers: Seque
     Raises:
         InputError: it is not a rocpd database of schema 3, or it is damaged.
     """
-    with database(path, name) as db:
+    with closing(Database(path, name)) as db:
         suffixes = sorted(table.removeprefix(_DISPATCH) for table in db.tables if table.startswith(_DISPATCH))
         if not suffixes:
             raise InputError(

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
+from aorta.analysis.step_intervals import Details, LaneSegment, StepIntervals, UserMarksOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
@@ -203,8 +203,8 @@ def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
 
 
 @dataclass(frozen=True)
-class RecordDetails:
-    """`step_intervals.Details` of a record: reads the lines of its file again, by their offsets."""
+class RecordDetails(Details):
+    """Details of a record: reads the lines of its file again, by their offsets."""
 
     path: Path
     lanes: tuple[str, ...]

@@ -15,7 +15,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -25,7 +25,7 @@ from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.analysis.load.nsys import read_nsys
-from aorta.analysis.load.open import Peekable, database, is_tar, is_url, local_copy, members, opened, reading
+from aorta.analysis.load.open import Database, Peekable, is_tar, is_url, local_copy, members, opened, reading
 from aorta.analysis.load.rocpd import read_rocpd
 from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
@@ -93,7 +93,7 @@ def detect_database(path: Path, place: str) -> str | None:
     Raises:
         InputError: it cannot be read.
     """
-    with database(path, place) as found:
+    with closing(Database(path, place)) as found:
         if any(name.startswith("rocpd_") for name in found.tables):
             return "rocpd"
         if "StringIds" in found.tables or any(name.startswith("CUPTI_") for name in found.tables):

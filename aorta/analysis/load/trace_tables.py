@@ -20,7 +20,7 @@ from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Tra
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
-from aorta.analysis.step_intervals import LaneSegment, StepIntervals, UserMarksOfStep
+from aorta.analysis.step_intervals import Details, LaneSegment, StepIntervals
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -52,8 +52,8 @@ _NOT_TOLD: Final = "a trace does not record it"
 
 
 @dataclass(frozen=True)
-class TraceDetails:
-    """`tables.Details` of a trace: segments (start, end, mask) in ns on its clock, step after step; those of a step end
+class TraceDetails(Details):
+    """Details of a trace: segments (start, end, mask) in ns on its clock, step after step; those of a step end
     at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is. `aux` is the
     same for named auxiliary work (start, end, place in `aux_names`); None where the source names none.
     """
@@ -87,18 +87,6 @@ class TraceDetails:
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Samples that the source holds; few do."""
         return iter(self.samples)
-
-    def user_marks(self) -> Iterator[UserMarksOfStep]:
-        """A trace has none beside its own ranges."""
-        return iter(())
-
-    def size_bytes(self) -> int:
-        """0: nothing is read again from disk."""
-        return 0
-
-    def absolute(self) -> TraceDetails:
-        """Unchanged: it needs no file."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def test_calls_and_products_with_odd_arguments_launch_nothing(arguments: str) ->
     good = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 1, "args": {"stream": 7}}'
     made = read_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join([*odd, good])}]}}')
     assert (made.intervals.launch_ns == NULL).all()
-    assert kernel_facts(made).gemms == ()
+    assert kernel_facts(made).gemms.rows == ()
 
 
 @pytest.mark.parametrize("source", ["json", "csv", "rocpd"])
