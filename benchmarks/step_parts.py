@@ -33,7 +33,7 @@ from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Bracket
-from aorta.records.progress_file import ProgressFile
+from aorta.records.progress_file import Progress
 from aorta.records.writer import RecordWriter
 from aorta.runner.watchdog import noted_progress
 from benchmarks import plans
@@ -84,10 +84,10 @@ class Parts:
 
         return call
 
-    def watch_notes(self) -> None:
-        """What is noted of progress in this process, from now on."""
+    def watch_notes(self, progress: Progress) -> None:
+        """What is noted in this rank's progress file, from now on; compiled functions too, once they are there."""
         for name in NOTES:
-            setattr(ProgressFile, name, self._noting(getattr(ProgressFile, name)))
+            setattr(progress, name, self._noting(getattr(progress, name)))
 
     def watch(self) -> None:
         """In this process, from now on."""
@@ -122,9 +122,7 @@ class Parts:
 def worker(words: Any) -> dict[str, float]:
     """One rank: part -> microseconds a step."""
     parts, topology = Parts(), read_topology()
-    if words.notes:
-        parts.watch_notes()
-    else:
+    if not words.notes:
         parts.watch()
     with (
         process_group(topology, CPU, 300),
@@ -136,6 +134,8 @@ def worker(words: Any) -> dict[str, float]:
         writer = RecordWriter(folder.record(topology.rank), topology.rank)
         chosen = [word.format(strategy=words.strategy) for word in WORDS] + [f"instrument.native={not words.python}"]
         loop = Loop((*chosen,), topology, CPU, writer.write, progress=progress)
+        if words.notes:
+            parts.watch_notes(progress)
         for _ in range(6):
             loop.step()
         loop.instrument.recorder.catch_up()

@@ -24,7 +24,14 @@ from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import whole_file
-from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.progress_file import (
+    ANNOUNCED,
+    ProgressFacts,
+    ProgressState,
+    ProgressWatch,
+    UnreadableProgress,
+    progress_files,
+)
 from aorta.records.run_files import AUTOPSY_DIR
 
 LEAST_S: Final = 10.0
@@ -37,6 +44,8 @@ _POLL_S: Final = 0.25
 _ASLEEP_S: Final = 5.0
 """A pause between two looks that is longer means that the host was asleep, and the ranks too."""
 _FILES_WITHIN_S: Final = 60.0
+_FILES_AFTER_DEATH_S: Final = 2.0
+"""The same once every rank that has a file has died: its launcher then ends the others."""
 _OTHERS_WITHIN_S: Final = 0.3
 """How long after the first rank died the others may, before their state is taken."""
 
@@ -170,6 +179,8 @@ class HostWatchdog:
                         self._processes[facts.rank] = os.pidfd_open(facts.pid)
             if self._task.ranks[0] not in self._watches:
                 return False
+            if all(_is_dead(watch.facts) for watch in self._watches.values()):
+                deadline = min(deadline, time.monotonic() + _FILES_AFTER_DEATH_S)
             if len(self._watches) < len(self._task.ranks):
                 time.sleep(0.05)
         return bool(self._watches)
@@ -179,7 +190,7 @@ class HostWatchdog:
         states = {}
         for rank, watch in self._watches.items():
             state, facts = watch.state(), watch.facts
-            if process_state(facts.pid, facts.start_ticks) == "dead":
+            if _is_dead(facts):
                 if rank not in self._dead:
                     self._dead.add(rank)
                     if ended := exit_of_zombie(facts.pid, facts.start_ticks):
@@ -234,6 +245,10 @@ class HostWatchdog:
                 each.exit = each.exit or self._exits.get(each.rank)
                 with whole_file(folder / EVIDENCE_FILE.format(rank=each.rank)) as part:
                     part.write_bytes(msgspec.json.encode(each))
+
+
+def _is_dead(facts: ProgressFacts) -> bool:
+    return process_state(facts.pid, facts.start_ticks) == "dead"
 
 
 def _say(what: str) -> None:

@@ -6,8 +6,9 @@
     seen = read_progress(path)                      # anywhere on the host, also while the rank is stuck or dead
 
 The rank only stores into memory; the kernel keeps the pages when the rank is killed, stopped, or holds the interpreter
-lock, so that nobody in the rank has to answer. Compiled interceptors write the ring through a mapping of their own
-(`instrument/native/progress.hpp`). Times are nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`.
+lock, so that nobody in the rank has to answer. Compiled interceptors write the ring, and step and phase, through a
+mapping of their own (`instrument/native/progress.hpp`, `phases.hpp`). Times are nanoseconds of CLOCK_MONOTONIC, the
+clock of `time.perf_counter_ns`.
 
 Layout, version 2: little-endian 64-bit words, a page of header and state, facts as JSON, groups as JSON lines, and a
 ring of `SLOTS` collectives. A slot's stamp is 0 while it is written, and then 1 + the number of the collective; step
@@ -25,7 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -196,6 +197,9 @@ class Progress:
         yield
         self.enter(before)
 
+    def compile_phases(self, mapping: Any) -> None:
+        """See `ProgressFile`."""
+
     def group(self, _name: str, _ranks: Sequence[int]) -> int:
         """List a process group; returns its index, or `NOWHERE` where there is no space."""
         return NOWHERE
@@ -307,6 +311,16 @@ class ProgressFile(Progress):
             self._words[at + _COMPLETED_NS] = at_ns
             self._state[_RING_NS] = max(self._state[_RING_NS], at_ns)
 
+    def compile_phases(self, mapping: Any) -> None:
+        """Have step and phase noted by compiled functions from now on.
+
+        Args:
+            mapping: of this file, by the compiled interceptor: its `Progress`.
+        """
+        number = self._phase_numbers[self._phase]
+        enter, begin_step = mapping.phases(_PHASE_WORDS, list(self._phase_numbers), self._step, number)
+        self.__dict__.update(enter=enter, begin_step=begin_step)
+
     @property
     def issued(self) -> int:
         return self._state[_ISSUED]
@@ -319,6 +333,13 @@ class ProgressFile(Progress):
 RING_WORDS: Final = (_STATE_AT // _WORD + _ISSUED, _STATE_AT // _WORD + _RING_NS, _RING_AT // _WORD, SLOTS, SLOT_WORDS)
 """For a writer of the ring in compiled code: words of the count and the time of progress, the first slot's, how many
 slots there are, and how many words each has."""
+_PHASE_WORDS: Final = (
+    _STATE_AT // _WORD + _STEP_AND_PHASE,
+    _STATE_AT // _WORD + _SINCE,
+    _STEP_SHIFT,
+    _PHASE_SHIFT,
+    _SINCE_MASK,
+)
 
 
 class ProgressWatch:

@@ -139,6 +139,16 @@ def test_all_ranks_killed_at_once_leave_evidence(host: Host) -> None:
     assert [(each.state, each.step) for each in host.evidence().values()] == [("dead", 9)] * 2
 
 
+def test_a_rank_without_a_file_is_not_waited_for_once_all_others_have_died(host: Host) -> None:
+    host.start("sleep")
+    host.ranks[0].kill()
+    host.ranks.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+    watchdog = host.watch()
+    assert watchdog.wait(timeout=30) == 0  # half of what it waits for a file while others run
+    assert watchdog.stderr is not None
+    assert "rank 0 ended before" in watchdog.stderr.read()
+
+
 @pytest.mark.parametrize("fate", ["pause", "checkpoint"])
 def test_what_is_announced_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Host, fate: str) -> None:
     host.start(fate, "wait")

@@ -27,6 +27,7 @@
 #include "device.hpp"
 #include "hooks.hpp"
 #include "intervals.hpp"
+#include "phases.hpp"
 #include "ranges.hpp"
 #include "step.hpp"
 #include "reported.hpp"
@@ -696,7 +697,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            int64_t,
            int64_t,
            int64_t,
-           const std::vector<at::ScalarType>&>());
+           const std::vector<at::ScalarType>&>())
+      .def(
+          "phases",
+          [](std::shared_ptr<Progress> progress,
+             const std::array<int64_t, 5>& layout,
+             std::vector<py::str> names,
+             int64_t step,
+             size_t phase) {
+            const aorta::Phases::Layout words{layout[0], layout[1], layout[2], layout[3], layout[4]};
+            return aorta::phase_functions(
+                std::make_unique<aorta::Phases>(std::move(progress), words, std::move(names), step, phase));
+          });
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
            const std::vector<std::pair<std::string, Operator>>&,

@@ -40,7 +40,7 @@ class NativeCpuInterceptor:
         groups: filled with every process group when first seen, by name.
         device: the compiled module's device object, for a run on an accelerator.
         shortest_call_ns: a backend's call that takes longer is told, as one that may have been a stall.
-        progress: of the rank, in which compiled code notes the collectives.
+        progress: of the rank, in which compiled code notes collectives, steps and phases.
 
     Raises:
         InstrumentError: see `dispatcher.check_torch`.
@@ -78,7 +78,10 @@ class NativeCpuInterceptor:
             for name, operator in here.items()
         ]
         path = self._progress.path
-        ring = None if path is None else module.Progress(str(path), *RING_WORDS, list(DTYPES))
+        ring = None
+        if path is not None:
+            ring = module.Progress(str(path), *RING_WORDS, list(DTYPES))
+            self._progress.compile_phases(ring)
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, ring)
         self.ranges = NativeRanges(module, self._tap)
 

@@ -1,4 +1,4 @@
-// The ring of collectives in a rank's progress file (`aorta/records/progress_file.py` has the layout and the reader).
+// A mapping of a rank's progress file, and the ring of collectives in it (`aorta/records/progress_file.py` has the layout and the reader).
 //
 // Stores into a mapping of its own, from any thread and without the interpreter. Must not wait, or make a system call after
 // it was opened.
@@ -97,6 +97,9 @@ class Progress {
       words_[time_at_] = std::max(words_[time_at_], at_ns);
     }
   }
+
+  // A word of the training thread's own.
+  void store(int64_t at, int64_t value) { std::atomic_ref<int64_t>(words_[at]).store(value, std::memory_order_release); }
 
  private:
   int64_t* slot_of(int64_t index) const { return words_ + ring_at_ + index % slots_ * slot_words_; }
