@@ -12,11 +12,14 @@ import torch
 import aorta
 from aorta.distributed import cuda
 from aorta.errors import ConfigError
-from aorta.profiling import trace_saver
+from aorta.profiling import trace_saver, window_recording
+from aorta.profiling.memory_history import MemoryHistory
 from aorta.profiling.trace_names import TracePlace, coordinate_of, snapshot_name
 from tests.profiling.windows import files_below, listening, loop, preset
 
 ROOM = 100
+FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+BY_BATCH = {**FLAGS, "memory_filename": "m{batch}.html"}
 
 
 class Allocator:
@@ -25,6 +28,7 @@ class Allocator:
     def __init__(self) -> None:
         self.live: list[int] = []
         self.history: list[tuple[str, int]] | None = None
+        self.switched: list[str | None] = []
         self.observers: list[Callable[..., object]] = []
         self.broken = False
 
@@ -41,6 +45,7 @@ class Allocator:
 
     def record(self, enabled: str | None = "all", max_entries: int = 0) -> None:
         self.history = None if enabled is None else []
+        self.switched.append(enabled)
 
     def dump(self, path: str) -> None:
         Path(path).write_bytes(pickle.dumps({"live": self.live, "history": self.history}))
@@ -106,8 +111,7 @@ def test_it_is_not_recorded_unless_asked(device, tmp_path):
 
 
 def test_windows_do_not_end_the_history_of_the_loop(device, tmp_path, monkeypatch):
-    flags = {"record_shapes": True, "profile_memory": True, "with_stack": True, "memory_filename": "m{batch}.html"}
-    settings = preset("d9d", period=2, warmup=0, active=1, compression="none", oom_snapshot=True, **flags)
+    settings = preset("d9d", period=2, warmup=0, active=1, compression="none", oom_snapshot=True, **BY_BATCH)
     step, sizes = torch.ones, iter([10, 20, 30, 60])
 
     def allocated(*shape: int) -> torch.Tensor:
@@ -123,14 +127,60 @@ def test_windows_do_not_end_the_history_of_the_loop(device, tmp_path, monkeypatc
     assert content(tmp_path / "memory_snapshots" / name)["history"] == whole
 
 
+@pytest.mark.spec("E18")
+def test_a_window_has_the_history_of_its_own(device, tmp_path):
+    history = MemoryHistory(True, False, Path)
+    history.start()
+    device.allocate(5)
+    history.dump(tmp_path / "snap" / "m.snapshot.pickle")
+    assert content(tmp_path / "snap" / "m.snapshot.pickle") == {"live": [5], "history": [("alloc", 5)]}
+    assert not history.running
+    assert device.switched == ["all", None]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.spec("E18")
+def test_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_window(
+    device, tmp_path, monkeypatch, fails
+):
+    breaks = iter([fails, False])
+
+    def dump(path):
+        device.broken = next(breaks)
+        device.dump(path)
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    settings = preset("composer", wait=0, warmup=0, active=1, repeat=2, folder=None, **FLAGS, memory_filename="m.html")
+    with listening() as said:
+        profiler = loop(tmp_path, settings, 4)
+    names = files_below(tmp_path)
+    assert [name for name in names if "trace.json" in name] == ["rank0.1.pt.trace.json", "rank0.2.pt.trace.json"]
+    # Two windows, one name: the second stands beside the first, as the pages do.
+    snapshots = ["m.snapshot.pickle"] if fails else ["m.snapshot.pickle", "m-2.snapshot.pickle"]
+    assert [name for name in names if "snapshot" in name] == sorted(snapshots)
+    assert sum("memory snapshot" in text for text in said) == fails
+    files = [file for saved in profiler.saver.windows for file in saved.files]
+    assert [file.path.name for file in files if file.kind == "snapshot"] == snapshots
+    assert device.history is None
+
+
+@pytest.mark.spec("E18")
+def test_a_profiler_that_breaks_records_no_allocations_any_more(device, tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("Kineto has had enough")
+
+    monkeypatch.setattr(window_recording.profile, "step", fail)
+    loop(tmp_path, preset("composer", wait=0, warmup=0, active=2, folder=None, **FLAGS, memory_filename="m.html"), 4)
+    assert device.switched == ["all", None]
+
+
 def test_where_the_trace_of_its_window_is_lost_a_snapshot_is_still_there(device, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(trace_saver, "export", fail)
     device.allocate(10)
-    flags = {"record_shapes": True, "profile_memory": True, "with_stack": True, "memory_filename": "m{batch}.html"}
-    settings = preset("d9d", period=2, warmup=0, active=1, compression="none", **flags)
+    settings = preset("d9d", period=2, warmup=0, active=1, compression="none", **BY_BATCH)
     saved = {file.kind: file for window in loop(tmp_path, settings, 2).saver.windows for file in window.files}
     assert "No space left on device" in (saved["trace"].error or "")
     assert saved["snapshot"].error is None

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-import torch
 
-from aorta.distributed import cuda
-from aorta.profiling import memory_history, window_recording
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_names import TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
-from tests.profiling.windows import files_below, listening, loop, preset
 
 
 def memory(ts, gained, address, allocated, **more):
@@ -94,106 +89,6 @@ def test_a_long_curve_keeps_its_peak():
     text = page({"traceEvents": events}, "long")
     top = min(float(y) for y in re.findall(r",(\d+\.\d+)", text[text.index("<polyline") :]))
     assert top == pytest.approx(260 - 260 * 0.92, abs=0.01)
-
-
-@pytest.fixture
-def device(monkeypatch, tmp_path):
-    """A build with a device, as far as the allocator's history is concerned."""
-    calls = []
-    monkeypatch.setattr(cuda, "has_memory_history", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: calls.append(words))
-
-    def dump(path):
-        calls.append(path)
-        (tmp_path / "snap").mkdir(exist_ok=True)
-        with open(path, "wb") as file:  # noqa: PTH123
-            file.write(b"pickle")
-
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
-    return calls
-
-
-@pytest.mark.spec("E18")
-def test_the_allocator_s_history_is_dumped_on_a_device(device, tmp_path):
-    history = memory_history.MemoryHistory(True, False, Path)
-    history.start()
-    assert history.running
-    history.dump(tmp_path / "snap" / "m.snapshot.pickle")
-    assert (tmp_path / "snap" / "m.snapshot.pickle").read_bytes() == b"pickle"
-    assert not history.running
-    assert device == [
-        {"max_entries": memory_history.MAX_ENTRIES},
-        str(tmp_path / "snap" / "m.snapshot.pickle.part"),
-        {"enabled": None},
-    ]
-
-
-@pytest.mark.spec("E18")
-def test_without_a_device_nothing_is_called(monkeypatch, tmp_path):
-    history = memory_history.MemoryHistory(True, False, Path)
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a device")
-    history.start()
-    assert not history.running
-    history.stop()
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), None])
-@pytest.mark.spec("E18")
-def test_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_window(tmp_path, monkeypatch, error):
-    states = []
-
-    def dump(path):
-        if error and not (tmp_path / "failed").exists():
-            (tmp_path / "failed").touch()
-            raise error
-        Path(path).write_bytes(b"pickle")
-
-    monkeypatch.setattr(window_recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
-    flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
-    settings = preset("composer", wait=0, warmup=0, active=1, repeat=2, folder=None, **flags)
-    with listening() as said:
-        profiler = loop(tmp_path / "traces", settings, 4)
-    assert [name for name in files_below(tmp_path / "traces") if "trace.json" in name] == [
-        "rank0.1.pt.trace.json",
-        "rank0.2.pt.trace.json",
-    ]
-    snapshots = [name for name in files_below(tmp_path / "traces") if "snapshot" in name]
-    # Two windows, one name: the second stands beside the first, as the pages do.
-    assert snapshots == (["m.snapshot.pickle"] if error else ["m-2.snapshot.pickle", "m.snapshot.pickle"])
-    assert sum("memory snapshot" in text for text in said) == (1 if error else 0)
-    assert [file.path.name for saved in profiler.saver.windows for file in saved.files if file.kind == "snapshot"] == (
-        snapshots if error else snapshots[::-1]
-    )
-    assert states[-1] == {"enabled": None}
-
-
-@pytest.mark.spec("E18")
-def test_a_profiler_that_breaks_records_no_allocations_any_more(tmp_path, monkeypatch):
-    states = []
-
-    def fail(_):
-        raise RuntimeError("Kineto has had enough")
-
-    monkeypatch.setattr(window_recording, "MemoryHistory", on_a_device(memory_history.MemoryHistory))
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **words: states.append(words))
-    monkeypatch.setattr(window_recording.profile, "step", fail)
-    flags = {"record_shapes": True, "with_stack": True, "profile_memory": True, "memory_filename": "m.html"}
-    loop(tmp_path, preset("composer", wait=0, warmup=0, active=2, folder=None, **flags), 4)
-    assert states == [{"max_entries": memory_history.MAX_ENTRIES}, {"enabled": None}]
-
-
-def on_a_device(history):
-    """The allocator's history as where there is a device; torch itself goes on without one."""
-
-    def make(*arguments):
-        made = history(*arguments)
-        made.available = True
-        return made
-
-    return make
 
 
 @pytest.mark.spec("E18")
