@@ -55,20 +55,39 @@ _PASSING_CLASSES = frozenset(
 _TOO_MANY_REQUESTS, _REQUEST_TIMEOUT = 429, 408
 
 
-class Remote:
+class Destination:
     """One upload destination.
 
     Args:
         address: a URL, or a local path.
+        template: of names there.
 
     Raises:
         ConfigError: fsspec does not know the scheme, or its package is not installed; says what to install.
     """
 
-    def __init__(self, address: str, *, overwrite: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.address, self._overwrite, self._sleep = address.rstrip("/") or address, overwrite, sleep
+    def __init__(
+        self,
+        address: str,
+        template: str = "{file}",
+        *,
+        overwrite: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.address, self._template = address.rstrip("/") or address, template
+        self._overwrite, self._sleep = overwrite, sleep
         self._fs, self._root = _file_system(address)
         self._local = "file" in _protocols(self._fs)
+
+    def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
+        """Name of a file at the destination.
+
+        Args:
+            values: variables of file templates.
+            file: its path below the trace folder, compression included.
+        """
+        wanted = PurePosixPath(fill(self._template, {**values, "file": str(file)}).lstrip("/"))
+        return str(compressed(wanted, compression))
 
     def where(self, name: str) -> str:
         """The full address of a file called `name`."""
@@ -185,8 +204,10 @@ class Remote:
             return _digest(there) == _digest(here)
 
 
-class Destination(Remote):
-    """One upload destination, and the template of names there.
+def destination(
+    root: str | None, template: str | None, known: Mapping[str, Any], *, overwrite: bool
+) -> Destination | None:
+    """The configured destination; None where nothing is to be uploaded.
 
     Args:
         root: `profiling.remote_root`; not needed where the template is a full address.
@@ -196,38 +217,11 @@ class Destination(Remote):
     Raises:
         ConfigError: the destination cannot be used.
     """
-
-    def __init__(self, root: str | None, template: str, known: Mapping[str, Any], *, overwrite: bool) -> None:
-        if "://" in template:
-            begin, brace, rest = fill(template, known).partition("{")
-            root, _, name = begin.rpartition("/")
-            template = name + brace + rest
-        assert root  # `destination` creates none without
-        super().__init__(root, overwrite=overwrite)
-        self._template = template
-
-    def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
-        """Name of a file at the destination.
-
-        Args:
-            values: variables of file templates.
-            file: its path below the trace folder, compression included.
-        """
-        wanted = PurePosixPath(fill(self._template, {**values, "file": str(file)}).lstrip("/"))
-        return str(compressed(wanted, compression))
-
-
-def destination(
-    root: str | None, template: str | None, known: Mapping[str, Any], *, overwrite: bool
-) -> Destination | None:
-    """The configured destination; None where nothing is to be uploaded.
-
-    Raises:
-        ConfigError: the destination cannot be used.
-    """
-    if template is None or not (root or "://" in template):
-        return None
-    return Destination(root, template, known, overwrite=overwrite)
+    if template is not None and "://" in template:
+        begin, brace, rest = fill(template, known).partition("{")
+        root, _, name = begin.rpartition("/")
+        template = name + brace + rest
+    return Destination(root, template, overwrite=overwrite) if root and template is not None else None
 
 
 def may_pass(error: BaseException) -> bool:

@@ -93,7 +93,7 @@ def test_a_long_curve_keeps_its_peak():
 
 @pytest.mark.spec("E18")
 def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_path):
-    class Remote:
+    class There:
         def put(self, path, name):
             return name
 
@@ -107,7 +107,7 @@ def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_pat
             Job(
                 TraceWindow(0, 0, False, None),
                 lambda path: path.write_text("{}"),
-                [SavedFile("trace", folder / "a.json", Remote(), "a")],
+                [SavedFile("trace", folder / "a.json", There(), "a")],
             )
         )
         assert saver.drain(60)

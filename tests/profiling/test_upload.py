@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from aorta.errors import ConfigError
 from aorta.profiling.trace_names import Moment, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
-from aorta.profiling.upload import ATTEMPTS, CHECK, Remote, destination, may_pass
+from aorta.profiling.upload import ATTEMPTS, CHECK, Destination, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset
 
 KNOWN = {"run_name": "named", "rank": 0}
@@ -60,7 +60,7 @@ def source(tmp_path):
 
 def remote(address="flaky://there", **words):
     pauses = []
-    return Remote(address, sleep=pauses.append, **words), pauses
+    return Destination(address, sleep=pauses.append, **words), pauses
 
 
 @pytest.mark.spec("E11")
@@ -155,7 +155,7 @@ def test_a_file_that_arrives_short_is_no_success(flaky, source, monkeypatch):
 @pytest.mark.spec("E9", "E11")
 def test_a_folder_of_this_machine(tmp_path, source, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = Remote("file://remote")
+    place = Destination("file://remote")
     place.check("rank0")
     place.put(source, "a/b.json")
     assert files_below(tmp_path / "remote") == ["a/b.json"]  # nothing left of the check, no part
@@ -177,14 +177,14 @@ def test_a_folder_of_this_machine(tmp_path, source, monkeypatch):
 @pytest.mark.spec("E12")
 def test_a_place_that_cannot_be_is_told_at_the_start(address, said):
     with pytest.raises(ConfigError, match=f"profiling.remote_root={address}: .*{said}"):
-        Remote(address)
+        Destination(address)
 
 
 @pytest.mark.spec("E11")
 def test_a_place_that_refuses_is_told_at_the_start(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match=r"nothing can be written there: .*set profiling\.remote_root=null"):
-        Remote(f"file://{tmp_path}/file/below").check("rank0")
+        Destination(f"file://{tmp_path}/file/below").check("rank0")
     assert CHECK not in str(files_below(tmp_path))
 
 
@@ -238,7 +238,7 @@ def test_local_files_go_once_they_have_arrived(flaky, tmp_path, keep, here):
 @pytest.mark.spec("E15")
 def test_a_file_stays_here_unless_its_copy_is_seen_to_be_whole(flaky, tmp_path, monkeypatch, there, keep):
     """Uploads say that they worked; afterwards the copies of the odd windows are not what they were."""
-    info, sure = flaky.info, Remote._confirm
+    info, sure = flaky.info, Destination._confirm
 
     def confirmed(place, source, path):
         sure(place, source, path)
@@ -253,7 +253,7 @@ def test_a_file_stays_here_unless_its_copy_is_seen_to_be_whole(flaky, tmp_path, 
         odd = path.endswith(("1.json", "3.json", "5.json"))
         return found | ({"size": None} if odd and there == "not told" else {})
 
-    monkeypatch.setattr(Remote, "_confirm", confirmed)
+    monkeypatch.setattr(Destination, "_confirm", confirmed)
     monkeypatch.setattr(flaky, "info", told)
     windows(flaky, tmp_path, num_traces_to_keep=keep)
     # The newest of those that could go stays where one is kept; those without a copy stay in any case, and count.
@@ -262,7 +262,7 @@ def test_a_file_stays_here_unless_its_copy_is_seen_to_be_whole(flaky, tmp_path, 
 
 @pytest.mark.spec("E15")
 def test_a_place_in_this_process_is_no_copy(tmp_path):
-    place, source = Remote("memory://x"), tmp_path / "trace.json"
+    place, source = Destination("memory://x"), tmp_path / "trace.json"
     source.write_text("{}")
     place.put(source, "trace.json")
     assert not place.durable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.profiling.upload import Remote, destination
+from aorta.profiling.upload import Destination, destination
 from tests.profiling.windows import files_below, loop, preset
 
 pytest.importorskip("s3fs")
@@ -59,12 +59,12 @@ def test_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
 def test_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
     source = tmp_path / "a.json"
     source.write_text("first")
-    Remote("s3://bucket").put(source, "kept/a.json")
+    Destination("s3://bucket").put(source, "kept/a.json")
     source.write_text("second")
     with pytest.raises(FileExistsError, match=r"s3://bucket/kept/a\.json already exists"):
-        Remote("s3://bucket").put(source, "kept/a.json")
+        Destination("s3://bucket").put(source, "kept/a.json")
     assert s3.cat_file("bucket/kept/a.json") == b"first"
-    Remote("s3://bucket", overwrite=True).put(source, "kept/a.json")
+    Destination("s3://bucket", overwrite=True).put(source, "kept/a.json")
     s3.invalidate_cache()
     assert s3.cat_file("bucket/kept/a.json") == b"second"
 
@@ -73,7 +73,7 @@ def test_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
 def test_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch):
     source = tmp_path / "a.json"
     source.write_text("mine")
-    place = Remote("s3://bucket")
+    place = Destination("s3://bucket")
     s3.pipe_file("bucket/race/a.json", b"theirs")
     monkeypatch.setattr(place._fs, "exists", lambda _path: False)  # it came after the look
     with pytest.raises(FileExistsError):
@@ -84,4 +84,4 @@ def test_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch):
 @pytest.mark.spec("E11")
 def test_a_bucket_that_is_not_there_is_told_at_the_start(s3):
     with pytest.raises(ConfigError, match=r"profiling\.remote_root=s3://missing-bucket: nothing can be written there"):
-        Remote("s3://missing-bucket").check("rank0")
+        Destination("s3://missing-bucket").check("rank0")
