@@ -44,8 +44,9 @@ from aorta.instrument.operators import (
     position_of_group,
     position_of_peer,
 )
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.instrument.timed_work import KeptAlive, TimedWork
-from aorta.records.progress_file import NOWHERE, WHEN_UNKNOWN, Progress
+from aorta.records.progress_file import NOWHERE, WHEN_UNKNOWN
 from aorta.records.schema import STALL_CUTOFF_NS, EndSource
 
 _T = TypeVar("_T")
@@ -123,11 +124,10 @@ class CpuInterceptor:
     Args:
         clock: of the device.
         groups: filled with every process group when first seen, by name.
-        on_issue: called in issue order with each collective, before it is issued.
-        on_wait: called with each wait of the caller, also one that did not block.
-        on_call: called with the host's times round each call of a backend that took longer than `shortest_call_ns`:
-            handing a collective over is host work, and a stall only from a length on that the step builder knows.
-        progress: of the rank, in which collectives are noted.
+        recorder: is given each collective before it is issued, each wait of the caller, also one that did not block,
+            and the host's times round each call of a backend that took longer than `shortest_call_ns`: handing a
+            collective over is host work, and a stall only from a length on that the step builder knows. Collectives are
+            noted in its progress file.
         links: of the emulated fabric, which delays completion; None = the real network.
     """
 
@@ -135,18 +135,14 @@ class CpuInterceptor:
         self,
         clock: EventClock,
         groups: dict[str, Group],
-        on_issue: Callable[[InFlight], None],
-        on_wait: Callable[[Waited], None],
+        recorder: StepRecorder,
         links: HostLinks | None = None,
-        on_call: Callable[[int, int], None] = lambda _begin, _end: None,
         shortest_call_ns: int = STALL_CUTOFF_NS // 2,
-        progress: Progress | None = None,
     ) -> None:
-        self._progress = progress or Progress()
+        self._progress = recorder.progress
         self.clock, self._groups = clock, groups
-        self._on_issue, self._on_wait = on_issue, on_wait
-        self._links = links
-        self._on_call, self._shortest_call_ns = on_call, shortest_call_ns
+        self._on_issue, self._on_wait, self._on_call = recorder.on_issue, recorder.on_wait, recorder.on_call
+        self._links, self._shortest_call_ns = links, shortest_call_ns
         self._kept = KeptAlive()
         self._count: dict[str, int] = {}
         self._calls = {

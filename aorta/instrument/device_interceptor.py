@@ -37,10 +37,10 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited, name_of
+from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Waited, name_of
 from aorta.instrument.operators import Operator, tensors_in
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.instrument.timed_work import IssuedWork, TimedWork
-from aorta.records.progress_file import Progress
 
 
 class _Lent:
@@ -74,24 +74,20 @@ class DeviceInterceptor(CpuInterceptor):
     """Interceptor for accelerators; collectives of CPU tensors in the same run are timed as on a CPU.
 
     Args:
-        on_stream_wait: called with two marks between which the compute stream may have been waiting for another one,
-            and the collectives that this stream had joined.
+        recorder: is also given each wait of the compute stream for another one.
         dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
             that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
             serialise those of opposite directions, and two ranks would wait for each other.
         dedicated_async: run asynchronous collectives there too. The backend has a stream of its own for those, which
             their kernels leave only if it is asked for a synchronous one.
         device_link: of the emulated fabric, for collectives of device tensors; None = the real network.
-        progress: as of `CpuInterceptor`.
     """
 
     def __init__(
         self,
         clock: EventClock,
         groups: dict[str, Group],
-        on_issue: Callable[[InFlight], None],
-        on_wait: Callable[[Waited], None],
-        on_stream_wait: Callable[[Mark, Mark, tuple[Name, ...]], None],
+        recorder: StepRecorder,
         streams: DeviceStreams,
         device: torch.device,
         *,
@@ -99,10 +95,9 @@ class DeviceInterceptor(CpuInterceptor):
         dedicated_async: bool = False,
         links: HostLinks | None = None,
         device_link: DeviceLink | None = None,
-        progress: Progress | None = None,
     ) -> None:
-        super().__init__(clock, groups, on_issue, on_wait, links, progress=progress)
-        self._on_stream_wait, self._device = on_stream_wait, device
+        super().__init__(clock, groups, recorder, links)
+        self._on_stream_wait, self._device = recorder.on_stream_wait, device
         self._order = StreamOrder()
         self._streams, self._dedicated, self._device_link = streams, dedicated, device_link
         self._dedicated_async = dedicated and dedicated_async

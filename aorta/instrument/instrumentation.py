@@ -232,51 +232,38 @@ class Instrumentation:
         module: Any | None,
         shortest_call_ns: int,
     ) -> CpuInterceptor | NativeCpuInterceptor:
-        clock, recorder = self.clock, self.recorder
+        clock, groups, recorder = self.clock, self.groups, self.recorder
         dedicated = self._mode == "dedicated"
         if isinstance(clock, NativeDeviceClock):
             recorder.quiet_interceptor = on_device = NativeDeviceInterceptor(
                 module,
                 clock,
-                self.groups,
-                recorder.on_stream_wait,
+                groups,
+                recorder,
                 device,
                 dedicated=dedicated,
                 dedicated_async=self._dedicated_async,
                 priority=stream_priority,
-                progress=recorder.progress,
             )
             return on_device
         if module is not None:
             recorder.quiet_interceptor = tap = NativeCpuInterceptor(
-                module, self.groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
+                module, groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
             )
             return tap
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
-            return CpuInterceptor(
-                clock,
-                self.groups,
-                recorder.on_issue,
-                recorder.on_wait,
-                links,
-                recorder.on_call,
-                shortest_call_ns,
-                recorder.progress,
-            )
+            return CpuInterceptor(clock, groups, recorder, links, shortest_call_ns)
         from_python = DeviceInterceptor(
             clock,
-            self.groups,
-            recorder.on_issue,
-            recorder.on_wait,
-            recorder.on_stream_wait,
+            groups,
+            recorder,
             DeviceStreams(device, stream_priority),
             device,
             dedicated=dedicated,
             dedicated_async=self._dedicated_async,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
-            progress=recorder.progress,
         )
         recorder.on_begin = from_python.begin
         return from_python

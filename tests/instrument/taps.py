@@ -16,6 +16,7 @@ from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight, Waited
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.steps import recorded_by
 
@@ -30,25 +31,29 @@ def compiled_part() -> Any:
     return module
 
 
-class Tap:
-    """An interceptor that is open, its rows, waits and calls; those of compiled code once `hand_over` was called."""
+class Seen:
+    """In the place of a step recorder: what an interceptor in Python has told it."""
 
-    def __init__(self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS // 2) -> None:
+    def __init__(self) -> None:
         self.rows: list[InFlight] = []
         self.waits: list[Waited] = []
         self.calls: list[tuple[int, int]] = []
+        self.on_issue, self.on_wait, self.progress = self.rows.append, self.waits.append, Progress()
+
+    def on_call(self, begin_ns: int, end_ns: int) -> None:
+        self.calls.append((begin_ns, end_ns))
+
+
+class Tap(Seen):
+    """An interceptor that is open, its rows, waits and calls; those of compiled code once `hand_over` was called."""
+
+    def __init__(self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS // 2) -> None:
+        super().__init__()
         self.groups: dict[str, Group] = {}
         self.interceptor: CpuInterceptor | NativeCpuInterceptor = (
             NativeCpuInterceptor(compiled_part(), self.groups, shortest_call_ns=shortest_call_ns)
             if compiled
-            else CpuInterceptor(
-                HostClock(),
-                self.groups,
-                self.rows.append,
-                self.waits.append,
-                on_call=lambda *ends: self.calls.append(ends),
-                shortest_call_ns=shortest_call_ns,
-            )
+            else CpuInterceptor(HostClock(), self.groups, self, shortest_call_ns=shortest_call_ns)  # type: ignore[arg-type]
         )
         self.interception = self.interceptor.open(CPU, lambda: None)
         self.interceptor.begin()

@@ -70,7 +70,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, backend: Backend, operators: Seque
     clock = HostClock()
     reader = StepBuilder(clock, 0, 1, known, read_clocks())
     recorder = StepRecorder(clock, reader, lambda: {0: issued_by(group)}, lines.append)  # type: ignore[arg-type]
-    tap = CpuInterceptor(clock, known, recorder.on_issue, recorder.on_wait)
+    tap = CpuInterceptor(clock, known, recorder)
     tensors = [torch.ones(4)]
     with recorder.step(StepFacts(0, 0, 0, None, warmup=False)):
         for operator in operators:

@@ -19,8 +19,9 @@ from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS
+from tests.instrument.taps import Seen
 from tests.known_answers.again import attempted
 
 MS = 1_000_000
@@ -174,12 +175,11 @@ CALLS: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def seen(world_of_one: None, tmp_path: Path) -> Any:
     """Rows of collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
-    rows: list[InFlight] = []
-    groups: dict[str, Group] = {}
+    seen = Seen()
     links = HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
-    tap = CpuInterceptor(HostClock(), groups, rows.append, lambda wait: None, links)
+    tap = CpuInterceptor(HostClock(), {}, seen, links)
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
-    yield rows
+    yield seen.rows
     seam.close()
     tap.close()
 
@@ -236,14 +236,14 @@ def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
 def test_the_run_says_when_the_backend_was_slower(
     world_of_one: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows: list[InFlight] = []
+    seen = Seen()
     links = HostLinks(
         EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)
     )  # one rank alone costs nothing: no backend is as fast
-    tap = CpuInterceptor(HostClock(), {}, rows.append, lambda wait: None, links)
+    tap = CpuInterceptor(HostClock(), {}, seen, links)
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     dist.all_reduce(torch.ones(10))
     seam.close()
     tap.close()
-    assert rows[0].end_source == "future"
+    assert seen.rows[0].end_source == "future"
     assert "the backend was slower than the emulation in 1 of 1 collectives" in caplog.text

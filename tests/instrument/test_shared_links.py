@@ -22,6 +22,7 @@ from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork,
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS
+from tests.instrument.taps import Seen
 from tests.known_answers.again import undisturbed
 from tests.runs import HANGS_S, attempt, train
 
@@ -162,13 +163,11 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(
 
 def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
     """The rows of one all-reduce of each, in the order of their ends."""
-    rows: list[InFlight] = []
+    seen = Seen()
     settings = EmulatedFabric(
         inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing
     )
-    tap = CpuInterceptor(
-        HostClock(), {}, rows.append, lambda wait: None, HostLinks(EmulatedNetwork(settings, 0, 1, folder))
-    )
+    tap = CpuInterceptor(HostClock(), {}, seen, HostLinks(EmulatedNetwork(settings, 0, 1, folder)))
     other = dist.new_group([0])
     seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
@@ -177,7 +176,7 @@ def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
         work.wait()
     seam.close()
     tap.close()
-    return sorted(rows, key=lambda row: int(row.end or 0))
+    return sorted(seen.rows, key=lambda row: int(row.end or 0))
 
 
 @pytest.mark.thorough

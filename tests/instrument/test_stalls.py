@@ -15,7 +15,8 @@ import torch.distributed as dist
 from aorta.instrument import cpu_interceptor, in_flight
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import InFlight, Waited
+from aorta.instrument.in_flight import InFlight
+from tests.instrument.taps import Seen
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 US = 1000
@@ -42,21 +43,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetTime:
     return clock
 
 
-class Tap:
+class Tap(Seen):
     """An interceptor, what it saw, and the stalls, in microseconds from the issue of the first collective."""
 
     def __init__(self, world: dist.ProcessGroup) -> None:
-        self.rows: list[InFlight] = []
-        self.waits: list[Waited] = []
-        self._calls: list[tuple[int, int]] = []
-        self._tap = CpuInterceptor(
-            HostClock(),
-            {},
-            self.rows.append,
-            self.waits.append,
-            on_call=lambda *ends: self._calls.append(ends),
-            shortest_call_ns=100 * US,
-        )
+        super().__init__()
+        self._tap = CpuInterceptor(HostClock(), {}, self, shortest_call_ns=100 * US)  # type: ignore[arg-type]
         self._member = self._tap._member(world)
 
     def issue(self, call: Callable[[], dist._Work | None]) -> dist._Work | None:
@@ -78,7 +70,7 @@ class Tap:
     @property
     def calls_us(self) -> list[tuple[float, float]]:
         """Calls of the backend that may be stalls: which are depends on the host's cut-off (test_stall_cutoff)."""
-        return self._us(self._calls)
+        return self._us(self.calls)
 
     def _us(self, intervals: list[tuple[Any, Any]]) -> list[tuple[float, float]]:
         zero = self.rows[0].issue_ns

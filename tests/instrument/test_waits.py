@@ -17,6 +17,7 @@ from aorta.instrument.in_flight import InFlight, Name, Waited, name_of
 from aorta.instrument.open_step import StepFacts
 from aorta.records.schema import BucketReady, Stall, Step, Wait
 from tests.instrument.steps import MS, Rig
+from tests.instrument.taps import Seen
 from tests.runs import HANGS_S
 
 
@@ -165,7 +166,7 @@ def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
 def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
     monkeypatch.setattr(cpu_interceptor, "CALLBACKS_S", HANGS_S)
-    interceptor = CpuInterceptor(HostClock(), {}, lambda _: None, lambda _: None)
+    interceptor = CpuInterceptor(HostClock(), {}, Seen())
     future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
     interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
     timer = threading.Timer(0.05, future.set_result, (None,))

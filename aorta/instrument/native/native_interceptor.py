@@ -26,6 +26,7 @@ from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InF
 from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.progress_file import RING_WORDS, Progress
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
@@ -205,11 +206,9 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
     """Compiled counterpart of `device_interceptor.DeviceInterceptor`; does not support an emulated fabric.
 
     Args:
-        on_stream_wait: as of `device_interceptor.DeviceInterceptor`.
-        dedicated_async: as of `device_interceptor.DeviceInterceptor`.
+        recorder, dedicated_async: as of `device_interceptor.DeviceInterceptor`.
         on_captured: called for each collective that is being captured into a graph.
         priority: of AORTA's own streams; None: that of the stream a collective was issued on.
-        progress: as of `NativeCpuInterceptor`.
     """
 
     def __init__(
@@ -217,20 +216,19 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
         module: Any,
         clock: NativeDeviceClock,
         groups: dict[str, Group],
-        on_stream_wait: Callable[[Mark, Mark, tuple[Name, ...]], None],
+        recorder: StepRecorder,
         device: torch.device,
         *,
         dedicated: bool,
         dedicated_async: bool = False,
         priority: int | None = None,
-        progress: Progress | None = None,
     ) -> None:
         self._streams, self._device, self._clock = DeviceStreams(device), device, clock
-        self._on_stream_wait = on_stream_wait
+        self._on_stream_wait = recorder.on_stream_wait
         compiled = module.Device(
             clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
         )
-        super().__init__(module, groups, compiled, progress=progress)
+        super().__init__(module, groups, compiled, progress=recorder.progress)
         self._order = StreamOrder(lambda stream: [self._name(*name) for name in compiled.take_joined(stream)])
         self._on_captured: Callable[[], None] = lambda: None
         self._counted_launch: int | None = None
