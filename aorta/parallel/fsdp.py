@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from aorta.config.schema import FSDP, Precision
-from aorta.parallel.plan import DTYPES, Blocks, ParallelizedModel, local_part
+from aorta.parallel.plan import Blocks, ParallelizedModel, local_part, sharding_dtypes, sharding_facts
 
 # torch 2.13 renamed it; both take the same arguments.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -71,22 +71,8 @@ def parallelize(
         data_rank=_data_rank(mesh),
         data_size=mesh.size(),
         streams={PRIORITY: STREAMS, 0: mesh.ndim - 1},
-        facts={
-            **facts,
-            **facts_of(blocks, settings, precision),
-        },
+        facts={**facts, **sharding_facts(blocks, settings, precision)},
     )
-
-
-def facts_of(blocks: Blocks, settings: FSDP, precision: Precision) -> dict[str, object]:
-    """The effective settings of sharding, for the manifest."""
-    policy = _policy(settings, precision)
-    return {
-        "overlap": settings.overlap,
-        "sharded_blocks": [name for name, _ in blocks],
-        "param_dtype": None if policy.param_dtype is None else str(policy.param_dtype),
-        "reduce_dtype": None if policy.reduce_dtype is None else str(policy.reduce_dtype),
-    }
 
 
 def shard(
@@ -99,7 +85,8 @@ def shard(
     separate: SeparatelySharded | None = None,
 ) -> FSDPModule:
     """Shard `blocks` one by one and with the root what is left of `model`, as `parallelize` says; returns the root."""
-    policy, reshard = _policy(settings, precision), settings.reshard_after_forward
+    param_dtype, reduce_dtype = sharding_dtypes(settings, precision)
+    policy, reshard = MixedPrecisionPolicy(param_dtype, reduce_dtype), settings.reshard_after_forward
     units: list[list[FSDPModule]] = []
     for _, block in blocks:
         inner = (
@@ -144,13 +131,6 @@ def _shard_separately(
     # nothing is reduced, it divides anyway, and with this would do so twice.
     sharded.set_force_sum_reduction_for_comms(ranks > 1)
     return sharded
-
-
-def _policy(settings: FSDP, precision: Precision) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(
-        param_dtype=None if precision is Precision.none else DTYPES[precision.value],
-        reduce_dtype=None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value],
-    )
 
 
 def prefetch(units: Sequence[Sequence[FSDPModule]], forward: int, backward: int) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from aorta.config.schema import FSDP1, Precision
 from aorta.config.schema import BackwardPrefetch as When
-from aorta.parallel.plan import DTYPES, Blocks, ParallelizedModel
+from aorta.parallel.plan import Blocks, ParallelizedModel, sharding_dtypes, sharding_facts
 
 STREAMS = 4
 """Streams that FSDP1 opens on an accelerator: unshard, post-backward, pre-unshard and all-reduce
@@ -38,8 +38,7 @@ def parallelize(
 
     With `overlap=false` nothing is prefetched and each reduce-scatter is waited for before the next block computes.
     """
-    param_dtype = None if precision is Precision.none else DTYPES[precision.value]
-    reduce_dtype = None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value]
+    param_dtype, reduce_dtype = sharding_dtypes(settings, precision)
     prefetch = settings.backward_prefetch if settings.overlap else When.none
     for _, block in blocks:
         block.register_forward_pre_hook(_views)
@@ -67,12 +66,7 @@ def parallelize(
         clip=wrapped.clip_grad_norm_,  # its shards look like unsharded gradients
         scaler=ShardedGradScaler,  # for the same reason: only this one checks the other ranks for overflow
         streams={0: STREAMS},
-        facts={
-            "overlap": settings.overlap,
-            "sharded_blocks": [name for name, _ in blocks],
-            "param_dtype": None if param_dtype is None else str(param_dtype),
-            "reduce_dtype": None if reduce_dtype is None else str(reduce_dtype),
-        },
+        facts=sharding_facts(blocks, settings, precision),
     )
 
 

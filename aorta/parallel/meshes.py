@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, Precision
 from aorta.parallel import context, expert, fsdp
-from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast
+from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast, sharding_facts
 
 
 def split_layers(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
@@ -125,7 +125,7 @@ def sharded_pipelines(
         data_rank=mesh.get_local_rank("data"),
         data_size=mesh["data"].size(),
         streams={fsdp.PRIORITY: fsdp.STREAMS * settings.stages_per_rank},  # each stage is a root of its own
-        facts={**_facts(mesh), **whole.facts, **fsdp.facts_of(blocks, settings, precision)},
+        facts={**_facts(mesh), **whole.facts, **sharding_facts(blocks, settings, precision)},
     )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.config.schema import Precision
+from aorta.config.schema import FSDP, FSDP1, Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -76,6 +76,25 @@ def autocast(precision: Precision, device: torch.device) -> Callable[[], Abstrac
     if precision is Precision.none:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=DTYPES[precision.value])
+
+
+def sharding_dtypes(settings: FSDP | FSDP1, precision: Precision) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """The types in which sharded parameters are gathered, and gradients reduced; None: as they are."""
+    return (
+        None if precision is Precision.none else DTYPES[precision.value],
+        None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value],
+    )
+
+
+def sharding_facts(blocks: Blocks, settings: FSDP | FSDP1, precision: Precision) -> dict[str, object]:
+    """The effective settings of sharding, for the manifest."""
+    names = ("param_dtype", "reduce_dtype")
+    dtypes = (None if dtype is None else str(dtype) for dtype in sharding_dtypes(settings, precision))
+    return {
+        "overlap": settings.overlap,
+        "sharded_blocks": [name for name, _ in blocks],
+        **dict(zip(names, dtypes, strict=True)),
+    }
 
 
 def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
