@@ -15,7 +15,7 @@ from aorta.errors import ConfigError
 from aorta.profiling import trace_files
 from aorta.profiling.profiler_plan import ProfilerPlan, placed
 from aorta.profiling.trace_names import TracePlace, coordinate_of
-from aorta.profiling.window_recording import NullProfiler, open_profiler
+from aorta.profiling.window_recording import open_profiler
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 
 
@@ -215,12 +215,6 @@ def test_a_complete_window_is_never_written_over(tmp_path):
     for step in (1, 2):
         trace = read(tmp_path / f"step_{step}/trace.tar.gz")
         assert (trace["partial"], numbers(trace)) == (False, [step - 1])
-
-
-@pytest.mark.spec("A17")
-def test_switched_off_it_does_nothing(tmp_path):
-    assert isinstance(loop(tmp_path / "none", d9d(enabled=False), 8), NullProfiler)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.spec("A18")

@@ -94,12 +94,6 @@ def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
     assert steps_in(path) == [2]
 
 
-def test_switched_off_it_does_nothing(run, folder, said):
-    assert isinstance(run(10, enabled=False), NullProfiler)
-    assert not folder.parent.exists()
-    assert said("WARNING") == []
-
-
 @pytest.mark.parametrize("first", range(9))
 def test_windows_lie_on_global_steps_also_after_a_resume(run, first):
     whole = [[2, 3], [6, 7]]
@@ -166,6 +160,13 @@ def test_on_rocm_nothing_is_exported_under_any_name_and_one_warning_says_so(
     (warning,) = said("WARNING")
     assert warning.startswith("profiling: no trace is written on ROCm, where exporting has crashed")
     assert "profiling.chrome_trace_force=true" in warning
+
+
+@pytest.mark.parametrize("option", PRESETS)
+@pytest.mark.spec("A17")
+def test_switched_off_it_does_nothing(tmp_path, said, option):
+    assert isinstance(loop(tmp_path / "none", preset(option, enabled=False, folder=None), 10), NullProfiler)
+    assert list(tmp_path.iterdir()) == said("WARNING") == []
 
 
 @pytest.mark.parametrize("option", PRESETS)
