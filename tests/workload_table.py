@@ -6,17 +6,16 @@ configuration refuses; reasons are those that a user would read.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final
-from unittest.mock import patch
 
 from aorta.config.groups.workload import SIZES, parameter_count
+from aorta.config.resolve import resolve
 from aorta.config.schema import GROUPS
 from aorta.errors import ConfigError
-from tests.loop import resolved
+from tests.composed import composed
 from tests.trained_ways import DECODERS, PIPELINES, RANKS
 
 TRAINED: Final[dict[str, set[str]]] = {
@@ -130,11 +129,10 @@ def cells(workloads: Iterable[str] = GROUPS["workload"]) -> dict[str, dict[str, 
 
 def refusal(workload: str, strategy: str) -> str | None:
     """What the configuration says against a combination; None: nothing."""
-    with patch.dict(os.environ, WORLD_SIZE=str(RANKS.get(strategy, 2))):
-        try:
-            resolved(f"workload={workload}", f"parallel={strategy}")
-        except ConfigError as error:
-            return "; ".join(line.strip() for line in str(error).splitlines()[1:])
+    try:
+        resolve(composed(f"workload={workload}", f"parallel={strategy}"), RANKS.get(strategy, 2))
+    except ConfigError as error:
+        return "; ".join(line.strip() for line in str(error).splitlines()[1:])
     return None
 
 

@@ -8,10 +8,8 @@ Must not start a process, or start anything before every job of the first batch 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -216,8 +214,7 @@ class TorchrunLauncher(Launcher):
         with open_dict(config):
             del config["hydra"]
         try:
-            with _world_of(self._options.nproc):
-                return SweepJob(number, tuple(words), resolve(config))
+            return SweepJob(number, tuple(words), resolve(config, self._options.nproc))
         except ConfigError as error:
             return SweepJob(number, tuple(words), None, str(error))
 
@@ -232,20 +229,6 @@ def register() -> None:
     schema.register()
     OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or UNNAMED, replace=True)
     register_plugin("hydra/launcher", LAUNCHER, TorchrunLauncher, TorchrunConf)
-
-
-@contextmanager
-def _world_of(size: int) -> Iterator[None]:
-    """Set the number of ranks in the environment as torchrun does, where rules between fields read it."""
-    before = os.environ.get("WORLD_SIZE")
-    os.environ["WORLD_SIZE"] = str(size)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["WORLD_SIZE"]
-        else:
-            os.environ["WORLD_SIZE"] = before
 
 
 def _returned(job: SweepJob, value: float) -> JobReturn:

@@ -21,11 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from aorta.config.groups.common import at_least
 from aorta.config.groups.fabric import fabric_rules
 from aorta.config.groups.faults import fault_rules
-from aorta.config.groups.loop import calibration_steps
+from aorta.config.groups.loop import calibration_steps, watchdog_rules
 from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
 from aorta.config.groups.parallel import PP, parallel_rules
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
-from aorta.config.groups.watchdog import watchdog_rules
 from aorta.config.groups.workload import workload_rules
 from aorta.config.mesh import data_parallel_size, mesh_rules
 from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
@@ -112,8 +111,11 @@ class Resolved:
     notes: tuple[str, ...]
 
 
-def resolve(composed: DictConfig) -> Resolved:
+def resolve(composed: DictConfig, world_size: int | None = None) -> Resolved:
     """Check every rule between fields once, before anything starts.
+
+    Args:
+        world_size: ranks of the run; None: as many as the environment says.
 
     Raises:
         ConfigError: lists every broken rule, each with its key, its value and what is allowed.
@@ -125,10 +127,11 @@ def resolve(composed: DictConfig) -> Resolved:
         plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    broken = [*unknown_keys(composed), *_broken_rules(config)]
+    if world_size is None:
+        world_size = environment_number("WORLD_SIZE", 1)
+    broken = [*unknown_keys(composed), *_broken_rules(config, world_size)]
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    world_size = environment_number("WORLD_SIZE", 1)
     training = not isinstance(config.workload, Rpc)  # RPC runs have their own windows
     windows = profiling_notes(config.profiling, config.training.max_steps, world_size) if training else ()
     notes = (*_length_notes(config, world_size), *windows, *microbenchmark_notes(config))
@@ -183,7 +186,7 @@ def hash_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _broken_rules(config: Config) -> Iterator[str]:
+def _broken_rules(config: Config, world_size: int) -> Iterator[str]:
     training, scheduler, dataset = config.training, config.scheduler, config.dataset
     label = config.label
     if label is not None and (
@@ -263,7 +266,6 @@ def _broken_rules(config: Config) -> Iterator[str]:
             f"dataloader.num_workers={config.dataloader.num_workers}: loader processes cannot read device memory; "
             "set dataset.on_device=false as well, or num_workers=0"
         )
-    world_size = environment_number("WORLD_SIZE", 1)
     mesh = list(mesh_rules(config, world_size))
     yield from mesh
     batches = world_size if mesh else data_parallel_size(config, world_size)

@@ -1,8 +1,8 @@
 """The typed schema of a configuration. `config/*.yaml` holds values, `groups/` holds names, types and meaning.
 
 Each field's comment on the line(s) above it is its documentation: `docs/configuration.md` is generated from it. Hydra
-overrides need mutable dataclasses, so none is frozen. Must not import torch, or check one field against another (that
-is `resolve`).
+overrides need mutable dataclasses, so none is frozen. Every other package takes the classes of the groups from here.
+Must not import torch, or check one field against another (that is `resolve`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from aorta.config.groups.loop import (
     Compile,
     Dataloader,
     Dataset,
+    Devices,
     Instrument,
+    Loggers,
     Optimizer,
     Scheduler,
+    Telemetry,
     Training,
+    Watchdog,
 )
 from aorta.config.groups.microbenchmarks import CopyOverlap, Rpc, Streams
 from aorta.config.groups.parallel import (
@@ -46,64 +50,7 @@ from aorta.config.groups.parallel import (
     Parallel,
 )
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
-from aorta.config.groups.telemetry import Devices, Loggers, Telemetry
-from aorta.config.groups.watchdog import Watchdog
 from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Workload
-
-__all__ = [
-    "CP",
-    "DDP",
-    "EP",
-    "FSDP",
-    "FSDP1",
-    "FSDPCP",
-    "FSDPEP",
-    "FSDPPP",
-    "FSDPTP",
-    "GROUPS",
-    "HSDP",
-    "NAMES",
-    "PP",
-    "TP",
-    "Algorithm",
-    "BackwardPrefetch",
-    "Baseline",
-    "Clock",
-    "Compile",
-    "Config",
-    "CopyOverlap",
-    "DType",
-    "Dataloader",
-    "Dataset",
-    "Devices",
-    "EmulatedFabric",
-    "Fabric",
-    "Fault",
-    "Gpt",
-    "Instrument",
-    "Loggers",
-    "Mode",
-    "Moe",
-    "Naming",
-    "NoParallel",
-    "Optimizer",
-    "Parallel",
-    "Precision",
-    "Profiling",
-    "Ranking",
-    "Resnet18",
-    "Rpc",
-    "Scheduler",
-    "Sharding",
-    "Sharing",
-    "Streams",
-    "Telemetry",
-    "Training",
-    "Watchdog",
-    "Wording",
-    "Workload",
-    "register",
-]
 
 
 @dataclass

@@ -60,7 +60,7 @@ def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-class Case:
+class StrategyCheck:
     """One strategy on one rank. `pairs`: number of comparisons between blocks with and without instrumentation."""
 
     def __init__(

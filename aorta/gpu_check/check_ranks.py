@@ -32,7 +32,7 @@ from aorta.distributed.environment_checks import knobs_found, one_connection, st
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import platform_of, read_topology, select_device
 from aorta.errors import EXIT_OK
-from aorta.gpu_check.case import PAIRS, Case
+from aorta.gpu_check.case import PAIRS, StrategyCheck
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
@@ -205,7 +205,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
     with process_group(topology, device, 300) as peers:
         rows = [*knob_rows(os.environ, platform_of(device)), *race_rows(device)]
         for strategy in strategies:
-            rows += Case(strategy, topology, device, words, pairs).rows()
+            rows += StrategyCheck(strategy, topology, device, words, pairs).rows()
             gc.collect()  # free one case's model before the next
         everybody = peers.gather("rows", msgspec.to_builtins(rows))
         if topology.rank:

@@ -1,7 +1,11 @@
 """The loggers of AORTA: TensorBoard, Prometheus' text files, Weights & Biases, MLflow.
 
+    problem = missing_client(["wandb"])     # None, or a sentence that ends with what to install
+    logger = open_logger("tensorboard", place)
+
 Each class is opened with a `Place` and imports its client when it is. W&B and MLflow are configured the way their users
-know: by `WANDB_*` and `MLFLOW_*` in the environment. Must not touch a run of these tools that the caller has open.
+know: by `WANDB_*` and `MLFLOW_*` in the environment. Must not touch a run of these tools that the caller has open, or
+import a client only to know whether it is there.
 """
 
 from __future__ import annotations
@@ -9,11 +13,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from aorta.installation import install_command
+from aorta.loggers import Logger
 from aorta.records.run_files import PROMETHEUS_FILE, TENSORBOARD_DIR
 
 PROJECT: Final = "aorta"
@@ -203,3 +210,35 @@ class MlflowLogger:
 
 def _word(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+class _Known(NamedTuple):
+    """What opens a logger, and the module of its client."""
+
+    open: Callable[[Place], Logger]
+    module: str
+
+
+_KNOWN: Final = {
+    "tensorboard": _Known(TensorBoardLogger, "tensorboardX"),
+    "prometheus": _Known(PrometheusLogger, "prometheus_client"),
+    "wandb": _Known(WandbLogger, "wandb"),
+    "mlflow": _Known(MlflowLogger, "mlflow"),
+}
+"""The name is that of the extra, too."""
+NAMES: Final = tuple(_KNOWN)
+
+
+def missing_client(names: Iterable[str]) -> str | None:
+    """Why these loggers cannot be opened: the packages that are not installed, and the command that installs them."""
+    lacking = [name for name in names if find_spec(_KNOWN[name].module) is None]
+    if not lacking:
+        return None
+    modules = ", ".join(_KNOWN[name].module for name in lacking)
+    verb = "is" if len(lacking) == 1 else "are"
+    return f"{modules} {verb} not installed: {install_command(*lacking)}"
+
+
+def open_logger(name: str, place: Place) -> Logger:
+    """The logger of this name (one of `NAMES`); whatever its client raises is raised."""
+    return _KNOWN[name].open(place)

@@ -21,7 +21,7 @@ from aorta.analysis.formatting import TEXT
 from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
 from aorta.analysis.merge.trace_choice import scanning
-from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, trace_file
+from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
 from aorta.analysis.merge.tracks import Causality
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
@@ -77,8 +77,7 @@ def write_trace(
         for missing in identity.missing_names():
             writer.write(missing)
         if not any(trace.rank == worker for trace in run.traces):
-            label = {"name": f"{name} (node {worker})"}
-            writer.write({"ph": "M", "name": "process_name", "pid": worker, "tid": 0, "ts": 0, "args": label})
+            writer.write(metadata_event("process_name", worker, {"name": f"{name} (node {worker})"}))
     _write_calls(writer, run, alignments, base_ns, slices, found)
     return found, len(slices)
 
@@ -175,7 +174,7 @@ def _write_calls(
     for caller, lane in sorted(free):
         tid = (caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
         label = {"name": "RPC calls" + (f" ({lane + 1})" if lane else "")}
-        writer.write({"ph": "M", "name": "thread_name", "pid": caller, "tid": tid, "ts": 0, "args": label})
+        writer.write(metadata_event("thread_name", caller, label, tid))
 
 
 _HEADS = (

@@ -36,9 +36,8 @@ from aorta.profiling.trace_files import export
 from aorta.profiling.window_recording import all_threads
 from aorta.records.clocks import trace_metadata
 from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
-from aorta.rpc import call_memory
 from aorta.rpc.driver import DRIVER, Coordination, Driver
-from aorta.rpc.tracer import TracedRpc
+from aorta.rpc.tracer import TracedRpc, close_window, open_window
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
 
@@ -125,7 +124,7 @@ class WorkerWindow:
         for key, value in self._metadata.items():
             self._profiler.add_metadata_json(key, json.dumps(value))
         if self._memory:
-            call_memory.open_window()
+            open_window()
 
     def stop(self, path: Path) -> None:
         """Write the trace atomically.
@@ -135,7 +134,7 @@ class WorkerWindow:
         """
         try:
             if self._memory:
-                calls = msgspec.json.encode(call_memory.close_window())
+                calls = msgspec.json.encode(close_window())
                 self._profiler.add_metadata_json(MEMORY_KEY, calls.decode())
         finally:
             self._profiler.__exit__(None, None, None)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.command_line import shown_path, to_stderr
-from aorta.config.groups.watchdog import Watchdog, watchdog_rules
+from aorta.config.groups.loop import Watchdog, watchdog_rules
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare

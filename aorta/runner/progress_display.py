@@ -35,10 +35,10 @@ class ProgressBar(Protocol):
 def progress_of(
     training: Training, first: int, stop: int, samples: int, *, shown: bool, alone: bool = False
 ) -> ProgressBar:
-    """What `training.progress` asks for; the other arguments are those of `Progress`."""
+    """What `training.progress` asks for; the other arguments are those of `OverlapProgress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)
-    return Progress(first, stop, training.log_interval, samples, shown=shown, alone=alone)
+    return OverlapProgress(first, stop, training.log_interval, samples, shown=shown, alone=alone)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ class TutorialProgress:
         """No-op: only complete lines were printed."""
 
 
-class Progress:
+class OverlapProgress:
     """Args: first and last + 1 global step, how often to print, samples of a step over all ranks, whether this rank
     shows anything at all, and whether it is the only one: then its overlap says nothing.
     """

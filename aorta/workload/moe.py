@@ -25,7 +25,7 @@ HOT = 8.0
 every token chooses it."""
 
 
-class Experts(nn.Module):
+class ExpertFeedForward(nn.Module):
     """SwiGLU once an expert: [experts, capacity, width] -> the same. On a mesh, a rank's own experts."""
 
     def __init__(self, dims: Dimensions, experts: int) -> None:
@@ -51,7 +51,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, dims: Dimensions, settings: Moe, balance_weight: float) -> None:
         super().__init__()
         self.router = nn.Linear(dims.model_dim, settings.num_experts, bias=False)
-        self.experts = Experts(dims, settings.num_experts)
+        self.experts = ExpertFeedForward(dims, settings.num_experts)
         self._count, self._top_k, self._hot = settings.num_experts, settings.top_k, settings.hot_expert
         self._capacity_factor, self._balance_weight = settings.capacity_factor, balance_weight
         self._sent: torch.Tensor | None = None

@@ -64,35 +64,3 @@ def test_the_other_workload_is_as_before(door):
     assert (config.training.batch_size, config.training.max_steps, config.training.grad_clip_norm) == (8, 200, 1.0)
     assert (config.optimizer.lr, config.scheduler.total_steps) == (3e-4, 2000)
     assert config.training.progress is Wording.overlap
-
-
-@pytest.mark.parametrize("strategy", ["fsdp", "fsdp1", "hsdp", "tp", "fsdp_tp"])
-def test_a_strategy_it_cannot_train_with_is_refused(door, monkeypatch, strategy):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    answer = door(WORKLOAD, f"parallel={strategy}")
-    assert answer.code == 1
-    assert f"parallel={strategy}: workload=resnet18 cannot be sharded or split" in answer.err
-    assert "use parallel=ddp or parallel=none" in answer.err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("workload.image_size=0",), "workload.image_size=0: must be at least 1"),
-        (("workload.image_size=32", "workload.batch_size=1"), "workload.image_size=32: the last stage sees one pixel"),
-        (("workload.dtype=fp16",), "workload.dtype=fp16: must be bf16 or fp32"),
-        (("training.mixed_precision=bf16",), "the parameters are in bf16 already; set it to none, or workload.dtype"),
-        (("workload.batch_size=0",), "training.batch_size=0: must be at least 1"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value),
-)
-def test_what_cannot_be_run_is_refused(door, words, said):
-    answer = door(WORKLOAD, *words)
-    assert answer.code == 1
-    assert said in answer.err
-
-
-def test_what_can_be_run_is_not(door):
-    assert door(WORKLOAD, "workload.image_size=33", "workload.batch_size=1").code == 0
-    assert door(WORKLOAD, "workload.image_size=32").code == 0
-    assert door(WORKLOAD, "workload.dtype=fp32", "training.mixed_precision=bf16", "parallel=none").code == 0

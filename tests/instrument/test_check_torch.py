@@ -40,6 +40,6 @@ def test_remote_calls_say_what_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delattr(torch.autograd, "_profiler_enabled")
     words = "cannot import name '_profiler_enabled'.*workload=rpc does not work with it. Every other workload does"
     # Another test of this process may have imported it, and runpy warns of that.
-    monkeypatch.delitem(sys.modules, "aorta.rpc.call_memory", raising=False)
+    monkeypatch.delitem(sys.modules, "aorta.rpc.tracer", raising=False)
     with pytest.raises(InstrumentError, match=words):
-        runpy.run_module("aorta.rpc.call_memory")
+        runpy.run_module("aorta.rpc.tracer")

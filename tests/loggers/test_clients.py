@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from aorta.config.schema import Loggers
-from aorta.loggers import Logger, by_name
-from aorta.loggers.by_name import NAMES, missing_client, open_logger
-from aorta.loggers.clients import Place
+from aorta.loggers import Logger, clients
+from aorta.loggers.clients import NAMES, Place, missing_client, open_logger
 from tests.loggers.written import prometheus_gauges, tensorboard_events, wandb_records
 
 STEPS = {4: {"overlap_ratio": 0.25, "exposed_comm_ms": 12.5, "steps_per_s": 8.0}, 5: {"exposed_comm_ms": 10.0}}
@@ -116,7 +115,7 @@ def test_mlflow_keeps_steps_summary_and_identity(tmp_path, monkeypatch):
 
 def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
     assert missing_client(NAMES) is None
-    monkeypatch.setattr(by_name, "find_spec", lambda module: None if module in {"wandb", "tensorboardX"} else module)
+    monkeypatch.setattr(clients, "find_spec", lambda module: None if module in {"wandb", "tensorboardX"} else module)
     assert missing_client(["prometheus"]) is None
     assert missing_client(["tensorboard", "wandb"]) == (
         'tensorboardX, wandb are not installed: pip install "PATH/TO/CHECKOUT[tensorboard,wandb]"'

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from aorta.analysis.load.record_columns import read_tables
 from aorta.errors import InputError
-from aorta.records import reader
-from aorta.records.reader import PROBLEM_LIMIT, header_of
+from aorta.records.reader import header_of
 from aorta.records.run_files import RANK_FILE
 from tests.rank_records import read_rank
 
@@ -57,20 +56,6 @@ def test_steps_of_a_baseline_are_none_of_training(record, header, step, footer):
     assert (read.steps, read.isolated) == ([step(0)], [alone])
 
 
-def test_many_bad_lines_are_counted_and_not_all_named(record, header, footer):
-    read = read_rank(record(header, *[b"?\n"] * (PROBLEM_LIMIT + 7), footer))
-    assert len(read.problems) == PROBLEM_LIMIT + 1
-    assert read.problems[-1] == "rank_3_metrics.jsonl: 7 more line(s) could not be read; ignored"
-
-
-def test_a_line_longer_than_the_limit_is_refused(record, header, step, monkeypatch):
-    path = record(header, step(0), b'"' + b"x" * 5000 + b'"\n')
-    assert len(read_rank(path).steps) == 1
-    monkeypatch.setattr(reader, "LINE_LIMIT", 4000)
-    with pytest.raises(InputError, match=r"rank_3_metrics.jsonl:3: this line is longer than 4000 bytes"):
-        read_rank(path)
-
-
 @given(st.data())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -88,13 +73,8 @@ def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, foot
     ("bad", "why"),
     [
         pytest.param(b"\n", "truncated", id="blank"),
-        pytest.param(b"   \n", "truncated", id="only spaces"),
         pytest.param(b"rocm-smi: no device\n", "malformed", id="not JSON"),
         pytest.param(b'{"traceEvents": []}\n', "missing required field `record`", id="foreign JSON"),
-        pytest.param(b'{"record": "interval"}\n', "Invalid value 'interval'", id="unknown tag"),
-        pytest.param(b'{"record": "anchor", "global_step": "one"}\n', "Expected `int`, got `str`", id="wrong type"),
-        pytest.param(b'{"record": "\xff\xfe"}\n', "utf-8", id="not UTF-8"),
-        pytest.param(b"\x00" * 40 + b"\n", "malformed", id="zeros after a power cut"),
     ],
 )
 def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(record, header, step, footer, bad, why):
@@ -142,15 +122,13 @@ def test_a_second_header_means_two_runs_in_one_file(record, header, step):
         read_tables(record(header, step(0), other, step(0)))
 
 
-def test_another_schema_version_is_refused_by_number(record, header):
-    newer = msgspec.structs.replace(header, schema_version=3)
-    with pytest.raises(InputError, match=r"metrics\.jsonl:1: schema version 3; this AORTA reads versions 1 and 2"):
-        read_rank(record(newer))
-
-
-def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record):
-    with pytest.raises(InputError, match=r"metrics\.jsonl:1: schema version 9; this AORTA reads versions 1 and 2"):
-        read_rank(record(b'{"record":"header","schema_version":9,"everything":"else"}\n'))
+@pytest.mark.parametrize("version", [3, 9])
+def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record, header, version):
+    newer = msgspec.structs.replace(header, schema_version=version)
+    foreign = b'{"record":"header","schema_version":%d,"everything":"else"}\n' % version
+    for line in (newer, foreign):
+        with pytest.raises(InputError, match=rf"jsonl:1: schema version {version}; this AORTA reads versions 1 and 2"):
+            read_rank(record(line))
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_named(tmp_path):
@@ -172,18 +150,3 @@ def test_the_header_alone_is_read_from_a_record_of_any_length(record, header, st
 def test_a_header_longer_than_what_is_read_at_once_is_whole(record, header):
     long = msgspec.structs.replace(header, label="x" * 10_000)
     assert header_of(record(long)) == long
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "the file is empty"),
-        (b'{"record": "hea', "cut off in mid-line"),
-        (b'{"schema_version":1}\n', "missing required field `record`"),
-        (b'{"record":"header","schema_version":9,"everything":"else"}\n', "schema version 9"),
-    ],
-    ids=["empty", "cut off", "no tag", "of a later version"],
-)
-def test_a_header_that_reading_the_record_would_refuse_is_refused_alone_too(record, content, why):
-    with pytest.raises(InputError, match=why):
-        header_of(record(content))

@@ -12,8 +12,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed.rpc import rpc_sync as imported_before
 
 from aorta.records.run_files import CALL_MARK
-from aorta.rpc import call_memory
-from aorta.rpc.tracer import TracedRpc
+from aorta.rpc.tracer import TracedRpc, close_window, open_window, summed
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.dist
@@ -183,15 +182,15 @@ def test_C6_what_each_call_allocates_is_measured_on_its_own():
     size, nbytes = 1000, 4000
     with TracedRpc() as traced:
         rpc.rpc_sync("alone", allocates, args=(size,))  # nobody asked for memory yet
-        call_memory.open_window()
+        open_window()
         waits = [rpc.rpc_async("alone", allocates, args=(size * n,)) for n in range(1, 21)]
         assert [len(wait.wait()) for wait in waits] == [size * n for n in range(1, 21)]
         rpc.rpc_sync("alone", asks, args=(size,))
         with pytest.raises(ValueError, match="1000"):
             rpc.rpc_sync("alone", fails_late, args=(size,))
-        found = call_memory.close_window()
+        found = close_window()
         rpc.rpc_sync("alone", allocates, args=(size,))
-        assert call_memory.close_window() == {}
+        assert close_window() == {}
     calls = {call.call_id: call for call in traced.calls}
     assert len(found) == 23
     for n, wait in enumerate([c for c in traced.calls if c.kind == "rpc_async"], start=1):
@@ -216,7 +215,7 @@ def test_memory_is_summed_up_in_the_order_of_events():
     alloc = "memory_alloc"
     events = [("mark", "__start_profile", 0), (alloc, "", 10), ("push", "a", 0), (alloc, "", 100), ("push", "a", 0)]
     events += [(alloc, "", 7), ("pop", "", 0), (alloc, "", -100), ("pop", "", 0), ("pop", "", 0), (alloc, "", 50)]
-    found = call_memory.summed(events)
+    found = summed(events)
     assert (found.allocated_bytes, found.freed_bytes, found.peak_bytes) == (167, 100, 117)
     assert {name: (op.allocated_bytes, op.self_allocated_bytes) for name, op in found.operators.items()} == {
         "a": (107, 107)

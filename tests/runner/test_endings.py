@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.runner import rank_process, recorded_run
+from aorta.runner import train as training
+from tests.loop import resolved
 from tests.rank_records import read_rank
-from tests.runs import HANGS_S, SMALL, attempt, command, environment, finished, losses, record, train
+from tests.runner.test_every_strategy import TINY
+from tests.runs import HANGS_S, SMALL, attempt, command, environment, finished, record, train
+from tests.trained_ways import PIPELINES
 
 pytestmark = pytest.mark.dist
 PATIENCE_S = HANGS_S
@@ -42,13 +48,45 @@ def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = P
     raise AssertionError(f"{path} did not reach {count} steps")
 
 
-@pytest.mark.thorough
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    train(tmp_path, "parallel=fsdp", "training.checkpoint_interval=3")
-    whole = losses(tmp_path)
-    train(tmp_path, "parallel=fsdp", "training.start_step=6")
-    assert [step.global_step for step in record(tmp_path).steps] == [6, 7]
-    assert losses(tmp_path) == whole[6:]
+# Dropout and the schedule go on too, and the optimizer's moments are those of a sharded model.
+RESUMED = (*TINY, "training.max_steps=6", "training.checkpoint_interval=3", "training.epochs=2")
+DROPOUT, ONE_BATCH = "workload.dropout=0.1", "training.gradient_accumulation=1"
+RESUMED_CASES = {
+    "fsdp": (2, (DROPOUT,)),
+    "tp": (2, (DROPOUT,)),
+    "hsdp": (4, (DROPOUT,)),
+    "fsdp_tp": (4, (DROPOUT,)),
+    "fsdp_cp": (4, ("workload=gpt",)),
+    # One expert on a rank: each is cut between the groups.
+    "fsdp_ep": (4, ("workload=moe", "workload.num_experts=2")),
+    "pp": (2, (DROPOUT, ONE_BATCH)),
+    "fsdp_pp": (4, (DROPOUT, ONE_BATCH)),
+}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.thorough if name == "fsdp" else pytest.mark.slow) for name in RESUMED_CASES],
+)
+def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str) -> None:
+    """The same losses and gradient norms as of one that never stopped, to the last digit."""
+    ranks, words = RESUMED_CASES[strategy]
+    words = (*RESUMED, f"parallel={strategy}", *words)
+    train(tmp_path, *words, ranks=ranks)
+    with_the_loss = range(ranks - ranks // 2 if strategy in PIPELINES else 0, ranks)
+    whole = [record(tmp_path, rank).steps for rank in range(ranks)]
+    assert [step.global_step for step in whole[0]] == list(range(6))
+    train(tmp_path, *words, "training.start_step=3", ranks=ranks)
+    for rank in range(ranks):
+        resumed = record(tmp_path, rank)
+        assert resumed.header.start_step == 3
+        for got, expected in zip(resumed.steps, whole[rank][3:], strict=True):
+            assert got.global_step == expected.global_step
+            assert got.grad_norm is not None
+            assert (got.loss is None) == (rank not in with_the_loss)
+            assert (got.loss, got.grad_norm, got.lr) == (expected.loss, expected.grad_norm, expected.lr)
+    # What is compared changes from step to step: a run that stood still would agree with itself.
+    assert all(len({step.loss for step in whole[rank]}) == 6 for rank in with_the_loss)
 
 
 @pytest.mark.thorough
@@ -168,3 +206,53 @@ def test_the_manifest_holds_no_secret(tmp_path: Path) -> None:
     )
     assert "secret" not in (tmp_path / "run.json").read_text() + done.stderr
     assert json.loads((tmp_path / "run.json").read_text())["environment"]["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize("stopped_by", [None, signal.SIGTERM], ids=["completed", "stopped"])
+def test_the_clocks_are_measured_behind_the_footer_and_not_after_a_signal(tmp_path, monkeypatch, stopped_by):
+    footers = []
+
+    class Clocks(recorded_run.ClockSynchronisation):
+        def at_end(self):
+            footers.append(record(tmp_path).footer)
+            return super().at_end()
+
+    class Agreement(training.StopAgreement):
+        def may_start(self, step):
+            if step == 1 and stopped_by:
+                signal.raise_signal(stopped_by)
+            return super().may_start(step)
+
+    monkeypatch.setattr(recorded_run, "ClockSynchronisation", Clocks)
+    monkeypatch.setattr(training, "StopAgreement", Agreement)
+    monkeypatch.setattr(rank_process, "start_logging", lambda *_: None)
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+    words = ("training.max_steps=2", "training.device=cpu")
+    code = training.run_training(resolved(*SMALL, *words, f"training.output_dir={tmp_path}"))
+    if stopped_by:
+        assert code == SIGNAL_EXIT_BASE + stopped_by
+        assert footers == []
+    else:
+        assert code == EXIT_OK
+        assert [footer.reason for footer in footers] == ["completed"]
+
+
+@pytest.mark.thorough
+@pytest.mark.spec("D30")
+def test_a_small_data_set_is_repeated_for_as_many_steps_as_asked_for(tmp_path):
+    train(tmp_path, "training.max_steps=7", "dataset.num_samples=24", "training.batch_size=8", ranks=1)
+    steps = record(tmp_path).steps
+    assert [(step.epoch, step.step, step.global_step) for step in steps] == [
+        (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4), (1, 2, 5), (2, 0, 6)
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "run.json").read_text())["steps_planned"] == 7
+
+
+def test_one_rank_says_at_its_end_and_in_its_manifest_that_it_had_no_communication(tmp_path):
+    said = "one rank: it has no other rank to communicate with"
+    errors = train(tmp_path, ranks=1).stderr
+    assert said in errors.strip().splitlines()[-1]
+    assert "--nproc_per_node" in errors.strip().splitlines()[-1]
+    (warning,) = json.loads((tmp_path / "run.json").read_text())["warnings"]
+    assert warning.startswith(said)

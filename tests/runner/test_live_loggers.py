@@ -16,7 +16,7 @@ from torch import nn
 import aorta
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
-from aorta.loggers import by_name
+from aorta.loggers import clients
 from aorta.loggers.clients import Place
 from aorta.records.run_files import read_manifest
 from aorta.runner import live_loggers
@@ -210,7 +210,7 @@ def test_rates_are_those_of_the_step():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(tmp_path, model, monkeypatch, words, problem):
-    monkeypatch.setattr(by_name, "find_spec", lambda _module: None)
+    monkeypatch.setattr(clients, "find_spec", lambda _module: None)
     with pytest.raises(ConfigError, match=problem):
         loop(tmp_path / "run", model, **words)
     assert not (tmp_path / "run").exists()
@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(tmp_path, model, m
 
 def test_ranks_that_were_given_no_loggers_learn_why_rank_zero_refuses_its_own(monkeypatch):
     """`loggers=[...] if rank == 0 else []`: all ranks end, none waits for rank 0."""
-    monkeypatch.setattr(by_name, "find_spec", lambda _module: None)
+    monkeypatch.setattr(clients, "find_spec", lambda _module: None)
     store = dist.HashStore()
     for rank, names in ((0, ["wandb"]), (1, [])):
         with pytest.raises(ConfigError, match=r"^loggers=wandb: wandb is not installed"):

@@ -11,38 +11,26 @@ from aorta.runner.train_step import clip, make_optimizer, make_schedule
 from aorta.workload.tasks import task_of
 
 
-def test_warm_up_is_linear_to_the_peak_and_decay_linear_to_zero() -> None:
-    config = Config(
-        optimizer=Optimizer(lr=1.0), workload=Ranking(), scheduler=Scheduler(warmup_steps=4, total_steps=10)
-    )
+@pytest.mark.parametrize(
+    ("warmup", "total", "rates"),
+    [
+        (4, 10, [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0]),
+        (0, 2, [1.0, 0.5, 0]),
+        (2, None, [0.5, 1.0, 1.0, 1.0, 1.0]),
+    ],
+    ids=["to the peak and to zero", "from the peak", "without an end"],
+)
+def test_warm_up_is_linear_to_the_peak_and_decay_linear_to_zero(
+    warmup: int, total: int | None, rates: list[float]
+) -> None:
+    scheduler = Scheduler(warmup_steps=warmup, total_steps=total)
+    config = Config(optimizer=Optimizer(lr=1.0), workload=Ranking(), scheduler=scheduler)
     optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], task_of(config))
     schedule = make_schedule(optimizer, config)
-    rates = []
-    for _ in range(12):
-        rates.append(schedule.get_last_lr()[0])
+    for rate in rates:
+        assert schedule.get_last_lr() == [pytest.approx(rate)]
         optimizer.step()
         schedule.step()
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0])
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
-    config = Config(optimizer=Optimizer(lr=2.0), workload=Ranking(), scheduler=Scheduler(warmup_steps=0, total_steps=2))
-    schedule = make_schedule(make_optimizer([nn.Parameter(torch.zeros(1))], task_of(config)), config)
-    assert schedule.get_last_lr() == [2.0]
-
-
-def test_without_an_end_the_peak_lasts() -> None:
-    config = Config(
-        workload=Ranking(), optimizer=Optimizer(lr=1.0), scheduler=Scheduler(warmup_steps=2, total_steps=None)
-    )
-    optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], task_of(config))
-    schedule = make_schedule(optimizer, config)
-    rates = []
-    for _ in range(5):
-        rates.append(schedule.get_last_lr()[0])
-        optimizer.step()
-        schedule.step()
-    assert rates == [0.5, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_clipping_scales_to_the_norm_and_returns_the_one_before() -> None:

@@ -28,8 +28,7 @@ from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import InputError, meant
 from aorta.installation import checkout
 from aorta.loggers import Logger
-from aorta.loggers.by_name import NAMES, missing_client, open_logger
-from aorta.loggers.clients import Place
+from aorta.loggers.clients import NAMES, Place, missing_client, open_logger
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.terminal_style import style_of
 

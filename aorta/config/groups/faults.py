@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from aorta.errors import meant
 
 
 class FaultFacts(NamedTuple):
@@ -106,9 +107,7 @@ def fault_rules(fault: Fault, world_size: int, *, in_pipeline: bool = False) -> 
     kinds, ranks = fault.kind.split("+"), fault.rank.split("+")
     for kind in kinds:
         if kind not in FAULTS:
-            near = difflib.get_close_matches(kind, FAULTS, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            yield f"fault.kind={fault.kind}: {kind!r} must be one of {', '.join(FAULTS)}{meant}"
+            yield f"fault.kind={fault.kind}: {kind!r} must be one of {', '.join(FAULTS)}{meant(kind, FAULTS, '; ')}"
         elif in_pipeline and kind not in _WITHOUT_FORWARD:
             yield (
                 f"fault.kind={fault.kind}: {kind!r} acts in the model's forward pass, which a pipeline runs in stages; "

@@ -1,8 +1,14 @@
-"""The sections of the root file: the loop, its optimizer and data, compilation and instrumentation."""
+"""The sections of the root file: the loop, its optimizer and data, compilation, instrumentation, telemetry, watchdog.
+
+Telemetry is the group `telemetry=...`, which has one option.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 
 from aorta.config.groups.common import Mode, Precision, Wording
 from aorta.errors import ConfigError
@@ -177,3 +183,68 @@ class Clock:
     fake_offset_ns: int = 0
     # for tests: microseconds a second that this clock gains
     fake_drift_ppm: float = 0.0
+
+
+Devices = Enum(
+    "Devices",
+    {
+        "auto": "auto",
+        "nvml": "nvml",
+        "amdsmi": "amdsmi",
+        "amd-smi": "amd-smi",
+        "rocm-smi": "rocm-smi",
+        "psutil": "psutil",
+        "off": "off",
+    },
+)
+"""Where samples of the device come from; `auto`: the best source for the platform. Names with a hyphen are programs."""
+
+
+class Loggers(Enum):
+    """Tools that get the scalars of steps while the run goes on: the names of `aorta.loggers.clients`."""
+
+    tensorboard = "tensorboard"
+    prometheus = "prometheus"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
+@dataclass
+class Telemetry:
+    """What the record holds beside timings."""
+
+    # first steps that the report leaves out (at most half of the run)
+    warmup_steps: int = 5
+    # source of device samples (temperature, power, clocks, use, memory, throttling), taken in the background
+    devices: Devices = Devices.auto
+    # seconds between two samples; programs (amd-smi, rocm-smi) are run at most once a second, by auto every 5 s
+    device_interval_s: float = 1.0
+    # also keep what rocm-smi prints (AMD devices only)
+    rocm_smi: bool = False
+    # run rocm-smi even where no AMD device was found; devices=auto then takes its values
+    force: bool = False
+    # tools that rank 0 gives the scalars of its steps to, while the run goes on; each is an extra (docs/loggers.md)
+    loggers: list[Loggers] = field(default_factory=list)
+    # steps from one that is logged to the next
+    logger_interval: int = 1
+    # folder of node_exporter's textfile collector, for the file of loggers=[prometheus]; null: the run's folder
+    prometheus_dir: str | None = None
+
+
+@dataclass
+class Watchdog:
+    """Notices ranks that are stuck or die, and writes an autopsy of the run; never ends a rank."""
+
+    # seconds without progress on a rank, from its first step on; null = learned from the run's own steps (at least
+    # 10 s, and 10 times the longest time without progress behind the warm-up); 0 = no watchdog
+    timeout_s: float | None = None
+    # seconds without progress before a timeout holds, and in a checkpoint, a baseline or another announced phase
+    grace_s: float = 600.0
+
+
+def watchdog_rules(watchdog: Watchdog) -> Iterator[str]:
+    """What is wrong with these values, if anything."""
+    if watchdog.timeout_s is not None and not 0 <= watchdog.timeout_s < math.inf:
+        yield f"watchdog.timeout_s={watchdog.timeout_s}: must be at least 0 and finite; null learns it, 0 is off"
+    if not 0 < watchdog.grace_s < math.inf:
+        yield f"watchdog.grace_s={watchdog.grace_s}: must be greater than 0 and finite"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from aorta.config.groups.common import DType, StreamPattern, at_least
 from aorta.config.groups.fabric import EmulatedFabric
+from aorta.config.groups.loop import Devices
 from aorta.config.groups.profiling import Profiling
-from aorta.config.groups.telemetry import Devices
 from aorta.config.groups.workload import Workload
 
 if TYPE_CHECKING:

@@ -1,0 +1,235 @@
+"""Rules between keys: the configurations that break one, those that do not, and settings that a run says it ignores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aorta import train_command
+from aorta.config.resolve import resolve
+from aorta.errors import ConfigError
+
+AT_LEAST_1 = [
+    *(f"training.{key}" for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "log_interval")),
+    *("training.checkpoint_interval", "scheduler.total_steps", "clock.anchor_interval", "profiling.active"),
+    *("dataset.num_samples", "dataset.sequence_length"),
+    *(f"workload.{key}" for key in ("model_dim", "num_heads", "num_layers", "mlp_hidden_dim", "vocab_size")),
+    *(f"workload.{key}" for key in ("embedding_dim", "categorical_features", "dense_features")),
+]
+AT_LEAST_0 = [
+    *("training.start_step", "training.seed", "dataset.seed", "scheduler.warmup_steps", "dataloader.num_workers"),
+    *("telemetry.warmup_steps", "optimizer.weight_decay", "profiling.wait", "profiling.warmup", "profiling.repeat"),
+]
+POSITIVE = [
+    *("training.timeout_s", "training.grad_clip_norm", "optimizer.lr", "optimizer.eps", "parallel.bucket_cap_mb"),
+    "telemetry.device_interval_s",
+]
+ALONE = [
+    *((f"{key}=0", f"{key}=0: must be at least 1") for key in AT_LEAST_1),
+    *((f"{key}=-1", f"{key}=-1(.0)?: must be at least 0") for key in AT_LEAST_0),
+    *((f"{key}=0", rf"{key}=0\.0: must be greater than 0 and finite") for key in POSITIVE),
+    *((f"{key}={value}", f"{key}={value}: must be gr") for key in POSITIVE for value in ("nan", "inf")),
+    ("optimizer.weight_decay=nan", "optimizer.weight_decay=nan: must be at least 0"),
+    ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas=\[0\.9, 1\.0\]: must be two numbers in \[0, 1\)"),
+    ("optimizer.betas=[0.9]", r"optimizer\.betas=\[0\.9\]: must be two numbers"),
+    ("optimizer.betas=[0.9,0.9,0.9]", r"optimizer\.betas=\[0\.9, 0\.9, 0\.9\]: must be two numbers"),
+    ("scheduler.warmup_steps=2001", r"scheduler\.warmup_steps=2001: must not exceed scheduler\.total_steps=2000"),
+    (
+        "training.start_step=200",
+        r"training\.start_step=200: must be below the 200 steps planned \(training\.max_steps=200",
+    ),
+    ("training.output_dir='  '", r"training\.output_dir='': name a folder, for instance artifacts"),
+    (
+        "dataloader.num_workers=2",
+        r"dataloader\.num_workers=2: .* set dataset\.on_device=false as well, or num_workers=0",
+    ),
+    ("dataset.num_samples=7", r"dataset\.num_samples=7: one step needs 8 \(8 per micro-batch x 1 x 1 ranks\)"),
+    ("workload.num_heads=3", r"workload\.model_dim=128: must be a multiple of workload\.num_heads=3"),
+    ("workload.dropout=1", r"workload\.dropout=1\.0: must be in \[0, 1\)"),
+    ("workload.name=other", r"workload\.name=other: repeats the option chosen; choose with workload=other"),
+    ("parallel.strategy=fsdp", r"parallel\.strategy=fsdp: repeats the option chosen; choose with parallel=fsdp"),
+    ("fabric.kind=slow", r"fabric\.kind=slow: repeats the option chosen"),
+    ("profiling.trace_filename=a/b.json", r"profiling\.trace_filename='a/b\.json': a file name ending in \.json or"),
+    ("profiling.trace_filename=trace", r"profiling\.trace_filename='trace': a file name ending in \.json or"),
+]
+"""One word of one rank."""
+RANKS = [
+    (1, "parallel=hsdp", r"parallel\.replicas=2: 1 rank\(s\) cannot form copies.*multiple of 2 ranks"),
+    (
+        3,
+        "parallel=hsdp",
+        r"parallel\.replicas=2: 3 rank\(s\) cannot form copies.*or set parallel\.replicas to a divisor",
+    ),
+    (4, "parallel=hsdp parallel.replicas=0", r"parallel\.replicas=0: must be at least 1"),
+    (2, "parallel=hsdp parallel.forward_prefetch=-1", r"parallel\.forward_prefetch=-1: must be at least 0"),
+    (3, "parallel=fsdp_tp", r"parallel\.tp_size=2: 3 rank\(s\) cannot form groups.*multiple of 2 ranks"),
+    (4, "parallel=fsdp_tp parallel.tp_size=-2", r"parallel\.tp_size=-2: must be at least 1"),
+    (3, "parallel=tp", r"workload\.num_heads=4: 3 ranks compute a layer together \(parallel=tp\).*a multiple of 3"),
+    (4, "parallel=tp workload.mlp_hidden_dim=510", r"workload\.mlp_hidden_dim=510: 4 ranks .*hidden units.*of 4"),
+    (4, "parallel=fsdp_tp workload.num_heads=1", r"workload\.num_heads=1: 2 ranks .*parallel=fsdp_tp.*of 2"),
+    (2, "parallel=tp training.mixed_precision=fp16", r"training\.mixed_precision=fp16: parallel=tp .*use bf16"),
+    (
+        4,
+        "parallel=fsdp_tp training.mixed_precision=fp16",
+        r"training\.mixed_precision=fp16: parallel=fsdp_tp .*use bf16",
+    ),
+    (
+        2,
+        "parallel=fsdp1 compile.enabled=true parallel.use_orig_params=false",
+        r"parallel\.use_orig_params=false: torch\.compile cannot .*set it to true",
+    ),
+    (
+        2,
+        "parallel=fsdp1 training.checkpoint_interval=5",
+        r"training\.checkpoint_interval=5: torch does not .*parallel=fsdp",
+    ),
+    (2, "parallel=pp parallel.schedule=gpip", r"parallel\.schedule='gpip': must be one of gpipe, 1f1b, "),
+    (2, "parallel=pp parallel.stages_per_rank=2", r"parallel\.stages_per_rank=2: parallel\.schedule=1f1b takes 1"),
+    (2, "parallel=pp parallel.schedule=zbv_zero_bubble", r"stages_per_rank=1: .*zbv_zero_bubble takes 2"),
+    (2, "parallel=pp parallel.microbatches=3", r"training\.batch_size=8: must be a multiple of .*microbatches=3"),
+    (2, "parallel=pp parallel.microbatches=0", r"parallel\.microbatches=0: must be at least 1"),
+    (8, "parallel=pp parallel.microbatches=8", r"num_layers=4: 8 rank\(s\) .* make 8 stages.*8 layers or more"),
+    (4, "parallel=pp parallel.microbatches=2", r"parallel\.microbatches=2: .*=1f1b needs .*\(4\) or more"),
+    (2, "parallel=pp training.gradient_accumulation=2", r"training\.gradient_accumulation=2: with parallel=pp"),
+    (2, "parallel=pp training.mixed_precision=fp16", r"training\.mixed_precision=fp16: .*parallel=pp.*use bf16"),
+    (2, "parallel=pp baseline.enabled=true", r"baseline\.enabled=true: a stage cannot compute alone"),
+    (2, "parallel=pp workload=resnet18", r"parallel=pp: workload=resnet18 has no layers .*use workload=gpt"),
+    (2, "parallel=pp workload=moe", r"workload=moe counts and balances .*use workload=gpt, or parallel=ep"),
+    (2, "parallel=cp workload=gpt dataset.sequence_length=30", r"sequence_length=30: 2 ranks share .*multiple of 4"),
+    (4, "parallel=cp workload=gpt dataset.sequence_length=20", r"sequence_length=20: 4 ranks share .*multiple of 8"),
+    (4, "parallel=fsdp_cp workload=moe dataset.sequence_length=6", r"sequence_length=6: 2 ranks share .*multiple of 4"),
+    (3, "parallel=fsdp_cp workload=gpt", r"parallel\.cp_size=2: 3 rank\(s\) cannot form groups that share sequences"),
+    (4, "parallel=fsdp_cp workload=gpt parallel.cp_size=0", r"parallel\.cp_size=0: must be at least 1"),
+    (2, "parallel=cp", r"parallel=cp: workload=ranking has no causal attention .*workload=gpt or moe, or parallel=ddp"),
+    (2, "parallel=fsdp_cp workload=resnet18", r"parallel=fsdp_cp: workload=resnet18 has no causal attention"),
+    (3, "parallel=fsdp_ep workload=moe", r"parallel\.ep_size=2: 3 rank\(s\) cannot form groups that share the experts"),
+    (4, "parallel=fsdp_ep workload=moe parallel.ep_size=0", r"parallel\.ep_size=0: must be at least 1"),
+    (4, "parallel=fsdp_ep workload=moe workload.num_experts=9", r"num_experts=9: 2 ranks .*parallel=fsdp_ep.*of 2"),
+    (4, "parallel=fsdp_ep workload=gpt", r"parallel=fsdp_ep: workload=gpt has no experts .*use workload=moe"),
+    (4, "parallel=fsdp_ep workload=moe compile.enabled=true", r"compile\.enabled=true: .*tokens of parallel=fsdp_ep"),
+    (4, "parallel=fsdp_pp parallel.pp_size=3", r"parallel\.pp_size=3: 4 rank\(s\) cannot form pipelines"),
+    (4, "parallel=fsdp_pp workload.num_layers=1", r"num_layers=1: 2 rank\(s\) .* make 2 stages.*2 layers or more"),
+    (8, "parallel=fsdp_pp parallel.pp_size=4 parallel.microbatches=2", r"microbatches=2: .*1f1b needs .*\(4\)"),
+    (4, "parallel=fsdp_pp training.gradient_accumulation=2", r"gradient_accumulation=2: with parallel=fsdp_pp"),
+    (4, "parallel=fsdp_pp training.mixed_precision=fp16", r"mixed_precision=fp16: .*parallel=fsdp_pp.*use bf16"),
+    (4, "parallel=fsdp_pp workload=moe", r"parallel=fsdp_pp: workload=moe counts and balances"),
+    (4, "parallel=tp dataset.num_samples=7", r"needs 8 \(8 per micro-batch x 1 x 4 ranks, 4 ranks sharing a batch\)"),
+    (2, "fabric=emulated instrument.mode=off", r"fabric=emulated .* set instrument\.mode=observe or dedicated"),
+    (
+        2,
+        "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=8 fabric.slow_max_bytes=7",
+        r"fabric\.slow_max_bytes=7: must be at least fabric\.slow_min_bytes=8",
+    ),
+    (1, "parallel=fsdp parallel.forward_prefetch=-1", r"parallel\.forward_prefetch=-1: must be at least 0"),
+    (1, "parallel=fsdp parallel.backward_prefetch=-1", r"parallel\.backward_prefetch=-1: must be at least 0"),
+]
+"""Ranks, and the words that do not fit them or each other."""
+FABRIC = [
+    *(
+        (f"intra_bandwidth_gb_per_s={value}", "must be greater than 0 and finite")
+        for value in ("0", "-1", "inf", "nan")
+    ),
+    ("inter_bandwidth_gb_per_s=0", "must be greater than 0 and finite"),
+    *((f"{key}=-1", "must be at least 0 and finite") for key in ("intra_latency_us", "inter_latency_us")),
+    ("inter_latency_us=nan", "must be at least 0 and finite"),
+    ("ranks_per_node=0", "must be at least 1"),
+    *((f"jitter={value}", r"must be in \[0, 1\)") for value in ("-0.1", "1")),
+    ("emulated_world_size=1", "must not be below the real world size 2; null takes the real one"),
+    *((f"straggler_rank={rank}", "must be a rank of this run, 0 to 1") for rank in (-1, 2)),
+    ("straggler_ms=1", r"no rank is late by it; set fabric\.straggler_rank"),
+]
+"""A word of `fabric=emulated` on two ranks."""
+RESNET18 = [
+    ("workload.image_size=0", r"workload\.image_size=0: must be at least 1"),
+    ("workload.image_size=32 training.batch_size=1", r"workload\.image_size=32: the last stage sees one pixel"),
+    ("workload.dtype=fp16", r"workload\.dtype=fp16: must be bf16 or fp32"),
+    ("training.mixed_precision=bf16", "the parameters are in bf16 already; set it to none, or workload.dtype"),
+    *(
+        (f"parallel={strategy}", rf"parallel={strategy}: workload=resnet18 cannot .* use parallel=ddp or parallel=none")
+        for strategy in ("fsdp", "fsdp1", "hsdp", "tp", "fsdp_tp")
+    ),
+]
+"""Words of `workload=resnet18` on four ranks."""
+UNTRAINED = [
+    ("rpc", "baseline.enabled=true", "baseline=true: workload=rpc has no training steps"),
+    ("rpc", "fabric=emulated", "fabric=emulated: delays collectives"),
+    ("rpc", "profiling.remote_root=s3://b/c", r"profiling\.remote_root='s3://b/c': workload=rpc uploads nothing"),
+    ("copy_overlap", "training.device=cpu", "on a CPU the threads that compute also copy"),
+    ("copy_overlap", "workload.sizes_bytes=[6]", r"workload\.sizes_bytes=\[6\]: multiples of 4"),
+    ("copy_overlap", "workload.repeats=0", r"workload\.repeats"),
+    ("copy_overlap", "baseline.enabled=true", "baseline=true: workload=copy_overlap has no training steps to isolate"),
+    ("copy_overlap", "fabric=emulated", "fabric=emulated: .* workload=copy_overlap is none; use fabric=none"),
+    ("copy_overlap", "profiling.enabled=true", "profiling.enabled=true: workload=copy_overlap takes no traces"),
+    ("streams", "training.device=cpu", "training.device=cpu: .* a CPU has no streams; run it on a machine with"),
+    ("streams", "workload.streams=[1,65]", r"workload\.streams=\[1, 65\]: numbers from 1 to 64"),
+    ("streams", "workload.streams=[2,4]", "must have 1, which the others are compared with"),
+    ("streams", "workload.kernel_us=0", r"workload\.kernel_us=0\.0: must be greater than 0"),
+    ("streams", "workload.repeats=0", r"workload\.repeats=0: must be at least 1"),
+    ("streams", "workload.knee_tolerance=1", "must be in"),
+    ("streams", "profiling.enabled=true", "takes no traces"),
+]
+"""A workload that trains nothing, and a word that it cannot use."""
+BROKEN = [
+    *((1, (word,), rule) for word, rule in ALONE),
+    *((ranks, words.split(), rule) for ranks, words, rule in RANKS),
+    *(
+        (2, ("fabric=emulated", f"fabric.{word}"), rf"fabric\.{word.partition('=')[0]}=\S+: {rule}\Z")
+        for word, rule in FABRIC
+    ),
+    *((4, ("workload=resnet18", *words.split()), rule) for words, rule in RESNET18),
+    *((1, (f"workload={workload}", word), rule) for workload, word, rule in UNTRAINED),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("world_size", "words", "rule"), BROKEN, ids=[f"{ranks} {' '.join(words)}" for ranks, words, _ in BROKEN]
+)
+def test_a_broken_rule_says_key_value_and_what_is_allowed(composed, world_size, words, rule):
+    with pytest.raises(ConfigError, match=rule):
+        resolve(composed(*words), world_size)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fabric=emulated fabric.emulated_world_size=512 fabric.straggler_rank=1 fabric.straggler_ms=3",
+        "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=8 fabric.slow_max_bytes=8",
+        "instrument.mode=off",
+        "workload=resnet18 workload.image_size=33 training.batch_size=1",
+        "workload=resnet18 workload.image_size=32",
+        "workload=resnet18 workload.dtype=fp32 training.mixed_precision=bf16 parallel=none",
+        "workload=rpc",
+        "workload=copy_overlap",
+        "workload=streams",
+        "profiling.remote_root=s3://b/c",
+    ],
+)
+def test_what_is_allowed(composed, words):
+    resolve(composed(*words.split()), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), None),
+        (("profiling.enabled=true",), None),
+        (("profiling.enabled=false", "profiling.ranks=[1]"), None),
+        (("profiling.enabled=true", "profiling.ranks=[1]"), "profiling.ranks"),
+        (("profiling=d9d", "profiling.enabled=true"), "profiling.naming, profiling.compression"),
+        (("profiling.enabled=true", "profiling.num_traces_to_keep=1"), "profiling.num_traces_to_keep"),
+        (("telemetry.devices=psutil",), "telemetry.devices"),
+        (("telemetry.devices=off",), None),
+        (("telemetry.loggers=[prometheus]",), "telemetry.loggers"),
+    ],
+)
+def test_what_a_run_of_calls_ignores_is_said(composed, words, named):
+    said = f"workload=rpc: has no use for {named}: every worker profiles itself, samples no device and has no steps"
+    assert resolve(composed("workload=rpc", *words)).notes == (() if named is None else (said,))
+
+
+def test_a_machine_without_a_device_is_refused_with_why_and_what_to_use(composed, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    with pytest.raises(ConfigError, match=r"torch sees no accelerator: .* workload=ranking trains") as refused:
+        train_command.run(resolve(composed("workload=streams")))
+    assert refused.value.exit_code == 1
