@@ -63,13 +63,6 @@ def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
     assert median(apart_ns) < 2e6
 
 
-def test_python_without_torchrun_is_a_world_of_one(tmp_path: Path) -> None:
-    done = run([sys.executable, str(ROOT / "train.py"), *SMALL, "training.max_steps=3"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    steps = record(tmp_path / "artifacts").steps
-    assert [(s.rank, s.world_size) for s in steps] == [(0, 1)] * 3
-
-
 @pytest.mark.thorough
 @pytest.mark.spec("D22", "D42")
 def test_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:

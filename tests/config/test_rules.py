@@ -114,6 +114,7 @@ RANKS = [
     (4, "parallel=fsdp_pp training.mixed_precision=fp16", r"mixed_precision=fp16: .*parallel=fsdp_pp.*use bf16"),
     (4, "parallel=fsdp_pp workload=moe", r"parallel=fsdp_pp: workload=moe counts and balances"),
     (4, "parallel=tp dataset.num_samples=7", r"needs 8 \(8 per micro-batch x 1 x 4 ranks, 4 ranks sharing a batch\)"),
+    (1, "baseline.enabled=true instrument.mode=off", r"instrument\.mode=off: baseline=true replaces what is seen"),
     (2, "fabric=emulated instrument.mode=off", r"fabric=emulated .* set instrument\.mode=observe or dedicated"),
     (
         2,

@@ -180,13 +180,6 @@ def test_every_added_key_is_named_and_its_closest_neighbour(door):
     assert door("++training.max_steps=3").job.config.training.max_steps == 3
 
 
-def test_a_rule_broken_between_keys_is_said_before_anything_runs(door):
-    answer = door("label=../x", "training.max_steps=0")
-    assert (answer.code, answer.jobs) == (1, [])
-    assert "label='../x'" in answer.err
-    assert "training.max_steps=0" in answer.err
-
-
 def test_words_that_exclude_each_other(door):
     answer = door("-m", "training.max_steps=1,2", "--cfg", "job")
     assert (answer.code, answer.jobs) == (1, [])

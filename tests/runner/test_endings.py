@@ -90,13 +90,6 @@ def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str) 
 
 
 @pytest.mark.thorough
-def test_a_start_step_without_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
-    done = attempt(tmp_path, "training.start_step=3", ranks=1)
-    assert done.returncode == 1
-    assert "training.start_step=3: no checkpoint" in done.stderr
-
-
-@pytest.mark.thorough
 @pytest.mark.spec("D1")
 def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
     train(tmp_path, "training.max_steps=3", ranks=1)

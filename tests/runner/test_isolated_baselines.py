@@ -18,7 +18,7 @@ from aorta.records.schema import Step
 from tests.analysis.by_json import aggregate
 from tests.runner.isolated import CASES, COMPARED, SLOW
 from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
-from tests.runs import attempt, program, record, succeeded, train
+from tests.runs import program, record, succeeded
 
 pytestmark = pytest.mark.dist
 FOUR = ("hsdp", "fsdp_tp")
@@ -206,15 +206,3 @@ def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path: Path) -> N
     assert kept[0].footer.reason == "signal" or "rank 1 failed: RuntimeError: made to fail" in (
         kept[0].footer.error or ""
     )
-
-
-def test_a_run_that_looks_away_is_refused(tmp_path: Path) -> None:
-    done = attempt(tmp_path, "baseline=true", "instrument.mode=off", ranks=1)
-    assert done.returncode == 1
-    assert "instrument.mode=off: baseline=true replaces what is seen" in done.stderr
-
-
-@pytest.mark.thorough
-def test_no_baseline_is_the_default(tmp_path: Path) -> None:
-    train(tmp_path, "training.max_steps=2", ranks=1)
-    assert record(tmp_path).isolated == []

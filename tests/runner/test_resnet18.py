@@ -33,9 +33,9 @@ def train(folder: Path, *words: str, ranks: int = 2, launcher: Launcher = "fork"
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory):
-    """The experiment, with baselines behind it and a checkpoint in the middle; its folder and its words."""
+    """The experiment, with a checkpoint in the middle; its folder and its words."""
     folder = tmp_path_factory.mktemp("tutorial")
-    words = ("experiment=tutorial", "baseline=true", "baseline.steps=2", "training.checkpoint_interval=10")
+    words = ("experiment=tutorial", "training.checkpoint_interval=10")
     return folder, train(folder, *words, launcher="torchrun")  # a clean end is the real one
 
 
@@ -79,17 +79,6 @@ def test_B9_every_block_is_seen_and_hides_communication(tutorial):
             assert {c.dtype for c in reduced} == {"bfloat16"}
             assert sum(c.bytes for c in reduced) == 2 * 11_689_512
     assert any(step.overlap["overlap_ratio"] > 0 for step in steps)
-
-
-@pytest.mark.dist
-def test_baselines_leave_out_what_they_are_to_leave_out(tutorial):
-    steps, isolated = record(tutorial[0]).steps, record(tutorial[0]).isolated
-    computed = [step for step in isolated if step.phase == "compute_only"]
-    talked = [step for step in isolated if step.phase == "comm_only"]
-    assert len(computed) == len(talked) == 2
-    assert all(not step.collectives and step.overlap["compute_ms"] > 0 for step in computed)
-    whole = [(c.kind, c.bytes, c.dtype) for c in steps[15].collectives]
-    assert all([(c.kind, c.bytes, c.dtype) for c in step.collectives] == whole for step in talked)
 
 
 @pytest.mark.dist
