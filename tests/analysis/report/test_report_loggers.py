@@ -6,7 +6,7 @@ import pytest
 
 from aorta.analysis.report import report_command
 from aorta.analysis.report.report_command import overlap_report
-from aorta.loggers import by_name
+from aorta.loggers import clients
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.loggers.written import prometheus_gauges, tensorboard_events
@@ -71,7 +71,7 @@ def test_a_logger_that_fails_leaves_the_report_and_the_answer_of_a_gate(
 
 
 def test_a_missing_client_is_said_before_anything_is_read(tmp_path, words, capsys, monkeypatch):
-    monkeypatch.setattr(by_name, "find_spec", lambda _module: None)
+    monkeypatch.setattr(clients, "find_spec", lambda _module: None)
     assert overlap_report([*words, "--log", "wandb"]) == 2
     assert '--log wandb: wandb is not installed: pip install "PATH/TO/CHECKOUT[wandb]"' in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
