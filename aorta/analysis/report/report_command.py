@@ -337,7 +337,7 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
 
     Args:
         summary: the content of `summary.json`.
-        names: of `loggers.by_name`.
+        names: of `loggers.clients`.
         output: folder of the report; loggers that write files write them there.
 
     Raises:
