@@ -151,6 +151,14 @@ def paragraph(line: str) -> str:
     return textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ")
 
 
+def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:
+    """Each line in at most `width` columns, continued with an indent."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
+
+
 def csv_text(rows: Iterable[Sequence[str | float | None]]) -> str:
     """Rows as CSV: floats with all their digits, an empty cell for None."""
     out = io.StringIO()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.cautions import cutoff_entry
+from aorta.analysis.cautions import cutoff_entry, expert_entry
 from aorta.analysis.collective_metrics import (
     CollectiveMetrics,
     collective_metrics,
@@ -27,7 +27,6 @@ from aorta.analysis.collective_metrics import (
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
-from aorta.analysis.expert_load import expert_entry
 from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
@@ -80,6 +79,11 @@ class LabelledRun:
     def used(self) -> npt.NDArray[np.bool_]:
         """For each rank-step, whether aggregates include it."""
         return np.asarray(self.run.over_ranks(lambda steps: steps.used), bool)
+
+    @cached_property
+    def global_steps(self) -> Ints:
+        """The global steps that aggregates include, in order."""
+        return np.unique(step_column(self.run, "global_step")[self.used])
 
     @cached_property
     def pace(self) -> Pace:
@@ -176,7 +180,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         rank_steps_used=used,
         rank_steps_left_out_as_warmup=warm,
         rank_steps_left_out_as_calibration=read - used - warm,
-        global_steps_used=len(np.unique(step_column(dataset.run, "global_step")[dataset.used])),
+        global_steps_used=len(dataset.global_steps),
         isolated_rank_steps={phase: isolated[phase] for phase in sorted(isolated)},
         warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
     )

@@ -19,7 +19,8 @@ from aorta.records.schema import DeviceSample
 
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 THROTTLED: Final = "device_throttled"
-JOINED_ON: Final = ("rank", "start_mono_ns", "end_mono_ns")
+_TIMES: Final = ("start_mono_ns", "end_mono_ns")
+JOINED_ON: Final = ("rank", *_TIMES)
 """Columns of the steps that are needed to join samples."""
 STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
 _NS_PER_S: Final = 1e9
@@ -36,8 +37,9 @@ def samples_frame(run: Run) -> pd.DataFrame:
         dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
         columns[name] = pd.Series([getattr(sample, name) for _, sample, _ in rows], dtype=dtype)
     frame = pd.DataFrame(columns)
-    frame["failed"] = frame[[*VALUES, "throttle"]].isna().all(axis=1) if rows else pd.Series(dtype="bool")
-    frame["reason"] = pd.Series([why for _, _, why in rows], dtype="object").where(frame["failed"], None)
+    failed = frame[[*VALUES, "throttle"]].isna().all(axis=1) if rows else pd.Series(dtype="bool")
+    why = pd.Series([why for _, _, why in rows], dtype="object").where(failed, None)
+    frame = frame.assign(failed=failed, reason=why)
     return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
 
 
@@ -54,7 +56,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
         places = samples.index[(samples["rank"] == rank) & ~samples["failed"]]
         if not len(places):
             continue
-        middles = ((samples["start_mono_ns"] + samples["end_mono_ns"]) // 2).loc[places].to_numpy()
+        middles = (samples.loc[places, list(_TIMES)].sum(axis=1) // 2).to_numpy()
         order = np.argsort(middles, kind="stable")
         limit = _interval_s(run.ranks[int(str(rank))].source) * _NS_PER_S
         found.loc[mine.index] = _joined(mine, middles[order], values.loc[places].to_numpy()[order], limit)
@@ -63,7 +65,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
 
 def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
     """For each step, the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
-    starts, ends = steps["start_mono_ns"].to_numpy(), steps["end_mono_ns"].to_numpy()
+    starts, ends = steps[list(_TIMES)].to_numpy().T
     joined = np.full((len(steps), values.shape[1]), np.nan)
     for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):
         if high > low:

@@ -15,7 +15,6 @@ import msgspec
 
 from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
-from aorta.analysis import expert_load as _expert_load
 from aorta.analysis import stats as _stats
 from aorta.analysis import straggler as _straggler
 from aorta.analysis import summary as _summary
@@ -149,5 +148,5 @@ def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
 
 
 cautions = by_json(_cautions.cautions)
-expert_sentences = by_json(_expert_load.expert_sentences)
+expert_sentences = by_json(_cautions.expert_sentences)
 most_to_gain = by_json(_summary.most_to_gain)

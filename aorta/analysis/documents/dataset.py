@@ -268,7 +268,7 @@ class HottestExpert(Open):
 
 
 class Experts(Open, kw_only=True):
-    """How unevenly routers send tokens to experts (`expert_load.expert_entry`)."""
+    """How unevenly routers send tokens to experts (`cautions.expert_entry`)."""
 
     rank_steps: int
     ranks_told: int

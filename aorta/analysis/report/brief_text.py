@@ -20,10 +20,9 @@ from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.html import PAGE_FILE
-from aorta.analysis.report.metric_table import metric_table, shown_first, wrapped
-from aorta.analysis.report.terminal_text import led, notes_of, verdict_line
+from aorta.analysis.report.terminal_text import led, metric_table, notes_of, shown_first, verdict_line
 from aorta.analysis.summary import SHOWN_MARGINALS
-from aorta.terminal_style import PLAIN, Style, table
+from aorta.terminal_style import PLAIN, Style, table, wrapped
 
 MOST_LINES: Final = 25
 """Of an answer, with the lines that the command adds; a long headline, cause or gain is never cut."""

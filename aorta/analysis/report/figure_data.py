@@ -109,14 +109,9 @@ class Series:
         return self._dataset.table("rank", "global_step", _STEP_MS)
 
     @cached_property
-    def steps(self) -> np.ndarray:
-        """Every global step that is used, in order."""
-        return np.unique(self._frame["global_step"].to_numpy())
-
-    @cached_property
     def steps_a_point(self) -> int:
         """How many global steps share a point of a curve."""
-        return steps_a_point(self.steps)
+        return steps_a_point(self._dataset.global_steps)
 
     def curve(self, name: str) -> Curve:
         """A metric: the median over the ranks and steps of each point, between the lowest and the highest."""
@@ -127,7 +122,7 @@ class Series:
         gap throughout where `why_no_job_step` says why.
         """
         values, at, _ = by_step(self._dataset, JOB_STEP)
-        times = pd.Series(values, index=at).reindex(self.steps)
+        times = pd.Series(values, index=at).reindex(self._dataset.global_steps)
         band = self._curve(self._frame[_STEP_MS])
         middle = times.groupby(np.arange(len(times)) // self.steps_a_point).median().to_numpy()
         return Curve(band.x, band.low, middle, band.high)
@@ -163,8 +158,9 @@ class Series:
         if not len(values) or np.isnan(values).all():
             return None
         step, rank = (self._frame[key].to_numpy(np.int64) for key in ("global_step", "rank"))
-        first_step, stride = int(self.steps[0]), max(1, int(np.gcd.reduce(np.diff(self.steps))))
-        columns = (int(self.steps[-1]) - first_step) // stride + 1
+        steps = self._dataset.global_steps
+        first_step, stride = int(steps[0]), max(1, int(np.gcd.reduce(np.diff(steps))))
+        columns = (int(steps[-1]) - first_step) // stride + 1
         # Rows of traces that do not tell their rank have negative numbers; a world has its ranks from 0 on.
         numbers = [*self._dataset.run.ranks, *np.unique(rank).tolist()]
         if min(numbers) >= 0:

@@ -24,12 +24,11 @@ from aorta.analysis.documents.traces import (
 )
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.engines import Local
-from aorta.analysis.report.metric_table import wrapped
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.records.files import whole_file
-from aorta.terminal_style import PLAIN, Style, style_of, table
+from aorta.terminal_style import PLAIN, Style, style_of, table, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -35,15 +35,15 @@ from aorta.analysis.report.terminal_text import (
     comparison_table,
     dataset_notes,
     dataset_table,
-    files_block,
     health_block,
     verdict_block,
 )
 from aorta.analysis.summary import SUMMARY_FILE, summarize
+from aorta.analysis.table_files import FORMATS
 from aorta.errors import InputError
 from aorta.records.files import whole_file
 from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
-from aorta.terminal_style import PLAIN, Style
+from aorta.terminal_style import PLAIN, Style, wrapped
 
 TABLES_DIR: Final = "tables"
 
@@ -216,5 +216,14 @@ def _text(
     ]
     if comparison is not None:
         blocks += [style.bold("Details"), *own, comparison_details(comparison)]
-    blocks.append(files_block(written, not_drawn))
+    blocks.append(_files_block(written, not_drawn))
     return "\n\n".join(filter(None, blocks))
+
+
+def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
+    """Where each file is, the page first, and which pictures there are none of."""
+    kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
+    ordered = sorted(written, key=lambda path: [*kinds].index(path.name) if path.name in kinds else len(kinds))
+    others = {True: "table", False: "picture"}
+    lines = [f"{kinds.get(path.name) or others[path.name.endswith(FORMATS)]:<9}{path}" for path in ordered]
+    return "\n".join([*lines, *(wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])

@@ -120,7 +120,7 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
     drawn = [dataset for dataset in datasets if not np.isnan(dataset.values("overlap_ratio")).all()]
     if not drawn:
         return "no overlap ratio in any step after warm-up"
-    if all(dataset.table("global_step")["global_step"].nunique() == 1 for dataset in drawn):
+    if all(len(dataset.global_steps) == 1 for dataset in drawn):
         return "one step makes no curve; its ratio is in the tables"
     figure = new_figure(9, 4.2)
     axes = figure.subplots()

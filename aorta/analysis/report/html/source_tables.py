@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import cautions, cutoff_line
+from aorta.analysis.cautions import cautions, cutoff_line, expert_sentences
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.traces import SlowdownEntry, TraceEntries
-from aorta.analysis.expert_load import expert_sentences
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.report.html.page_tables import Cell, Column, Table, facts_table, value, word
