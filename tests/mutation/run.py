@@ -123,14 +123,7 @@ def _population(device: bool) -> Iterator[Mutant | NativeMutant]:
 
 def _drawn(population: list[Mutant | NativeMutant], count: int, seed: int) -> list[Mutant | NativeMutant]:
     """The same for the same population, count and seed."""
-    shuffled = random.Random(seed).sample(population, len(population))
-    drawn = list[Mutant | NativeMutant]()
-    for mutant in shuffled:
-        if len(drawn) == (count or len(population)):
-            break
-        if isinstance(mutant, NativeMutant) or mutant.changes_something():
-            drawn.append(mutant)
-    return drawn
+    return random.Random(seed).sample(population, min(count or len(population), len(population)))
 
 
 def _run(chosen: Sequence[Mutant | NativeMutant], copies: Sequence[Path], limit_s: float, *, device: bool) -> Account:

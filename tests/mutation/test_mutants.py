@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 from pathlib import Path
@@ -51,15 +50,12 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
     return code, said, json.loads(said.splitlines()[-1])
 
 
-def test_a_negated_condition_is_noticed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, account = outcome(capsys, "--only", "negate")
-    assert (code, account["run"], account["noticed"], account["share"]) == (0, 1, 1, 1.0)
+def test_what_the_tests_notice_is_counted_and_what_they_do_not_is_shown(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said, account = outcome(capsys, "--only", "negate|> becomes >=", "--seed", "7")
+    assert (code, account["seed"], account["run"], account["noticed"], account["share"]) == (1, 7, 2, 1, 0.5)
     assert "noticed  aorta/small.py:6: negate a condition" in said
-
-
-def test_an_equivalent_one_is_shown_and_the_source_stays(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, account = outcome(capsys, "--only", "> becomes >=", "--seed", "7")
-    assert (code, account["seed"], account["noticed"]) == (1, 7, 0)
     assert account["unnoticed"] == ["aorta/small.py:6: > becomes >="]
     assert "-        if value > best:\n+        if value >= best:" in said
     assert (tree / "aorta/small.py").read_text() == MODULE
@@ -73,11 +69,6 @@ def test_nothing_is_said_where_the_tests_fail_anyway(tree: Path, capsys: pytest.
     assert "its tests fail on the code as it is: tests/test_small.py" in said
 
 
-def test_a_pattern_that_nothing_has_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--only", "nowhere"]) == 2
-    assert "no mutant's file or operator has it" in capsys.readouterr().err
-
-
 def test_a_seed_draws_the_same_again() -> None:
     population = list(operators.mutants("aorta.timeline.intervals"))
     assert run._drawn(population, 5, 3) == run._drawn(population, 5, 3) != run._drawn(population, 5, 4)
@@ -89,31 +80,23 @@ def test_a_seed_draws_the_same_again() -> None:
     [
         ("f(x)", {"pass"}),
         ('"""Words."""', set()),
-        ("x: int = f[1:]", {"x: int = f[(2):]", "x: int = f[(0):]"}),
-        ("def f(): return x", {"def f(): return None"}),
-        ("y = 1 if x else z", {"y = 1 if (not (x)) else z", "y = (2) if x else z", "y = (0) if x else z"}),
+        ("x: int = f[1:]", {"x: int = f[2:]", "x: int = f[0:]"}),
+        ("def f(): return x", {"def f():\n    return None"}),
+        ("y = 1 if x else z", {"y = 1 if not x else z", "y = 2 if x else z", "y = 0 if x else z"}),
         ("y = [x for x in z if x]", {"y = [x for x in z if True]"}),
         ("y = x is not z", {"y = x is z"}),
         ("y = a < b <= c", {"y = a <= b <= c", "y = a < b < c"}),
-        ("y = a and (b)", {"y = ((a) or (b))", "y = ((a))", "y = ((b))"}),
+        ("y = a and (b)", {"y = a or b", "y = a", "y = b"}),
         ("y = a // b", {"y = a / b"}),
         ("y = min(a, key=b)", {"y = max(a, key=b)", "y = min(a)"}),
         ("y = f(a=b, *c)", {"y = f(*c)"}),
-        ("y = f(a=b)", {"y = f()"}),
-        ("y = -x, True", {"y = (x), True", "y = -x, False"}),
+        ("y = -x, True", {"y = (x, True)", "y = (-x, False)"}),
         ("raise E(1)", {"pass"}),
-        ("y = f'ü{1}', 2", {"y = f'ü{1}', (3)", "y = f'ü{1}', (1)"}),
+        ("y = f'ü{1}', 2", {"y = (f'ü{1}', 3)", "y = (f'ü{1}', 1)"}),
         ("@d(a=1)\ndef f(): pass", set()),
     ],
 )
 def test_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: set[str]) -> None:
     monkeypatch.setattr(operators, "ROOT", tmp_path)
     (tmp_path / "small.py").write_text(source)
-    assert {mutant.source() for mutant in operators.mutants("small") if mutant.changes_something()} == expected
-
-
-def test_nearly_every_change_of_the_product_is_python() -> None:
-    mutants = operators.mutants("aorta.analysis.straggler")
-    assert len(mutants) > 50
-    for mutant in mutants:
-        ast.parse(mutant.source())
+    assert {mutant.source() for mutant in operators.mutants("small")} == expected
