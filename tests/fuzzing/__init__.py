@@ -5,7 +5,7 @@
     scripts/fuzz --repeat artifacts/fuzz/merge-1a2b3c4d   # one finding again, with its traceback
 
 A *door* is an entry into AORTA: its seeds are good and odd inputs of the tests (`seeds.py`), which are changed at
-random (`mutations.py`, `packed.py`) and given to it in a process with limits (`worker.py`). It answers, or it refuses
+random (`mutations.py`) and given to it in a process with limits (`worker.py`). It answers, or it refuses
 with an error of `aorta/errors.py`. Everything else is a finding: another exception, more than 1 GiB, more than 10 s,
 a changed input, a file where none was asked for, or torch loaded by what must not load it.
 """

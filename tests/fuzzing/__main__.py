@@ -5,64 +5,28 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import multiprocessing
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
 from tests.fuzzing.doors import DOORS, Door, warm
-from tests.fuzzing.tree import remove
-from tests.fuzzing.worker import ANSWER, FINDING, CaseResult, again, cases, load_seeds
+from tests.fuzzing.tree import read_tree, write_tree
+from tests.fuzzing.worker import FINDING, CaseResult, drawn, load_seeds, opened, run
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-KEEP: Final = ROOT / "artifacts" / "fuzz"
+KEEP: Final = Path(__file__).resolve().parents[2] / "artifacts" / "fuzz"
 _TURN_S: Final = 20.0
-"""A door's turn, times its share, where there is time for several rounds."""
-_BATCH: Final = 500
-"""Cases of one process: a fresh one now and then keeps memory as it is on a first case."""
-
-
-@dataclass
-class Count:
-    """What became of the cases of one door."""
-
-    cases: int = 0
-    answers: int = 0
-    refusals: int = 0
-    findings: int = 0
-    worst_seconds: float = 0.0
-    worst_bytes: int = 0
-    distinct: dict[str, str] = field(default_factory=dict)
-    """What was found -> the folder where its first case is kept."""
-
-    def add(self, result: CaseResult) -> None:
-        """Count one case."""
-        self.cases += 1
-        self.answers += result.outcome == ANSWER
-        self.findings += result.outcome == FINDING
-        self.refusals = self.cases - self.answers - self.findings
-        self.worst_seconds = max(self.worst_seconds, result.seconds)
-        self.worst_bytes = max(self.worst_bytes, result.size_bytes)
-
-    def join(self, other: Count) -> None:
-        """Add what another process counted."""
-        for name in ("cases", "answers", "refusals", "findings"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.worst_seconds = max(self.worst_seconds, other.worst_seconds)
-        self.worst_bytes = max(self.worst_bytes, other.worst_bytes)
-        self.distinct = other.distinct | self.distinct
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+"""A door's turn, where there is time for several rounds."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,105 +39,86 @@ def main(arguments: Sequence[str]) -> int:
         doors = [door for door in DOORS if not options.only or door.name in options.only]
         seed = secrets.randbits(32) if options.seed is None else options.seed
         _say(f"seed {seed}: {len(doors)} doors, {options.minutes:g} minutes, {options.jobs} processes")
-        began = time.monotonic()
-        counts = _fuzz(doors, seed, options, Path(scratch), began + 60 * options.minutes)
-        return _report(counts, seed, options, time.monotonic() - began)
+        for door in doors:
+            load_seeds(door, Path(scratch, "seeds", door.name))
+        search = _Search(doors, seed, options.jobs, Path(scratch), Path(options.keep))
+        until = time.monotonic() + 60 * options.minutes
+        with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+            rows = [row for part in pool.map(search.job, range(options.jobs), [until] * options.jobs) for row in part]
+    return _report(rows, seed)
 
 
-def _fuzz(doors: list[Door], seed: int, options: argparse.Namespace, scratch: Path, until: float) -> dict[str, Count]:
-    """Run in `options.jobs` processes; each takes every so many-th case of each door, in another order of doors."""
-    for door in doors:
-        load_seeds(door, scratch / "seeds" / door.name)
-    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        jobs = [(doors, seed, job, options, scratch, until) for job in range(options.jobs)]
-        first, *others = pool.starmap(_job, jobs, chunksize=1)
-    for counts in others:
-        for name, count in counts.items():
-            first[name].join(count)
-    return first
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
-def _job(
-    doors: list[Door], seed: int, job: int, options: argparse.Namespace, scratch: Path, until: float
-) -> dict[str, Count]:
-    """One process's part: rounds over the doors, until the time is over; one case of each door in any case."""
-    counts = {door.name: Count() for door in doors}
-    following = dict.fromkeys(counts, 0)
-    shift = job * len(doors) // options.jobs
-    order = doors[shift:] + doors[:shift]
-    total = sum(door.share for door in doors)
-    while (left := until - time.monotonic()) > 0.5 or not all(following.values()):
-        turn = min(_TURN_S, left / total)
-        for door in order:
-            seeds = load_seeds(door, scratch / "seeds" / door.name)
-            ends = min(until, time.monotonic() + turn * door.share)
-            while time.monotonic() < ends or not following[door.name]:
-                first = following[door.name] * options.jobs + job
-                numbers = range(first, first + _BATCH * options.jobs, options.jobs)
-                place = scratch / f"job{job}"
-                for result in (found := cases(door, seed, numbers, seeds, place)):
-                    following[door.name] += 1
-                    counts[door.name].add(result)
-                    if result.outcome == FINDING:
-                        _keep(door, seed, result, place, Path(options.keep), counts[door.name].distinct)
+@dataclass(frozen=True)
+class _Search:
+    doors: list[Door]
+    seed: int
+    jobs: int
+    scratch: Path
+    keep: Path
+
+    def job(self, job: int, until: float) -> list[dict[str, Any]]:
+        """One process's part: every so many-th case of each door, in rounds until the time is over. Each door has a
+        case, however short the time.
+        """
+        rows: list[dict[str, Any]] = []
+        place = self.scratch / f"job{job}"
+        shift = job * len(self.doors) // self.jobs
+        following = {door.name: job for door in self.doors}
+        while not rows or time.monotonic() < until - 0.5:
+            turn = min(_TURN_S, (until - time.monotonic()) / len(self.doors))
+            for door in self.doors[shift:] + self.doors[:shift]:
+                ends = min(until, time.monotonic() + turn)
+                seeds = load_seeds(door, self.scratch / "seeds" / door.name)
+                cases = drawn(door, self.seed, count(following[door.name], self.jobs), seeds)
+                for result in (results := run(door, cases, place)):
+                    folder = self._kept(door, result, place) if result.outcome == FINDING else ""
+                    rows.append({"door": door.name, **vars(result), "folder": folder})
+                    following[door.name] = result.number + self.jobs
                     if time.monotonic() >= ends:
-                        found.close()
-                        break
-    return counts
+                        results.close()
+        return rows
 
-
-def _keep(door: Door, seed: int, result: CaseResult, place: Path, keep: Path, distinct: dict[str, str]) -> None:
-    """Keep the files of the first case of each finding, with what repeats it."""
-    if result.what in distinct:
-        return
-    folder = keep / f"{door.name}-{hashlib.sha256(result.what.encode()).hexdigest()[:8]}"
-    distinct[result.what] = str(folder)
-    repeat = f"scripts/fuzz --repeat {folder}"
-    _say(f"FINDING {door.name}: {result.what}\n  {repeat}")
-    remove(folder)
-    folder.mkdir(parents=True)
-    shutil.move(str(place / "case"), str(folder / "case"))
-    facts: dict[str, Any] = {"door": door.name, "seed": seed, "number": result.number, "from": result.seed_name}
-    facts |= {"changes": result.changes, "what": result.what, "repeat": repeat}
-    (folder / "finding.json").write_text(json.dumps(facts, indent=2) + "\n")
-    (folder / "traceback.txt").write_text(result.detail, errors="backslashreplace")
+    def _kept(self, door: Door, result: CaseResult, place: Path) -> str:
+        """Keep the files of a finding's case, with what repeats it; one case for each finding."""
+        folder = self.keep / f"{door.name}-{hashlib.sha256(result.what.encode()).hexdigest()[:8]}"
+        repeat = f"scripts/fuzz --repeat {folder}"
+        _say(f"FINDING {door.name}: {result.what}\n  {repeat}")
+        write_tree(read_tree(place / "case"), folder / "case")
+        facts = {"door": door.name, "seed": self.seed, **vars(result), "repeat": repeat}
+        traceback = facts.pop("detail")
+        (folder / "finding.json").write_text(json.dumps(facts, indent=2) + "\n")
+        (folder / "traceback.txt").write_text(str(traceback), errors="backslashreplace")
+        return str(folder)
 
 
 def _repeat(kept: Path, scratch: Path) -> int:
     """Open a kept case once more, and print what becomes of it."""
-    facts = json.loads((kept / "finding.json").read_text())
-    (door,) = [door for door in DOORS if door.name == facts["door"]]
-    result = again(door, kept / "case", scratch / "again")
+    name = json.loads((kept / "finding.json").read_text())["door"]
+    (door,) = [door for door in DOORS if door.name == name]
+    (result,) = opened(door, [read_tree(kept / "case")], scratch)
     _say(f"{door.name}: {result.outcome} {result.what}\n{result.detail}")
     _say(f"{result.seconds:.2f} s, {result.size_bytes >> 20} MiB")
     return int(result.outcome == FINDING)
 
 
-def _report(counts: dict[str, Count], seed: int, options: argparse.Namespace, seconds: float) -> int:
-    _say(f"{'door':14} {'cases':>8} {'answers':>8} {'refusals':>8} {'findings':>8} {'worst s':>8} {'worst MiB':>9}")
-    for name, count in counts.items():
-        numbers = (count.cases, count.answers, count.refusals, count.findings)
-        _say(
-            f"{name:14} {' '.join(f'{number:8d}' for number in numbers)} {count.worst_seconds:8.2f} "
-            f"{count.worst_bytes / 2**20:9.0f}"
-        )
-    found = {name: count.distinct for name, count in counts.items() if count.distinct}
-    for name, distinct in found.items():
-        for what, folder in distinct.items():
-            _say(f"finding: {name}: {what}\n  scripts/fuzz --repeat {folder}")
-    total = sum(count.findings for count in counts.values())
-    if total:
-        _say(f"{total} findings; the same cases again: scripts/fuzz --seed {seed} --only {' '.join(found)}")
-    summary = {
-        "seed": seed,
-        "minutes": round(seconds / 60, 2),
-        "processes": options.jobs,
-        "cases": sum(count.cases for count in counts.values()),
-        "findings": total,
-        "doors": {name: vars(count) for name, count in counts.items()},
-    }
+def _report(rows: list[dict[str, Any]], seed: int) -> int:
+    table = pd.DataFrame(rows)
+    worst = table.groupby("door", sort=False)[["seconds", "size_bytes"]].max().add_prefix("worst_")
+    doors = pd.crosstab(table["door"], table["outcome"]).join(worst)
+    _say(doors.to_string())
+    findings = table[table["outcome"] == FINDING]
+    for door, what, folder in findings[["door", "what", "folder"]].drop_duplicates().itertuples(index=False):
+        _say(f"finding: {door}: {what}\n  scripts/fuzz --repeat {folder}")
+    if len(findings):
+        _say(f"the same cases again: scripts/fuzz --seed {seed} --only {' '.join(sorted(set(findings['door'])))}")
+    summary = {"seed": seed, "cases": len(table), "findings": len(findings), "doors": doors.to_dict("index")}
     _say(json.dumps(summary))
-    return int(total > 0)
+    return int(len(findings) > 0)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,5 +1,4 @@
-"""What the doors are given before it is changed: folders from the builders and the corpora of the tests, and samples of
-real tools where they lie beside the checkout.
+"""What the doors are given before it is changed: folders from the builders and the corpora of the tests.
 
 A function of this module writes one folder a seed below the folder it gets. Tests' modules are imported inside, as the
 torch-free doors may not meet torch. Must not: write anything large, because every case copies it.
@@ -13,16 +12,13 @@ import json
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CORPORA: Final = ROOT / "tests" / "analysis"
-SAMPLES: Final = ROOT.parent / "shared" / "samples"
-_LARGEST: Final = 200_000
-"""Larger samples are cut to this many bytes, at the end of a line."""
 
 
 def _put(folder: Path, name: str, content: bytes) -> None:
@@ -43,13 +39,6 @@ def _each(folder: Path, files: Iterable[Path], name: str = "") -> None:
                 database.close()
         else:
             target.write_bytes(file.read_bytes())
-
-
-def _samples(pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the samples; none where they are not beside the checkout."""
-    for path in sorted(SAMPLES.glob(pattern)):
-        content = path.read_bytes()
-        yield path.name, content if len(content) <= _LARGEST else content[: content.rindex(b"\n", 0, _LARGEST) + 1]
 
 
 def _packings(folder: Path, stem: str, text: bytes) -> None:
@@ -80,11 +69,6 @@ def kineto(folder: Path) -> None:
         {"ph": "s", "id": 7, "pid": 4242, "tid": 4242, "ts": 1011, "cat": "ac2g", "name": "ac2g"},
     ]
     _packings(folder, "one", json.dumps(document(events), indent=1).encode())
-    for rank in range(2):
-        facts = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": [{"pg_name": "0"}]}}
-        _put(folder / "two", f"rank{rank}.json", json.dumps(document(events, **facts)).encode())
-    for name, text in _samples("kineto_gloo/*.json"):
-        _put(folder / "sample", name, text)
 
 
 def rocprofv3(folder: Path) -> None:
@@ -97,9 +81,6 @@ def rocprofv3(folder: Path) -> None:
         for name, text in as_csv(variant).items():
             _put(folder / variant, name, text)
     _each(folder, [*CORPORA.glob("load/corpus/json-*"), *CORPORA.glob("load/corpus/csv-*")])
-    for tool in ("docs", "strix"):
-        for name, text in _samples(f"rocprofv3_{tool}_csv/*.csv"):
-            _put(folder / tool, name, text)
 
 
 def databases(folder: Path) -> None:
@@ -160,11 +141,11 @@ def _sample(kind: Any, at_ns: int, *throttle: str) -> Any:
 def traces(folder: Path) -> None:
     """All formats of traces."""
     for part in (kineto, rocprofv3, databases, aorta_2025):
-        (folder / part.__name__).mkdir()
-        part(folder / part.__name__)
-        for seed in sorted((folder / part.__name__).iterdir()):
+        own = folder.with_name(f"{folder.name}-{part.__name__}")
+        own.mkdir()
+        part(own)
+        for seed in own.iterdir():
             seed.rename(folder / f"{part.__name__}-{seed.name}")
-        (folder / part.__name__).rmdir()
 
 
 def launches(folder: Path) -> None:
@@ -173,55 +154,38 @@ def launches(folder: Path) -> None:
 
     launch_set(folder / "sets" / "reference", [0.5, 0.52, 0.51, 0.5])
     launch_set(folder / "sets" / "candidate", [0.4, 0.41, 0.42, 0.4])
-    launch_set(folder / "few" / "reference", [0.5])
-    launch_set(folder / "few" / "candidate", [0.4, 0.5], config={"workload": {"name": "other"}})
+    launch_set(folder / "other" / "reference", [0.5, 0.52])
+    launch_set(folder / "other" / "candidate", [0.4, 0.5], config={"workload": {"name": "other"}})
 
 
 def merge(folder: Path) -> None:
     """Run folders with traces, records and clocks; and the corpus of merging."""
-    from aorta.records.clocks import Injected
     from tests.analysis.merge.test_tracks import run_folder
 
     run_folder(folder / "run")
-    run_folder(folder / "skewed", fake=Injected(5_000_000, 80.0, 10**18))
     _each(folder, sorted(CORPORA.glob("merge/corpus/*/*.json")), "rank0.json")
-    for name, text in _samples("kineto_gloo/*.json"):
-        _put(folder / "sample", name, text)
 
 
 def rpc(folder: Path) -> None:
-    """Runs of remote calls: two workers, with and without the driver's facts."""
+    """A run of remote calls: two workers, and the driver's facts."""
     import msgspec
 
     from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
     from tests.analysis.merge.traces import BASE_NS, text, x
 
     facts = RpcFacts(1, [Worker(0, "driver"), Worker(1, "helper")], 0, 1, True, True, {"1": "killed"}, None)
-    for name in ("whole", "driverless"):
-        run = folder / name
-        for worker in range(2):
-            calls = [
-                Call(
-                    f"{worker}-{n}", "job", "sync", "f", worker, 1 - worker, 0, None, BASE_NS + n, True, BASE_NS + 5000
-                )
-                for n in range(3)
-            ]
-            place = f"torch_profiler/worker{worker}"
-            _put(
-                run,
-                f"{place}/{CALLS_FILE.format(window=0)}",
-                b"".join(msgspec.json.encode(call) + b"\n" for call in calls),
-            )
-            events = [
-                x("rpc_sync#f", 1, 4, cat="user_annotation"),
-                x(f"job call={1 - worker}-1", 2, 2, cat="user_annotation"),
-                x("aten::mm", 2, 1),
-                {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 3, "args": {"Bytes": 64, "Device Type": 0}},
-            ]
-            head = {"rpcWorker": {"id": worker, "name": f"w{worker}"}, "profile_memory": 1}
-            _put(run, f"{place}/rpc_window_0000.json", text(events, rank=worker, **head))
-        if name == "whole":
-            _put(run, RPC_FILE, msgspec.json.encode(facts))
+    _put(folder / "whole", RPC_FILE, msgspec.json.encode(facts))
+    for worker in range(2):
+        place = folder / "whole" / "torch_profiler" / f"worker{worker}"
+        call = Call(f"{worker}-1", "job", "sync", "f", worker, 1 - worker, 0, None, BASE_NS + 1, True, BASE_NS + 5000)
+        _put(place, CALLS_FILE.format(window=0), msgspec.json.encode(call) + b"\n")
+        events = [
+            x("rpc_sync#f", 1, 4, cat="user_annotation"),
+            x(f"job call={1 - worker}-1", 2, 2, cat="user_annotation"),
+            {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 3, "args": {"Bytes": 64, "Device Type": 0}},
+        ]
+        head = {"rpcWorker": {"id": worker, "name": f"w{worker}"}, "profile_memory": 1}
+        _put(place, "rpc_window_0000.json", text(events, rank=worker, **head))
 
 
 def gather(folder: Path) -> None:
@@ -237,10 +201,9 @@ def gather(folder: Path) -> None:
             _put(place, f"torch_profiler/rank{rank}/step_4.json", b"{}")
         if not node:
             write_manifest(place, world_size=4)
-    for kind in ("zip", "tar"):
-        for node in range(2):
-            (folder / kind).mkdir(exist_ok=True)
-            shutil.make_archive(str(folder / kind / f"n{node}"), kind, folder / "nodes" / f"n{node}")
+    for node, kind in enumerate(("zip", "tar")):
+        (folder / "packed").mkdir(exist_ok=True)
+        shutil.make_archive(str(folder / "packed" / f"n{node}"), kind, folder / "nodes" / f"n{node}")
 
 
 def sweep(folder: Path) -> None:
@@ -288,13 +251,9 @@ candidate: {words: [parallel=fsdp], environment: {NCCL_ALGO: Tree}}
 def configuration(folder: Path) -> None:
     """Words of `train.py`, one a line, and configuration files of a user's own."""
     words = (
-        "profiling.enabled=true profiling.wait=1 profiling.active=3",
-        "--override training.max_steps=5 dataset.num_samples=64 --override distributed.mode=fsdp",
-        "parallel=fsdp_tp parallel.tensor=2 workload.num_heads=8",
-        "profiling=template profiling.trace_name=rank{rank}/{batch:06d}.json profiling.ranks='0, 2'",
-        "fabric=emulated fabric.latency_us=50 fabric.bandwidth_gbps=1.5 label=abc",
-        "telemetry.devices=[host] optimizer.lr=1e-3 scheduler.warmup_steps=null +extra=1 ~compile",
-        "--config mine.yaml training.seed=7",
+        "profiling.enabled=true profiling.wait=1 profiling=template profiling.trace_name=rank{rank}/{batch:06d}.json",
+        "--override training.max_steps=5 dataset.num_samples=64 --override distributed.mode=fsdp parallel.tensor=2",
+        "fabric=emulated fabric.latency_us=50 telemetry.devices=[host] scheduler.warmup_steps=null +extra=1 ~compile",
     )
     own = "defaults: [default, _self_]\ntraining:\n  max_steps: 9\nlabel: own\nparallel:\n  overlap: true\n"
     older = "training:\n  max_steps: 9\nmodel: {model_dim: 64}\nfsdp:\n  sharding_strategy: full_shard\n"
@@ -307,19 +266,14 @@ def configuration(folder: Path) -> None:
 
 def words(folder: Path) -> None:
     """Words that AORTA takes apart itself, one a line."""
-    lines = (
-        "all",
-        "0, 2,4",
-        "[0,1]",
-        "rank{rank}.{batch:06d}.json",
-        "{run_name!r:>20}{epoch_wct:.3f}",
-        "fsdp.backward_prefetch=BACKWARD_PRE",
-        "--override=a.b='c d'",
-        "baseline=true",
-        "overlap_ratio<0.5",
-        "artifacts/*/rank?.json",
-    )
-    _put(folder / "lines", "words.txt", "\n".join(lines).encode())
+    lines = """all
+0, 2,4
+rank{rank}.{batch:06d}.json
+{run_name!r:>20}{epoch_wct:.3f}
+fsdp.backward_prefetch=BACKWARD_PRE
+--override=a.b='c d'
+artifacts/*/rank?.json"""
+    _put(folder / "lines", "words.txt", lines.encode())
 
 
 def checkpoints(folder: Path) -> None:
@@ -341,5 +295,3 @@ def smi(folder: Path) -> None:
         "out.txt",
         b'WARNING: x\n{"card0": {"Temperature (Sensor edge) (C)": "31.0", "GPU use (%)": "7"}}',
     )
-    for name, content in _samples("smi/*.json"):
-        _put(folder / name, "out.txt", content)

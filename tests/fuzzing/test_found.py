@@ -16,7 +16,7 @@ import pytest
 
 import tests.fuzzing.checkpointed  # noqa: F401 - torch: forked processes then have it already
 from tests.fuzzing.doors import DOORS, warm
-from tests.fuzzing.packed import bomb
+from tests.fuzzing.mutations import bomb
 from tests.fuzzing.tree import Special, Tree
 from tests.fuzzing.worker import ANSWER, REFUSAL, load_seeds, opened
 

@@ -11,9 +11,10 @@ import pytest
 
 from aorta.errors import InputError
 from tests.fuzzing import __main__ as command
+from tests.fuzzing import worker
 from tests.fuzzing.doors import Door
 from tests.fuzzing.tree import Special, read_tree, write_tree
-from tests.fuzzing.worker import ANSWER, FINDING, LIMIT_BYTES, REFUSAL, CaseResult, case_of, cases, load_seeds
+from tests.fuzzing.worker import ANSWER, FINDING, LIMIT_BYTES, REFUSAL
 
 pytestmark = pytest.mark.thorough
 
@@ -66,10 +67,6 @@ def prints_what_no_terminal_shows(case: Path, out: Path) -> None:
     sys.stdout.write("\udcff")
 
 
-def first(door: Door, place: Path) -> CaseResult:
-    return next(cases(door, 1, range(1), load_seeds(door, place / "seeds"), place / "run"))
-
-
 @pytest.mark.parametrize(
     ("opens", "outcome", "what"),
     [
@@ -78,58 +75,45 @@ def first(door: Door, place: Path) -> CaseResult:
         (refuses_as_a_command, REFUSAL, ""),
         (fails, FINDING, "KeyError"),
         (takes_memory, FINDING, "more than 1024 MiB"),
+        (takes_time, FINDING, "more than 0 s"),
         (waits, FINDING, "waits for ever"),
         (changes_its_input, FINDING, "it changed its input"),
         (writes_beside, FINDING, "it wrote outside its output folder"),
         (prints_what_no_terminal_shows, FINDING, "UnicodeEncodeError"),
     ],
 )
-def test_what_becomes_of_a_case(opens, outcome, what, tmp_path):
-    result = first(Door("x", seed, opens), tmp_path)
-    assert (result.outcome, result.what) == (outcome, what)
+def test_what_becomes_of_a_case(opens, outcome, what, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "LIMIT_S", 0.5)
+    monkeypatch.setattr(worker, "WAIT_S", 5.0)
+    (result,) = worker.opened(Door("x", seed, opens), [{"a.json": b"{}"}], tmp_path)
+    assert (result.outcome, result.what.partition(" at tests")[0]) == (outcome, what)
 
 
-def test_a_case_without_end_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fuzzing.worker.LIMIT_S", 0.5)
-    result = first(Door("x", seed, takes_time), tmp_path)
-    assert result.outcome == FINDING
-    assert result.what.startswith("more than 0 s")
-
-
-def test_the_same_numbers_give_the_same_case(tmp_path):
+def test_the_same_seed_gives_the_same_cases(tmp_path):
     door = Door("x", seed, answers)
-    seeds = load_seeds(door, tmp_path / "seeds")
-    drawn = [case_of(door, 3, number, seeds) for number in range(300)]
-    assert drawn == [case_of(door, 3, number, seeds) for number in range(300)]
-    assert len({repr(tree) for _, tree, _ in drawn}) > 150
-    assert drawn != [case_of(door, 4, number, seeds) for number in range(300)]
+    seeds = worker.load_seeds(door, tmp_path / "seeds")
+    cases = list(worker.drawn(door, 3, range(300), seeds))
+    assert cases == list(worker.drawn(door, 3, range(300), seeds)) != list(worker.drawn(door, 4, range(300), seeds))
+    assert len({repr(tree) for *_, tree in cases}) > 150
 
 
 def test_a_finding_is_kept_and_repeated(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(command, "DOORS", (Door("x", seed, fails), Door("y", seed, answers)))
     monkeypatch.setattr(command, "warm", lambda: None)
     keep = tmp_path / "keep"
-    assert command.main(["--minutes", "0.03", "--seed", "5", "--keep", str(keep), "--jobs", "2"]) == 1
-    lines = capfd.readouterr().out.splitlines()
-    summary = json.loads(lines[-1])
-    assert summary["seed"] == 5
-    assert summary["findings"] == summary["doors"]["x"]["cases"] > 0 == summary["doors"]["y"]["findings"]
+    words = ["--minutes", "0.03", "--seed", "5", "--keep", str(keep), "--jobs", "2"]
+    assert command.main([*words, "--only", "y"]) == 0
+    assert not keep.exists()
+    assert command.main(words) == 1
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (summary["seed"], summary["doors"]["y"]["finding"]) == (5, 0)
+    assert summary["findings"] == summary["doors"]["x"]["finding"] > 0
     (kept,) = keep.iterdir()
-    assert any(f"scripts/fuzz --repeat {kept}" in line for line in lines)
     assert command.main(["--repeat", str(kept)]) == 1
     assert "KeyError" in capfd.readouterr().out
 
 
-def test_nothing_found_ends_with_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "DOORS", (Door("y", seed, answers),))
-    monkeypatch.setattr(command, "warm", lambda: None)
-    assert command.main(["--minutes", "0.02", "--keep", str(tmp_path / "keep")]) == 0
-    assert not (tmp_path / "keep").exists()
-
-
-def test_a_tree_is_written_as_it_was_read(tmp_path):
-    tree = {"a/b": b"\x00\xff", "c": b""}
-    write_tree({**tree, "pipe": Special("fifo"), "a/link": Special("link", "nowhere")}, tmp_path / "t")
+def test_a_tree_is_read_as_it_was_written(tmp_path):
+    tree = {"a/b": b"\x00\xff", "c": b"", "pipe": Special("fifo"), "a/link": Special("link", "nowhere")}
+    write_tree(tree, tmp_path / "t")
     assert read_tree(tmp_path / "t") == tree
-    assert (tmp_path / "t" / "pipe").is_fifo()
-    assert (tmp_path / "t" / "a" / "link").is_symlink()

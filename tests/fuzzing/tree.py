@@ -1,4 +1,4 @@
-"""A folder as a value: relative path -> content, small enough to be copied and changed thousands of times a minute."""
+"""A folder of files as a value: names with contents, or with what else stands there."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ Tree: TypeAlias = dict[str, bytes | Special]
 
 
 def read_tree(folder: Path) -> Tree:
-    """Every regular file below a folder."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    """Everything below a folder but the folders that hold something."""
+    tree: Tree = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            tree[name] = Special("link", str(path.readlink()))
+        elif path.is_fifo():
+            tree[name] = Special("fifo")
+        elif path.is_file():
+            tree[name] = path.read_bytes()
+        elif not any(path.iterdir()):
+            tree[name] = Special("folder")
+    return tree
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
     """Write it below a new folder. What this file system cannot name or place is left out."""
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, content in tree.items():
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _put(path, content)
+            match content:
+                case bytes():
+                    path.write_bytes(content)
+                case Special("folder"):
+                    path.mkdir()
+                case Special("fifo"):
+                    os.mkfifo(path)
+                case Special("link", target):
+                    path.symlink_to(target)
         except (OSError, ValueError):
             continue
-
-
-def _put(path: Path, content: bytes | Special) -> None:
-    match content:
-        case bytes():
-            path.write_bytes(content)
-        case Special("folder"):
-            path.mkdir()
-        case Special("fifo"):
-            os.mkfifo(path)
-        case Special("link", target):
-            path.symlink_to(target)
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder, whatever is in it."""
-    shutil.rmtree(folder, ignore_errors=True)
