@@ -100,12 +100,6 @@ def test_the_first_failure_ends_it_and_is_named(gate, words, fails_on, code, end
     assert said in result.err
 
 
-def test_without_an_environment_that_stage_is_named(sh):
-    result = sh("check")
-    assert result.code == 1
-    assert "check: stage 'environment' failed" in result.err
-
-
 def test_continuous_integration_leaves_nothing_out(gate):
     result = gate("../.ci/run")
     assert result.code == 0, result.err

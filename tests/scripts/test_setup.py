@@ -56,10 +56,7 @@ def test_an_environment_that_cannot_be_mended_is_made_again(sh, repo, why):
     (sh.bin / "cp").symlink_to(shutil.which("cp"))
     result = sh("setup.sh", "--dev", PYTHON="python3")
     assert result.code == 0, result.err
-    assert f"making {sh.repo}/.venv from {sh.bin}/python3" in result.err
-    assert not (sh.repo / ".venv/leftover").exists()
-    assert not (sh.repo / ".venv/unfinished").exists()
-    assert (sh.repo / ".venv/dev.stamp").exists()
+    assert [(sh.repo / ".venv" / name).exists() for name in ("leftover", "unfinished", "dev.stamp")] == [0, 0, 1]
     assert f'exec "{sh.repo}/.venv/bin/python" -m torch' in (sh.repo / ".venv/bin/torchrun").read_text()
 
 
@@ -85,20 +82,15 @@ def test_a_failed_install_says_so_and_is_not_taken_for_ready(sh, repo):
     assert not list((repo / ".venv").glob("*.stamp"))
 
 
-@pytest.mark.parametrize("other", [None, "exit 1", "exit 127"], ids=["none", "too old", "a broken shim"])
-def test_without_a_python_it_says_what_to_do(sh, repo, other):
+@pytest.mark.parametrize(("other", "tried"), [(None, "python3.13 python3.12 python3.11 python3"), ("exit 1", "mine")])
+def test_without_a_python_it_says_what_to_do(sh, repo, other, tried):
     if other:
-        sh.program("python3", other)
-    result = sh("setup.sh")
+        sh.program("python3", "exit 0")
+        sh.program("mine", other)  # asked for by name, it is not replaced by another
+    result = sh("setup.sh", **({"PYTHON": "mine"} if other else {}))
     assert (result.code, result.out) == (1, "")
-    assert "found no Python >= 3.11 (tried python3.13 python3.12 python3.11 python3)" in result.err
-    assert "PYTHON=/path/to/python3.12 bash scripts/setup.sh" in result.err
+    assert f"found no Python >= 3.11 (tried {tried})" in result.err
     assert not (repo / ".venv").exists()
-
-
-def test_a_python_asked_for_by_name_is_not_replaced_by_another(sh):
-    sh.program("python3", "exit 0")
-    assert "(tried /no/such/python)" in sh("setup.sh", PYTHON="/no/such/python").err
 
 
 def test_an_unknown_argument_is_refused(sh):
