@@ -39,10 +39,6 @@ ALLOWED: Final = (
         "captures of other projects and machines, whose licences do not let them into this repository",
     ),
     AllowedSkip(
-        "AORTA_HTA_PYTHON names no Python with HolisticTraceAnalysis",
-        "it needs pandas < 3 and 90 more packages: an environment of its own, made by hand",
-    ),
-    AllowedSkip(
         "this user may not mount a small file system",
         "a container may forbid mount namespaces; the same is shown there with a limit of the size of files",
     ),

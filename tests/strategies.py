@@ -29,10 +29,6 @@ stream_rows = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=12
 )
 """Rows (device, stream, start, length) that often collide."""
-millionths = st.integers(0, 999_999)
-"""A place in a file of any length."""
-junk = st.sampled_from([None, True, -1, 2**63, 2**64, -(2**70), 1.5, "", "x", [], {}, [1], {"handle": "x"}])
-"""JSON values that stand where another type is expected."""
 environments = st.dictionaries(
     st.lists(st.sampled_from(("NCCL_", "MY_", "CUDA_", "TOKEN", "key", "DEBUG", "_X")), max_size=3).map("".join),
     st.text(),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
@@ -86,13 +82,6 @@ def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path:
     ]
     write_rank(tmp_path, header(0, 2), lines)
     assert aggregated(tmp_path)["metrics"]["overlap_ratio"]["ratio_of_sums"] == 3 / 8
-
-
-def test_percentiles_interpolate_linearly(known: dict[str, Any]) -> None:
-    hidden = known["metrics"]["compute_comm_ms"]  # 1, 2, 6, 8: position p * (n - 1)
-    assert hidden["median"] == 4.0
-    assert hidden["p5"] == pytest.approx(1 + 0.15)
-    assert hidden["p95"] == pytest.approx(6 + 0.85 * 2)
 
 
 @pytest.mark.spec("D21")
@@ -198,23 +187,6 @@ def test_one_rank_has_no_spread() -> None:
     entry = describe(pd.Series([1.0, 2.0]), pd.Series([0, 0]))
     assert entry["rank_spread"] is None
     assert entry["rank_spread_reason"] == "1 rank(s) with values; a spread needs two"
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8))
-def test_pooling_agrees_with_plain_sums(windows: list[tuple[int, int, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        lines = [
-            step(0, 2, number, overlap=metrics(40, compute + hidden, exposed + hidden, hidden))
-            for number, (hidden, exposed, compute) in enumerate(windows)
-        ]
-        write_rank(Path(folder), header(0, 2), lines)
-        entry = aggregated(Path(folder))["metrics"]["overlap_ratio"]
-    all_hidden = sum(hidden for hidden, _, _ in windows)
-    everything = sum(hidden + exposed for hidden, exposed, _ in windows)
-    ratios = [hidden / (hidden + exposed) for hidden, exposed, _ in windows if hidden + exposed]
-    assert entry["ratio_of_sums"] == (pytest.approx(all_hidden / everything) if everything else None)
-    assert entry["median"] == (pytest.approx(statistics.median(ratios)) if ratios else None)
 
 
 def test_the_library_gives_frames_with_whole_nanoseconds(tmp_path: Path) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import tempfile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis.collective_matching import match
@@ -139,30 +134,3 @@ def test_a_run_without_collectives_gives_an_empty_table(tmp_path: Path) -> None:
     frame = run_of(tmp_path, [[], []])
     assert frame.empty
     assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)
-
-
-rows = st.lists(
-    st.tuples(st.sampled_from(["allreduce", "allgather", "broadcast"]), st.sampled_from([0, 8]), st.integers(0, 9)),
-    max_size=5,
-)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(rows, min_size=2, max_size=3))
-def test_matching_agrees_with_plain_loops(per_rank: list[list[tuple[str, int, int]]]) -> None:
-    issued = [
-        [collective(kind, seq, 0, length, bytes=size) for seq, (kind, size, length) in enumerate(rank)]
-        for rank in per_rank
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        frame = run_of(Path(folder), issued)
-    for row in frame.itertuples():
-        peers = [rank[row.seq] if row.seq < len(rank) else None for rank in per_rank]
-        same = all(peer is not None and peer[:2] == (row.kind, row.bytes) for peer in peers)
-        if same and row.kind != "broadcast":
-            assert row.transfer_ms == min(peer[2] for peer in peers if peer)
-            assert row.wait_ms == pytest.approx(row.duration_ms - row.transfer_ms)
-        else:
-            assert math.isnan(row.transfer_ms)
-            assert isinstance(row.transfer_reason, str)
-        assert pd.isna(row.busbw_gb_per_s) == isinstance(row.bandwidth_reason, str)

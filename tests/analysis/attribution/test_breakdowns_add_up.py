@@ -1,7 +1,8 @@
-"""Every breakdown of exposed time adds up to the nanosecond, whatever a record holds."""
+"""Every breakdown of exposed time adds up to the nanosecond, and its sentence says so, whatever a record holds."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
+from tests.analysis.attribution.test_sentence_numbers import OVERLAP_OFF, held
 from tests.analysis.by_json import attribute
 from tests.strategies import interval_lists
 
@@ -51,13 +53,15 @@ def two_sides(folder: Path, sides: Any) -> list[LabelledRun]:
     return made
 
 
-@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
+@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2), st.booleans())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
+def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any, toggled: bool) -> None:
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
     made = two_sides(folder, sides)
-    found = attribute(*made)
+    found = attribute(*made, differences=[OVERLAP_OFF] if toggled else [])
     exact(found)
+    held(found)
+    assert all(float(share) <= 100 for share in re.findall(r"([\d.]+) %", found["sentence"]))
     for side, loaded in zip(("reference", "candidate"), made, strict=True):
         recorded = sum(round(value * 1e6) for value in loaded.values("exposed_comm_ms"))
         assert found[side]["exposed_comm_ns"] == recorded

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
 from tests.analysis.attribution.test_attribute import computing, late_by, two_pairs, two_ranks
-from tests.analysis.attribution.test_breakdowns_add_up import STEPS, two_sides
 from tests.analysis.by_json import attribute, cause_lines, sentence_rows
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?= (?:ms|%))|(?<![\w.'])(\d+(?:\.\d+)?)(?![\w.'])")
@@ -124,18 +121,3 @@ def test_computing_that_is_too_little_shorter_is_not_the_cause(tmp_path: Path) -
         "communication."
     )
     assert held(found)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("said")
-
-
-@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_of_any_two_records(folder: Path, sides: Any, toggled: bool) -> None:
-    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
-    made = two_sides(folder, sides)
-    found = attribute(*made, differences=[OVERLAP_OFF] if toggled else [])
-    held(found)
-    assert all(float(share) <= 100 for share in re.findall(r"([\d.]+) %", found["sentence"]))

@@ -99,11 +99,3 @@ def test_a_large_launch_gets_fewer_resamples_and_small_blocks(monkeypatch: pytes
     found = step_medians(values, np.tile(np.arange(steps), ranks), np.random.default_rng(0))
     assert LEAST_POOL <= len(found) < POOL
     assert max(drawn) <= 1 << 20
-
-
-def test_the_same_seed_gives_the_same_interval() -> None:
-    side = a_side(np.random.default_rng(1), 10)
-    first, second = (
-        median_interval(sampled(side, np.random.default_rng(2)), 0.95, np.random.default_rng(3)) for _ in range(2)
-    )
-    assert first == second

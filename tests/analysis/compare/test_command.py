@@ -42,13 +42,3 @@ def test_the_folder_of_an_ab_is_compared_side_against_side(
     assert overlap_report([named, "--brief"]) == 0
     found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
     assert (found["reference"], found["candidate"]) == ("reference", "candidate")
-
-
-def test_a_plan_and_a_set_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    launch_set(tmp_path / "reference", (0.8, 0.81, 0.82, 0.83))
-    launch_set(tmp_path / "candidate", (0.8, 0.81, 0.82, 0.83))
-    out = ["--output", str(tmp_path / "out")]
-    assert overlap_report(["--reference", f"{tmp_path}/", *out]) == 2
-    assert "the folder of a plan" in capsys.readouterr().err
-    assert overlap_report(["--log-dir", str(tmp_path / "reference"), "--label", "x", *out, "--all"]) == 0
-    assert "this is the launch nearest the medians of overlap_ratio and job_step_ms, of" in capsys.readouterr().out

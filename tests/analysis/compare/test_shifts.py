@@ -26,11 +26,6 @@ def test_five_against_five_it_leaves_two_pairs_out_on_each_side() -> None:
     assert accepted(reference, candidate, 0.05, "difference") == (pairs[2], pairs[-3])
 
 
-def test_three_against_three_bound_nothing() -> None:
-    assert accepted(np.arange(3.0), np.arange(3.0), 0.05, "difference") is None
-    assert estimated("difference", np.arange(3.0), np.arange(3.0), 1.0, 0.05).low is None
-
-
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 5), (4, 7), (8, 8)])
 def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes: tuple[int, int]) -> None:
     generator = np.random.default_rng(sum(sizes))

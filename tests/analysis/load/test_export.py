@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -172,14 +171,3 @@ def test_a_damaged_file_of_a_folder_is_left_out_and_nothing_half_written_stays(
     assert trace_tables([str(folder), "--output", str(out)]) == 2
     assert "none of its 2 trace(s) can be read" in capsys.readouterr().err
     assert sorted(path.name for path in out.iterdir()) == ["intervals.csv", "lanes.json.gz"]
-
-
-def test_help_loads_neither_pandas_nor_torch() -> None:
-    import subprocess
-
-    code = (
-        "import sys\nfrom aorta.analysis.load.export_command import parser\nparser().format_help()\n"
-        "assert not {'pandas', 'matplotlib', 'torch', 'numpy'} & sys.modules.keys(), 'heavy'"
-    )
-    assert importlib.util.find_spec("pandas")
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,15 +7,12 @@ saying what must become of it: `used-` it is read with problems, `refused-` it i
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.frames import counters_frame, ranges_frame
@@ -222,46 +219,3 @@ def test_the_corpus_is_used_or_refused_as_its_names_say(path: Path, tmp_path: Pa
         health = summary_of(tmp_path)["health"]
         assert health["problems"]
         assert all(problem.startswith("rank_0_metrics.jsonl:") for problem in health["problems"])
-
-
-WHOLE = "".join(
-    line_of(line)
-    for line in (
-        header(),
-        *(step(0, 1, n, overlap=HALF, warmup=n == 0, collectives=[collective(seq=n)]) for n in range(3)),
-        footer(3),
-    )
-).encode()
-PIECES = (
-    b"null",
-    b"-1",
-    b"1e308",
-    b"99999999999999999999",
-    b'"',
-    b"{",
-    b"]",
-    b"\n",
-    b"\xff",
-    b"[[[[",
-    b"NaN",
-    b"\\u0000",
-    b"",
-)
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
-def test_any_mutation_is_read_or_refused(tmp_path: Path, seed: int, changes: int) -> None:
-    generator = random.Random(seed)
-    text = WHOLE
-    for _ in range(changes):
-        at, length = generator.randrange(len(text)), generator.choice([0, 1, 2, 5, 40])
-        text = text[:at] + generator.choice(PIECES) + text[at + length :]
-    (tmp_path / "rank_0_metrics.jsonl").write_bytes(text)
-    try:
-        entry = summary_of(tmp_path)
-    except InputError as error:
-        entry = {"health": {"ranks_read": [0] if "rank_0_metrics.jsonl" in str(error) else str(error)}}
-    assert entry["health"]["ranks_read"] == [0]  # read, or refused by name

@@ -1,22 +1,16 @@
 """Broken and hostile input of the readers of rocprofv3, nsys and the first AORTA.
 
 `corpus/` holds one small file per way of being broken: each is an `InputError` (exit code 2) that names the file. What
-chance finds goes there. Beside it, good files are damaged at random: nothing but an `InputError` may come out, and what
-is read has to be a table that can be measured.
+chance finds (`scripts/fuzz`) goes there.
 """
 
 from __future__ import annotations
 
-import copy
 import io
-import json
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aorta.analysis.load import rocprof_csv
 from aorta.analysis.load.aorta_2025 import read_aorta_2025
@@ -30,14 +24,9 @@ from aorta.analysis.load.rocprof_csv import read_csv
 from aorta.analysis.load.rocprof_json import read_json
 from aorta.analysis.load.trace_health import facts_of, usable
 from aorta.errors import InputError
-from tests.analysis.load.nsys_files import write_nsys
-from tests.analysis.load.rocprof_files import as_csv, as_json, write_rocpd
-from tests.analysis.load.test_aorta_2025 import FIRST, line
-from tests.strategies import junk, millionths
 
 CLASSIFIER = NameClassifier()
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
-FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
@@ -118,69 +107,3 @@ def test_an_endless_line_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"endless\.csv:1: a line of more than 1000 bytes"):
         read_csv({"endless.csv": Endless()}, CLASSIFIER)  # type: ignore[dict-item]
     assert taken == 1000
-
-
-def good(kind: str, folder: Path) -> bytes:
-    match kind:
-        case "json":
-            return json.dumps(as_json()).encode()
-        case "csv":
-            return as_csv("direct")["4242_kernel_trace.csv"]
-        case "aorta":
-            return json.dumps(line(0, 10.0, FIRST)).encode() + b"\n"
-        case "nsys":
-            return write_nsys(folder / "good.sqlite").read_bytes()
-    return write_rocpd(folder / "good.db").read_bytes()
-
-
-class Whole:
-    """Good files by kind; no dictionary, because hypothesis would print all of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.files = {kind: good(kind, folder) for kind in ("json", "csv", "aorta", "nsys", "rocpd")}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(tmp_path_factory.mktemp("good"))
-
-
-@pytest.mark.parametrize("kind", ["json", "csv", "aorta", "nsys", "rocpd"])
-@FEW
-@given(flips=st.lists(st.tuples(millionths, st.integers(0, 255)), max_size=6), kept=millionths, cut=st.booleans())
-def test_bytes_damaged_at_random_are_an_error_or_a_table(
-    kind: str, flips: list[tuple[int, int]], kept: int, cut: bool, whole: Whole, tmp_path: Path
-) -> None:
-    content = bytearray(whole.files[kind])
-    for place, value in flips:
-        content[place * len(content) // 1_000_000] = value
-    if cut:
-        content = content[: kept * len(content) // 1_000_000]
-    try:
-        measure(read_bytes(kind, bytes(content), "damaged", tmp_path))
-    except InputError as error:
-        assert "damaged" in str(error)  # noqa: PT017 - both endings are right
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to every value inside, containers included."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [*([path] if path else []), *(found for key, each in inner for found in leaves(each, (*path, key)))]
-
-
-@settings(max_examples=100)
-@given(data=st.data())
-def test_values_of_the_wrong_type_are_an_error_or_a_table(data: st.DataObject) -> None:
-    content = copy.deepcopy(as_json())
-    path = data.draw(st.sampled_from(leaves(content)))
-    holder: Any = content
-    for key in path[:-1]:
-        holder = holder[key]
-    if data.draw(st.booleans()) and isinstance(holder, dict):
-        del holder[path[-1]]
-    else:
-        holder[path[-1]] = data.draw(junk)
-    try:
-        measure(read_json(io.BytesIO(json.dumps(content).encode()), "changed", CLASSIFIER))
-    except InputError as error:
-        assert "changed" in str(error)  # noqa: PT017 - both endings are right

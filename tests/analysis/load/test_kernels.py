@@ -296,22 +296,6 @@ def test_a_counter_that_is_no_finite_number_is_named_with_its_line(value: str) -
         read_csv(with_counters((1, rocprof.GEMM, "SQ_WAVES", value)), CLASSIFIER)
 
 
-def test_real_counters_of_the_tool_are_joined(samples: Path) -> None:
-    kernels = load_traces(str(samples / "rocprofv3_docs_csv" / "kernel_trace.csv")).traces.kernels
-    assert {each.counter for each in kernels.counters} == {"SQ_WAVES"}
-    assert {each.mean for each in kernels.counters} == {16384.0}
-    real = load_traces(str(samples / "rocprofv3_strix_csv" / "prefill_kernel_trace.csv")).traces.kernels
-    assert (real.gaps[0].gaps, real.gaps[0].gaps_known) == (1122, 1122)
-
-
-@pytest.fixture
-def samples() -> Path:
-    found = Path(__file__).resolve().parents[4] / "shared" / "samples"
-    if not found.is_dir():
-        pytest.skip("the sample traces are not beside this checkout")
-    return found
-
-
 def test_a_slowdown_has_the_means_of_both_sides_and_an_interval_of_their_ratio() -> None:
     lengths = {0: (100, 200, 300, 400, 500, 600), 1_000_000: (200, 400, 600, 800, 1000, 1200)}
     rows = [

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from aorta.analysis.load import chrome_json
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
-from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, read_text, rows, whole
+from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, rows, whole
 
-SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_gloo"
 PARAMETERS = {
     "Collective name": "_allgather_base",
     "In msg nelems": 100,
@@ -160,17 +157,6 @@ def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):
     assert trace.intervals.names == (GEMM, ALLREDUCE)
     assert rows(trace, IntervalClass.COMPUTE) == [(GEMM, BASE_NS + 10_000, BASE_NS + 15_000)]
     assert trace.counters == {"events": 10, "comm_unlinked": 1}
-
-
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside the checkout")
-def test_every_collective_of_a_real_gloo_trace_is_found_with_its_kind():
-    trace = read_text((SAMPLES / "gloo_0.json").read_bytes())
-    table = trace.intervals
-    found = [KINDS[kind] for kind in table.kind[table.cls == IntervalClass.COMM]]
-    expected = {"allreduce": 2, "reducescatter": 3, "allgather": 2, "alltoall": 2}
-    expected |= dict.fromkeys(("barrier", "broadcast", "reduce", "send"), 1)
-    assert {kind: found.count(kind) for kind in set(found)} == expected
-    assert trace.counters.get("comm_unlinked", 0) == 0
 
 
 PEER = "Memcpy PtoP (Device -> Device)"

@@ -227,14 +227,14 @@ def test_reading_a_database_leaves_nothing_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels"),
+    "name",
     [
-        ("rocprofv3_docs_csv/kernel_trace.csv", None),
-        ("rocprofv3_docs_csv/kernel_trace_truncated.csv", None),
-        ("rocprofv3_strix_csv/prefill_kernel_trace.csv", None),
+        "rocprofv3_docs_csv/kernel_trace.csv",
+        "rocprofv3_docs_csv/kernel_trace_truncated.csv",
+        "rocprofv3_strix_csv/prefill_kernel_trace.csv",
     ],
 )
-def test_real_kernel_traces_are_read_whole(name: str, kernels: int | None) -> None:
+def test_real_kernel_traces_are_read_whole(name: str) -> None:
     path = SAMPLES / name
     if not path.exists():
         pytest.skip(f"{path} is not here: real data lies beside the checkout only")
@@ -245,12 +245,7 @@ def test_real_kernel_traces_are_read_whole(name: str, kernels: int | None) -> No
     assert set(trace.intervals.cls.tolist()) <= {IntervalClass.COMPUTE, IntervalClass.COPY}
 
 
-@pytest.mark.parametrize(
-    "name", ["marker_api_trace.csv", "rccl_trace.csv", "rocpd-to-csv.csv", "memory_copy_trace.csv"]
-)
-def test_real_traces_without_kernels_say_what_is_missing(name: str) -> None:
-    path = SAMPLES / "rocprofv3_docs_csv" / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real data lies beside the checkout only")
+def test_files_without_kernels_say_what_is_missing() -> None:
+    files = {name: io.BytesIO(data) for name, data in as_csv("direct").items() if "kernel" not in name}
     with pytest.raises(InputError, match="no kernel dispatches: record with --kernel-trace"):
-        read_csv({str(path): io.BytesIO(path.read_bytes())}, CLASSIFIER)
+        read_csv(files, CLASSIFIER)

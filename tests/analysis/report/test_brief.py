@@ -76,18 +76,3 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     assert lines[-1] == "More: aorta report artifacts/cuda --no-html --all"
     assert len(lines) <= MOST_LINES
     assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["a", "b", "c"], "3 sources: aorta report takes one, or a reference and a candidate"),
-        (["a", "--reference", "b"], "not both"),
-        (["a", "--log-dir", "b", "--label", "c"], "not both"),
-    ],
-)
-def test_sources_that_do_not_go_together(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert overlap_report(arguments) == 2
-    assert problem in capsys.readouterr().err

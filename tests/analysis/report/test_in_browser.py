@@ -110,33 +110,6 @@ def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -
 
 
 @pytest.mark.thorough
-def test_an_axis_of_logarithms_zooms_to_sizes(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    plot = browser.find_element(By.ID, "chart-bandwidth")
-    start, end = asked(browser, "[model('bandwidth').x_range.start, model('bandwidth').x_range.end]")
-    plot.send_keys("s")
-    low, high = asked(browser, "[model('bandwidth').x_range.start, model('bandwidth').x_range.end]")
-    assert 0 < low < start < end < high
-    plot.send_keys("r")
-    assert asked(browser, "model('bandwidth').x_range.start") == pytest.approx(start)
-
-
-@pytest.mark.thorough
-def test_a_timeline_is_dragged_and_zoomed_by_mouse(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    plot = browser.find_element(By.ID, "chart-timeline-0")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
-    end = asked(browser, "model('timeline-x').end")
-    ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(-120, 0).release().perform()
-    settled(browser, "model('timeline-x').start > 0")
-    assert asked(browser, "model('timeline-x').end - model('timeline-x').start") == pytest.approx(end)
-    clicked(browser, "#timelines input[value=BoxZoomTool]")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
-    ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(120, 10).release().perform()
-    settled(browser, f"model('timeline-x').end - model('timeline-x').start < {end / 2}")
-
-
-@pytest.mark.thorough
 def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     seen = "new Set(model('timeline-spans-0').data.rank).size"
@@ -180,16 +153,6 @@ def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> 
     assert asked(browser, visible) == [True, True, True, False, False, False]
     assert not browser.find_element(By.ID, "chart-timeline-1").is_displayed()
     assert browser.find_element(By.ID, "chart-timeline-0").is_displayed()
-
-
-@pytest.mark.thorough
-def test_devices_lie_under_the_ratio_on_the_same_steps(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    assert asked(
-        browser,
-        "['steps-job_step', 'steps-device_sclk_mhz', 'steps-device_power_w', 'steps-device_temp_c']"
-        ".every((name) => model(name).x_range === model('steps-overlap_ratio').x_range)",
-    )
 
 
 @pytest.mark.thorough
@@ -273,18 +236,6 @@ def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Pa
     clicked(browser, "#theme")
     assert [asked(browser, each) for each in (page_color, label)] == before
     assert complaints(browser) == []
-
-
-@pytest.mark.thorough
-def test_a_reader_who_prefers_dark_gets_it(browser: Chrome, report: Path) -> None:
-    prefer = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", prefer)
-    try:
-        opened(browser, report)
-        assert asked(browser, "getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
-        assert asked(browser, "model('timeline-0').below[0].major_label_text_color") == SURFACES["ink"].dark
-    finally:
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 @pytest.mark.thorough

@@ -96,30 +96,6 @@ def test_a_report_writes_the_same_tables_with_the_label_first(
             assert list(csv.reader(file)) == [["label", *head], *(["two", *row] for row in rows)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere"], "nowhere: No such file or directory"),
-        ([".", "--top", "0"], "--top 0: at least 1"),
-        ([".", "--jobs", "0"], "--jobs 0: at least 1"),
-        (["."], "nothing that can be read as a trace"),
-        (["{traces}", "--output", "taken/below"], "taken/below: cannot be written"),
-    ],
-)
-def test_bad_input_ends_with_2_and_one_message(
-    arguments: list[str],
-    said: str,
-    traces: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").write_text("a file")
-    assert main([word.format(traces=traces) for word in arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_the_report_has_them_in_its_text_with_the_command_that_shows_more(report: tuple[Any, str]) -> None:
     made, _ = report
     assert f"compute  {GEMM}" in made.text

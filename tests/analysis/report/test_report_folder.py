@@ -188,10 +188,3 @@ def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None
     assert table.index.tolist() == [0]
     assert table.iloc[0].tolist() == [12.0, 20.0, 4.0, 14.0, 10.0]  # twice the first: the mean of one and three times
     assert table.iloc[0].sum() == 2 * row["window_ms"]
-
-
-def test_an_output_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(InputError, match=r"out: cannot be written: .*--output DIR"):
-        write_report({"x": simulated_run(tmp_path / "a", label="x", ranks=1, steps=5)}, tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "mine"

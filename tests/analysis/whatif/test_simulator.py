@@ -50,19 +50,9 @@ def test_a_collective_begins_with_its_last_rank_and_both_end_together() -> None:
     assert (issued.issue_ns, issued.collective.end_ns) == (10, 67)
 
 
-def test_who_is_late_is_late_to_every_issue() -> None:
-    accounts = carry_out([[pipeline(3, 10)]] * 2, laws(1, late_ns=4))
-    assert [one.issue_ns for one in accounts[1][0].issued] == [14, 28, 42]
-    assert end_of(accounts) == 43
-
-
 def test_the_backend_bounds_a_collective_from_below_and_holds_the_link() -> None:
     accounts = carry_out([[pipeline(2, 10)]] * 2, laws(5, backend_ns=30))
     assert [one.collective.end_ns for one in accounts[0][0].issued] == [40, 50]  # 20 + 30, and not 40 + 30
-
-
-def test_going_on_after_a_wait_takes_its_time() -> None:
-    assert end_of(carry_out([[pipeline(1, 10)]] * 2, laws(5, wake_ns=2))) == 17
 
 
 def test_a_link_carries_one_at_a_time_and_groups_do_not_meet() -> None:
@@ -77,10 +67,3 @@ def test_a_late_rank_holds_up_what_is_queued_behind() -> None:
     first, second = [reduce("a"), reduce("b"), Wait("b")], [Work(100), reduce("a"), reduce("b"), Wait("b")]
     accounts = carry_out([[first], [second]], laws(10))
     assert [one.collective.end_ns for one in accounts[0][0].issued] == [110, 120]
-
-
-def test_programs_that_do_not_fit_are_noticed() -> None:
-    with pytest.raises(AssertionError, match="do not fit"):
-        carry_out([[pipeline(2, 10)], [[Issue("a", BOTH, "allgather", 1), Wait("a")]]], laws(10))
-    with pytest.raises(AssertionError, match="deadlock"):
-        carry_out([[pipeline(2, 10)], [[reduce("a"), Wait("a")]]], laws(10))
