@@ -12,15 +12,6 @@ from tests import pure
 from tests.runs import ROOT, environment
 
 
-def test_rooms_without_a_world_outside_are_pure_and_others_are_not() -> None:
-    found = [path.relative_to(ROOT / "tests") for path in pure.files()]
-    rooms = {path.parts[0] for path in found}
-    assert {path.name for path in (ROOT / "tests/timeline").glob("test_*.py")} <= {path.name for path in found}
-    assert {"analysis", "docs", "records", "timeline"} <= rooms
-    outside = {"profiling", "runner", "gpu", "instrument", "distributed", "parallel", "scripts", "simulated"}
-    assert rooms.isdisjoint(outside)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

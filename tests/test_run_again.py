@@ -31,27 +31,17 @@ def run(folder: Path, *names: str) -> tuple[int, dict[str, int]]:
     return code, {name: len((folder / name).read_text()) for name in names}
 
 
-def test_what_was_disturbed_passes_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+def test_what_was_disturbed_passes_and_is_named_and_what_fails_twice_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(tmp_path, "good", "once") == (0, {"good": 1, "once": 2})
+    assert run(tmp_path, "good", "bad", "once") == (1, {"good": 1, "bad": 2, "once": 2})
     assert capfd.readouterr().out.endswith(
         "== 1 test(s) passed only when run again, alone:\n   test_it.py::test_of[once]\n"
     )
-
-
-def test_what_fails_twice_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(tmp_path, "good", "bad", "once") == (1, {"good": 1, "bad": 2, "once": 2})
 
 
 def test_many_failures_are_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [f"once{number}" for number in range(run_again.MOST + 1)]
     assert run(tmp_path, *names) == (1, dict.fromkeys(names, 1))
-
-
-def test_what_cannot_be_collected_is_told_as_pytest_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "test_it.py").write_text("1 / 0\n")
-    assert run_again.main([str(tmp_path)]) == 2
-    assert run_again.main([str(tmp_path / "nothing")]) == 4

@@ -6,8 +6,13 @@ import subprocess
 
 import pytest
 
-LABELS = {"launch_cpu.sh": "cpu", "launch_cuda.sh": "cuda", "launch_rocm.sh": "rocm"}
-SCRIPTS = pytest.mark.parametrize("script", LABELS)
+OWN_WORDS = {
+    "launch_cpu.sh": ["label=cpu", "training.device=cpu"],
+    "launch_cuda.sh": ["label=cuda", "training.device=cuda"],
+    "launch_rocm.sh": ["label=rocm", "training.device=cuda", "--enable-rocm-metrics"],
+}
+"""What a launcher says before the caller's words."""
+SCRIPTS = pytest.mark.parametrize("script", OWN_WORDS)
 CAPTURES = ["rocprof_capture.sh", "nsys_capture.sh"]
 NVIDIA_SMI = """test "$*" = "-L" && cat <<END
 GPU 0: NVIDIA H200 (UUID: GPU-0)
@@ -43,7 +48,7 @@ def nproc(argv: list[str]) -> str:
     return argv[argv.index("--nproc_per_node") + 1]
 
 
-@pytest.mark.parametrize("script", [*LABELS, *CAPTURES])
+@pytest.mark.parametrize("script", [*OWN_WORDS, *CAPTURES])
 @pytest.mark.spec("D18", "D41")
 def test_words_are_passed_on_untouched_and_so_is_the_exit_code(launch, sh, repo, script):
     words = ["training.max_steps=2", "--override", "a=b c", "profiling.filename='rank{rank}.json'", "", "*"]
@@ -52,9 +57,7 @@ def test_words_are_passed_on_untouched_and_so_is_the_exit_code(launch, sh, repo,
     assert result.argv[:4] == ["--standalone", "--nproc_per_node", "3", str(repo / "train.py")]
     assert result.argv[-len(words) :] == words
     assert "--config" not in result.argv
-    added = result.argv[4 : -len(words)]
-    own = {"launch_cpu.sh": ["training.device=cpu"], "launch_rocm.sh": ["--enable-rocm-metrics"]}.get(script, [])
-    assert added == ([] if script in CAPTURES else [f"label={LABELS[script]}", *own])
+    assert result.argv[4 : -len(words)] == OWN_WORDS.get(script, [])
     assert launch(script, STANDIN_EXIT="5", TZ="UTC-9").code == 5  # another hour: another folder
 
 

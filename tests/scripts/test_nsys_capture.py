@@ -66,7 +66,7 @@ def test_the_options_of_nsys(cuda, sh, variables, options, warned):
     result = cuda(NSYS_OUTPUT_DIR="to this", **variables)
     assert (result.code, warned in result.err) == (0, True), result.err
     run = only_run(sh.home / "to this")
-    assert calls(sh)[0][: len(options) + 2] == ["profile", *options, f"--output={run}/report"]
+    assert calls(sh)[0][: len(options) + 2] == ["profile", *options, f"--output=to this/{run.name}/report"]
 
 
 @pytest.mark.parametrize("option", ["-o x", "--output=x"])
