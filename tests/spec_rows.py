@@ -1,9 +1,8 @@
 """Which tests show the rows of `docs/dev/spec-rows.md`: `python -m tests.spec_rows` brings the page up to date.
 
-A row says in one phrase what AORTA has to do; `@pytest.mark.spec("A5", "A16")` on a test says which rows it shows. Rows
-are written on the page, and of how each was seen what tests cannot tell: a stand-in, what was run by hand or only read.
-The rest of that column and the files are computed. With rows as words (`python -m tests.spec_rows A5 D42`) the command
-names their tests, as pytest takes them. Must not: import the tests.
+A row says in one phrase what AORTA has to do, and how that was seen; `@pytest.mark.spec("A5", "A16")` on a test says
+which rows it shows, and the files of these tests are the row's last column. With rows as words
+(`python -m tests.spec_rows A5 D42`) the command names their tests, as pytest takes them. Must not: import the tests.
 """
 
 from __future__ import annotations
@@ -16,14 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.starts import starts_process
-
 TESTS: Final = Path(__file__).resolve().parent
 PAGE: Final = TESTS.parent / "docs" / "dev" / "spec-rows.md"
 ROW: Final = re.compile(r"^\| (?P<row>[A-Z]\d+) \| (?P<behaviour>[^|]+) \|(?P<seen>[^|]*)\|(?:[^|]*\|)?$", re.MULTILINE)
 """A line of the page's tables."""
-STATED: Final = re.compile(r"by hand|stand-in \([^)]*\)|read \([^)]*\)")
-"""What a person writes under `seen`; the rest of that column is found in the tests."""
 
 
 def marked() -> Iterator[tuple[str, str]]:
@@ -51,29 +46,11 @@ def tests_of() -> dict[str, list[str]]:
     return dict(found)
 
 
-def seen(stated: str, tests: list[str]) -> str:
-    """How a row was seen: what its tests do, and of what was `stated` on the page the part that they cannot tell."""
-    kinds = {_kind(test) for test in tests}
-    return ", ".join(
-        [*(kind for kind in ("run", "call", "simulated device") if kind in kinds), *STATED.findall(stated)]
-    )
-
-
-def _kind(test: str) -> str:
-    """What a test shows: something `run`, a `call`, or either on the `simulated device`."""
-    file, _, name = test.partition("::")
-    path = TESTS.parent / file
-    if re.search(r"\bmark\.simulated\b", path.read_text()):
-        return "simulated device"
-    return "run" if starts_process(path, name, TESTS) else "call"
-
-
 def updated(page: str) -> str:
-    """The page with the columns `seen` and `tests` as they are now.
+    """The page with the column `tests` as it is now.
 
     Raises:
-        ValueError: a marker names a row that there is not, no test shows a row, or a test runs a row that is said to
-            have been run by hand.
+        ValueError: a marker names a row that there is not, or no test shows a row.
     """
     found = tests_of()
     known = {line["row"] for line in ROW.finditer(page)}
@@ -83,13 +60,9 @@ def updated(page: str) -> str:
         raise ValueError(f"no test is marked with these rows: {', '.join(sorted(unshown))}")
 
     def current(line: re.Match[str]) -> str:
-        tests = found[line["row"]]
-        how = seen(line["seen"], tests)
-        if "run" in how.split(", ") and "by hand" in how:
-            raise ValueError(f"tests run what is said to have been run by hand: {line['row']}")
-        files = dict.fromkeys(test.partition("::")[0].removeprefix("tests/") for test in tests)
+        files = dict.fromkeys(test.partition("::")[0].removeprefix("tests/") for test in found[line["row"]])
         shown = ", ".join(f"`{file}`" for file in files)
-        return f"| {line['row']} | {line['behaviour']} | {how} | {shown} |"
+        return f"| {line['row']} | {line['behaviour']} | {line['seen'].strip()} | {shown} |"
 
     return ROW.sub(current, page)
 
