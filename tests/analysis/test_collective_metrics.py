@@ -186,6 +186,7 @@ def _same(found: Any, key: Any) -> bool:
     return tuple(None if pd.isna(part) else part for part in found) == key
 
 
+@pytest.mark.thorough
 def test_the_runs_drawn_above_match_have_bandwidths_and_stragglers() -> None:
     """A check that cannot fail proves nothing: of 60 runs most match, and some have a straggler."""
     counts: defaultdict[str, int] = defaultdict(int)

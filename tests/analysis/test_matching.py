@@ -34,22 +34,6 @@ def test_kinds_that_a_rank_may_end_early_have_no_transfer(tmp_path: Path, kind: 
     assert frame["transfer_reason"].str.contains("end this kind early").all()
 
 
-def test_the_group_size_counts_not_the_world_size(tmp_path: Path) -> None:
-    # Two groups of two, both called "dp": never matched together, n = 2 (factor 1), not 4 (1.5).
-    members = [{"dp": [0, 1]}, {"dp": [0, 1]}, {"dp": [2, 3]}, {"dp": [2, 3]}]
-    rows = [[collective(group="dp", end_ms=end, bytes=4_000_000)] for end in (1, 2, 4, 8)]
-    frame = run_of(tmp_path, rows, members)
-    assert frame["transfer_ms"].tolist() == [1, 1, 4, 4]
-    assert frame["busbw_gb_per_s"].tolist() == pytest.approx([4, 4, 1, 1])
-
-
-def test_a_killed_rank_belongs_to_the_group_its_peer_lists_it_in(tmp_path: Path) -> None:
-    members = [{"dp": [0, 1]}, None, {"dp": [2, 3]}, None]
-    frame = run_of(tmp_path, [[collective(group="dp")]] * 4, members)
-    assert frame["members"].tolist() == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert frame["transfer_ms"].notna().all()
-
-
 def test_a_killed_rank_that_peers_list_in_two_groups_of_one_name_stays_unknown(tmp_path: Path) -> None:
     members = [{"dp": [0, 2]}, {"dp": [1, 2]}, None]
     frame = run_of(tmp_path, [[collective(group="dp")]] * 3, members)
@@ -108,13 +92,6 @@ def test_a_missing_rank_leaves_no_transfer(tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 2), [step(0, 2, overlap=HALF, collectives=[collective()])])
     frame = aorta.analysis.collectives(tmp_path)
     assert frame["transfer_ms"].isna().all()
-
-
-def test_an_end_that_was_not_seen_is_not_zero(tmp_path: Path) -> None:
-    frame = run_of(tmp_path, [[collective(end_ms=2)], [collective(end_ms=None)]])
-    assert frame["duration_ms"].isna().tolist() == [False, True]
-    assert frame["transfer_ms"].isna().all()
-    assert frame["end_ns"].isna().tolist() == [False, True]
 
 
 def test_after_a_missed_collective_sequence_numbers_are_not_trusted(tmp_path: Path) -> None:

@@ -83,30 +83,6 @@ def test_the_edges_of_the_rule(
     assert (found["reason"] is None) == named
 
 
-def test_in_a_tie_nobody_was_the_last(tmp_path: Path) -> None:
-    """Ranks 0 and 1 come late together in a quarter of the collectives, else rank 0 alone."""
-    (entry,) = entries(tmp_path, 3, lambda rank, n: 5.0 if rank == 0 or (rank == 1 and n % 4 == 0) else 0.0)
-    assert (entry["rank"], entry["last_share"]) == (None, 0.75)
-
-
-def test_waits_of_warm_up_and_waits_that_are_not_known_do_not_count(tmp_path: Path) -> None:
-    """Rank 0 waits 5 ms in every collective that counts, and 1 ms in the warm-up, which is longer; some of rank 1's
-    ends were not seen, so that nobody's wait is known there.
-    """
-    for rank in (0, 1):
-        lines = []
-        for number in range(60):
-            warm, unseen = number < 24, 24 <= number < 44
-            arrives = (1.0 if warm else 5.0) if rank else 0.0
-            end = None if rank and unseen else 15.0
-            row = collective("allreduce", number, arrives, end)
-            lines.append(step(rank, 2, number, overlap=metrics(100, 50, 20, 10), warmup=warm, collectives=[row]))
-        write_rank(tmp_path, header(rank, 2), lines)
-    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
-    assert (entry["rank"], entry["collectives"], entry["late_ms"]) == (1, 16, 5.0)
-    assert entry["wait_ms_median_per_rank"] == {"0": 5.0, "1": 0.0}
-
-
 PER_STEP = 4
 
 

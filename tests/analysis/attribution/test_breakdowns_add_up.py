@@ -54,7 +54,7 @@ def two_sides(folder: Path, sides: Any) -> list[LabelledRun]:
 
 
 @given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any, toggled: bool) -> None:
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
     made = two_sides(folder, sides)

@@ -10,7 +10,10 @@ from aorta.analysis.compare.verdict import SEQUENCE
 from benchmarks.many_metrics import OTHERS, TRUTHS, contradicts, holm, judged, plan, setting, targets_of
 
 
-@pytest.mark.parametrize(("launches", "correlation"), [(4, 0.9), (5, 0.0), (8, 0.5)])
+@pytest.mark.parametrize(
+    ("launches", "correlation"),
+    [pytest.param(4, 0.9, marks=pytest.mark.thorough), (5, 0.0), pytest.param(8, 0.5, marks=pytest.mark.thorough)],
+)
 def test_metrics_tested_together_are_rarely_wrong_and_never_contradict_themselves(
     launches: int, correlation: float
 ) -> None:

@@ -63,16 +63,6 @@ def test_communication_of_another_device_overlaps_nothing_here() -> None:
     assert found.reason == "no communication on this device"
 
 
-def test_the_largest_excess_stands_first() -> None:
-    rows = [row(COMM, 100_000, 200_000, kind="allreduce")]
-    for name, length in (("small", 410), ("large", 800)):
-        for each in range(6):
-            shift = 0 if name == "small" else 20_000
-            rows.append(row(COMPUTE, shift + 1000 * each, shift + 1000 * each + 400, name=name))
-            rows.append(row(COMPUTE, 100_000 + shift + 1000 * each, 100_000 + shift + 1000 * each + length, name=name))
-    assert [each.name for each in slowdowns(trace(rows).intervals)] == ["large", "small"]
-
-
 def test_places_are_the_pairs_of_rank_and_device_with_their_rows() -> None:
     rows = [row(COMPUTE, 0, 1, rank=rank, device=device) for rank, device in ((1, 0), (-1, -1), (1, 0), (0, 3))]
     found = {(rank, device): sorted(mine.tolist()) for rank, device, mine in places(trace(rows).intervals)}

@@ -141,28 +141,6 @@ def test_C11_a_missing_rank_is_a_warning(tmp_path, capsys):
     assert "no trace of rank 1, 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".tar.gz"])
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.98])
-@pytest.mark.spec("C11")
-def test_C11_a_broken_file_is_named_and_nothing_is_written(tmp_path, capsys, suffix, keep):
-    folder = tmp_path / "run"
-    write(folder / "good.json", text([x("a", 1, 1)], rank=1))
-    bad = write(folder / f"bad{suffix}", text([x(f"a{n}", n, 1) for n in range(300)]))
-    whole = bad.read_bytes()
-    bad.write_bytes(whole[: int(len(whole) * keep)])
-    assert merge(folder, code=2) is None
-    assert str(bad) in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.spec("C11")
-def test_C11_not_a_number_where_a_time_belongs(tmp_path, capsys):
-    folder = tmp_path / "run"
-    bad = write(folder / "bad.json", text([x("a", 1, 1), {**x("b", 1, 1), "ts": [3]}]))
-    assert merge(folder, code=2) is None
-    assert f"{bad}: event 1: not a trace event" in capsys.readouterr().err
-
-
 @pytest.mark.spec("C13")
 def test_C13_every_file_has_a_base_of_its_own(tmp_path, capsys):
     folder = tmp_path / "run"

@@ -15,7 +15,7 @@ import pytest
 from tests.analysis.merge.traces import load, problems
 from tests.runs import HANGS_S, ROOT, environment, record, train
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0
 
 

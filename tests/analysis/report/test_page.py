@@ -24,7 +24,6 @@ from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
-from aorta.analysis.report.html.page_content import json_for_script, policy
 from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
@@ -367,17 +366,6 @@ def test_words_of_files_stay_words(tmp_path: Path) -> None:
     found = json.loads(data)
     assert found["labels"] == list(labels)
     assert any(HOSTILE in each for each in found["timelines"][0]["lanes"])
-
-
-def test_json_in_a_script_cannot_end_it() -> None:
-    text = json_for_script({"a": HOSTILE, "b": "<!--", "c": "]]>"})
-    assert not set("<>&") & set(text)
-    assert json.loads(text) == {"a": HOSTILE, "b": "<!--", "c": "]]>"}
-
-
-def test_the_hash_of_a_policy_is_that_of_the_script() -> None:
-    # https://www.w3.org/TR/CSP3/#external-hash: 'alert(1)' worked out with `openssl dgst -sha256 -binary | base64`.
-    assert "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='" in policy(["alert(1)"])
 
 
 def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,7 @@ def jobs(strategy: str) -> Iterator[Job]:
         yield Job(strategy, steps=10, warmup=2, seed=seed, network=Network(gb_per_s=0.3, latency_us=20.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp"])
 def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) -> None:
     held, said = [], 0.0
