@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from aorta.analysis.compare.launch_set import Subject, shown_by
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
 from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
-from aorta.analysis.documents.dataset import DatasetEntry, GainEntry, MarginalEntry, WhatIf
+from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.run_facts import FORMAT
@@ -163,8 +162,8 @@ def _replayed(run: Run) -> WhatIf:
     program = program_of(run, last)
     base = base_of(program)
     found, parts = gains(base), marginals(program)
-    shown = [each for at, each in enumerate(parts.of) if at < SHOWN_MARGINALS or each.what == "kind"]
-    first = found.of[0].change if found.of else "network.bandwidth=x2"
+    shown = [each for at, each in enumerate(parts.marginals) if at < SHOWN_MARGINALS or each.what == "kind"]
+    first = found.gains[0].change if found.gains else "network.bandwidth=x2"
     return WhatIf(
         reason=None,
         steps=len(program.steps),
@@ -172,9 +171,9 @@ def _replayed(run: Run) -> WhatIf:
         level=LEVEL,
         step_ms=parts.step_ms,
         check=base.identity.problem(),
-        gains=[GainEntry(**each.as_json()) for each in found.of],
-        marginals=[MarginalEntry(**asdict(each)) for each in shown],
-        bounds=[MarginalEntry(**asdict(each)) for each in parts.bounds],
+        gains=found.gains,
+        marginals=shown,
+        bounds=parts.bounds,
         notes=[*found.notes, *parts.notes],
         flags=list(found.flags),
         # Of the same steps, so that the answer is the same.

@@ -1,7 +1,7 @@
 """What there is to gain: the changes that would gain most, and what each part of the communication costs a step.
 
-    gains(base_of(program)).of[0].sentence()
-    marginals(program).of[0].gain_ms
+    gains(base_of(program)).gains[0].sentence
+    marginals(program).marginals[0].gain_ms
 
 A candidate is one thing that somebody could change, tried alone: the network, the slowest ranks, and how the strategy
 communicates. A marginal cost is how much shorter a step would be, were one part of the communication alone free: each
@@ -13,11 +13,13 @@ Must not add gains up: what one collective hides another may expose.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
+import msgspec
 import numpy as np
 
+from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import rough_interval
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.changes import apply, parse_change
@@ -52,69 +54,20 @@ POSITIONS: Final = 64
 """Positions asked about one by one; of more, those whose collectives cost most."""
 
 
-@dataclass(frozen=True)
-class Gain:
-    """One change: by how much the job step would be shorter, with its interval (`Prediction.gain_ms`).
-
-    `setting`: whether a setting of the next launch makes it; otherwise it is hypothetical.
-    """
-
-    change: str
-    words: str
-    setting: bool
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-    share: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def significant(self) -> bool:
-        """Whether the whole interval is a gain."""
-        return self.low_ms > 0
-
-    def sentence(self) -> str:
-        """By how much, and whether that is significant."""
-        return (
-            f"{self.words}{'' if self.setting else ' (hypothetical)'}: "
-            f"{rough_interval(self.gain_ms, self.low_ms, self.high_ms)} per step, {self.share:.1%}, "
-            f"{'significant' if self.significant else 'not significant'}"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
-        return {
-            **asdict(self),
-            "significant": self.significant,
-            "notes": list(self.notes),
-            "sentence": self.sentence(),
-        }
-
-
-@dataclass(frozen=True)
-class Gains:
+class Gains(msgspec.Struct, frozen=True):
     """The largest gains: significant ones of settings first, then the others, the largest first. `flags`: what is not
     known, whatever is changed; `notes`: why less exposed communication is not as much less of a step.
     """
 
     step_ms: float
-    of: tuple[Gain, ...]
+    gains: list[GainEntry]
     flags: tuple[str, ...]
     notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
-        return {
-            "step_ms": self.step_ms,
-            "gains": [each.as_json() for each in self.of],
-            "flags": list(self.flags),
-            "notes": list(self.notes),
-        }
 
 
 def gains(base: Base, shown: int = SHOWN) -> Gains:
     """Try the candidates that this run allows."""
-    found: dict[bytes, Gain] = {}
+    found: dict[bytes, GainEntry] = {}
     for text, words in (_SETTINGS | _HYPOTHETICAL).items():
         tried = _tried(base, text, words)
         if tried is not None:  # two that gain the same in every step are one change: FSDP's overlap and prefetch=1
@@ -122,59 +75,41 @@ def gains(base: Base, shown: int = SHOWN) -> Gains:
     worth = [gain for gain in found.values() if gain.share > WORTH]
     chosen = sorted(worth, key=lambda gain: (not (gain.setting and gain.significant), -gain.gain_ms))[:shown]
     notes = free_communication(base).notes
-    return Gains(base.identity.replayed_ms, tuple(chosen), flags_of(base.program), notes)
+    return Gains(base.identity.replayed_ms, chosen, flags_of(base.program), notes)
 
 
-def _tried(base: Base, text: str, words: str) -> tuple[Floats, Gain] | None:
+def _tried(base: Base, text: str, words: str) -> tuple[Floats, GainEntry] | None:
+    """What each step gains by a change, and the entry that says so; None where this run has no such thing to change."""
     change = parse_change(text)
     try:
         changed = apply(base.program, [change])
     except InputError:
-        return None  # this run has no such thing to change
+        return None
     gained = step_gain_ms(base.times, replay(changed.program))
     wrong_by = change.STATED_ERROR * abs(float(np.median(gained)))
     found = gain_of(gained, base.identity.missed_ms + wrong_by)
-    share = found.value / base.identity.replayed_ms
-    return gained, Gain(text, words, text in _SETTINGS, found.value, found.low, found.high, share, changed.flags)
+    share, setting, significant = found.value / base.identity.replayed_ms, text in _SETTINGS, found.low > 0
+    sentence = (
+        f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(found.value, found.low, found.high)} "
+        f"per step, {share:.1%}, {'significant' if significant else 'not significant'}"
+    )
+    notes = list(changed.flags)
+    return gained, GainEntry(
+        text, words, setting, found.value, found.low, found.high, share, notes, significant, sentence
+    )
 
 
-@dataclass(frozen=True)
-class MarginalCost:
-    """Job step time that is gained by one thing: median over steps, and its interval (`gain_of`).
+class Marginals(msgspec.Struct, frozen=True):
+    """Marginal costs (medians over steps and their intervals, `gain_of`), the largest first, and bounds.
 
-    Attributes:
-        what: "kind", "group", "position", or a bound.
-        name: of the kind or group, or the position with its kind.
-        change: how `--set` asks for it; None where it cannot.
+    `steps`: how many steps they rest on.
     """
 
-    what: str
-    name: str
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-    change: str | None = None
-
-
-@dataclass(frozen=True)
-class Marginals:
-    """Marginal costs, the largest first, and bounds. `steps`: how many steps they rest on."""
-
     step_ms: float
-    of: tuple[MarginalCost, ...]
-    bounds: tuple[MarginalCost, ...]
     steps: int
-    notes: tuple[str, ...] = (DO_NOT_ADD_UP,)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
-        return {
-            "step_ms": self.step_ms,
-            "steps": self.steps,
-            "marginals": [asdict(each) for each in self.of],
-            "bounds": [asdict(each) for each in self.bounds],
-            "notes": list(self.notes),
-        }
+    marginals: list[MarginalEntry]
+    bounds: list[MarginalEntry]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -204,10 +139,10 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
     base, free = times.job_step_ns(0), times.job_step_ns(1)
     missed_ms = abs(float(np.median(base)) / NS_PER_MS - float(np.median(program.recorded_step_ms())))
 
-    def gained(part: _Part, gains_ns: Ints, stated_error: float = CommSpeed.STATED_ERROR) -> MarginalCost:
+    def gained(part: _Part, gains_ns: Ints, stated_error: float = CommSpeed.STATED_ERROR) -> MarginalEntry:
         gains = gains_ns / NS_PER_MS
         value = gain_of(gains, stated_error * abs(float(np.median(gains))) + missed_ms)
-        return MarginalCost(part.what, part.name, value.value, value.low, value.high, part.change)
+        return MarginalEntry(part.what, part.name, value.value, value.low, value.high, part.change)
 
     found = [gained(part, base - times.job_step_ns(number)) for number, part in enumerate(parts, start=1)]
     bounds = [found[0], gained(_Part("bound", "perfect overlap"), _perfect_ns(program, base, free))]
@@ -219,9 +154,7 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
     except InputError as error:
         notes.append(str(error))
     ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
-    return Marginals(
-        float(np.median(base)) / NS_PER_MS, tuple(ordered), tuple(bounds), len(program.steps), tuple(notes)
-    )
+    return Marginals(float(np.median(base)) / NS_PER_MS, len(program.steps), ordered, bounds, notes)
 
 
 def _last(program: RunProgram, last: int) -> RunProgram:

@@ -13,6 +13,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.dataset import MarginalEntry
 from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.locations import Archives, load_source
 from aorta.analysis.load.run_facts import FORMAT
@@ -20,7 +22,7 @@ from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
-from aorta.analysis.whatif.gains import WORTH, Gains, MarginalCost, Marginals, gains, marginals
+from aorta.analysis.whatif.gains import WORTH, Gains, Marginals, gains, marginals
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
 from aorta.analysis.whatif.program import Change, RunProgram, is_count
@@ -67,8 +69,8 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
     if options.json:
         content = {
             "identity": base.identity.problem(),
-            "gains": found.as_json(),
-            "marginals": parts.as_json(),
+            "gains": as_json(found),
+            "marginals": as_json(parts),
             "critical_path": path.as_json(),
             "flags": list(found.flags),
         }
@@ -173,15 +175,15 @@ def _change(value: Value | None, base: float | None, unit: str) -> str:
 def gain_lines(found: Gains) -> list[str]:
     """The largest gains in words."""
     lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
-    for number, each in enumerate(found.of, start=1):
+    for number, each in enumerate(found.gains, start=1):
         lines += [
-            f"  {number}. {each.sentence()}",
+            f"  {number}. {each.sentence}",
             f"     --set {each.change}",
             *(f"     note: {note}" for note in each.notes),
         ]
     return (
         lines
-        if found.of
+        if found.gains
         else [f"a step takes {found.step_ms:.2f} ms; no change that was tried would gain more than {WORTH:.1%}"]
     )
 
@@ -189,12 +191,12 @@ def gain_lines(found: Gains) -> list[str]:
 def marginal_lines(parts: Marginals) -> list[str]:
     """Marginal costs in words."""
 
-    def row(each: MarginalCost) -> tuple[str, ...]:
+    def row(each: MarginalEntry) -> tuple[str, ...]:
         asked = "" if each.change is None else f"--set {each.change}"
         name = each.name if each.what == "bound" else f"{each.what} {each.name}"
         return rough_interval(each.gain_ms, each.low_ms, each.high_ms), name, asked
 
-    shown = parts.of[:_ROWS]
+    shown = parts.marginals[:_ROWS]
     rows = table([row(each) for each in (*shown, *parts.bounds)], indent="  ")
     lines = ["", "what a step would gain, if this alone were free:", *rows[: len(shown)]]
     lines += ["bounds:", *rows[len(shown) :]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aorta.analysis import summary as room
+from aorta.analysis.documents import as_json
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import Report, write_report
 from aorta.analysis.summary import LAST_STEPS
@@ -48,18 +49,20 @@ def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
     assert found["reason"] is None
     assert found["steps"] == len(program.steps)
     assert found["check"] is None
-    assert found["gains"] == [each.as_json() for each in gains(base).of]
+    assert found["gains"] == as_json(gains(base).gains)
     assert found["gains"][0]["gain_ms"] > 0
-    assert found["bounds"] == [asdict(each) for each in parts.bounds]
-    assert found["marginals"][0] == asdict(parts.of[0])
-    assert {each.name for each in parts.of if each.what == "kind"} <= {each["name"] for each in found["marginals"]}
+    assert found["bounds"] == as_json(parts.bounds)
+    assert found["marginals"][0] == as_json(parts.marginals[0])
+    assert {each.name for each in parts.marginals if each.what == "kind"} <= {
+        each["name"] for each in found["marginals"]
+    }
     published("summary").validate(strict_json(compared.files[0]))
 
 
 def test_a_cause_says_what_it_would_save(runs: Path, compared: Report) -> None:
     attribution = compared.summary["comparison"]["attribution"]
     parts = marginals(program_of(load_run(runs / "slow"), LAST_STEPS))
-    wanted = next(each for each in parts.of if (each.what, each.name) == ("kind", "allreduce"))
+    wanted = next(each for each in parts.marginals if (each.what, each.name) == ("kind", "allreduce"))
     assert attribution["causes"][0]["marginal"] == {
         "name": "the cost of all allreduce",
         "gain_ms": wanted.gain_ms,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from aorta.analysis import whatif
+from aorta.analysis.documents.dataset import GainEntry
 from aorta.analysis.formatting import rough_interval
-from aorta.analysis.whatif.gains import Gain, gains, marginals
+from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.network_changes import CommSpeed
 from aorta.analysis.whatif.prediction import base_of, free_communication
 from aorta.analysis.whatif.program import RankLayout, RunProgram
@@ -43,8 +44,8 @@ def of_other_bytes(made: RunProgram) -> RunProgram:
     return replace(made, layouts=tuple(layouts), steps=of_step)
 
 
-def of_stragglers(made: RunProgram) -> list[Gain]:
-    return [each for each in gains(base_of(made), shown=9).of if each.change == "stragglers=none"]
+def of_stragglers(made: RunProgram) -> list[GainEntry]:
+    return [each for each in gains(base_of(made), shown=9).gains if each.change == "stragglers=none"]
 
 
 @pytest.mark.thorough
@@ -72,17 +73,17 @@ def test_what_lasts_is_one_and_its_gain_is_significant(ranks: int) -> None:
 
 def test_two_words_for_one_change_are_one(tmp_path: Path) -> None:
     record(Job("fsdp", ranks=4, prefetch=0), tmp_path / "run")
-    named = {each.change for each in gains(base_of(whatif.read_program(tmp_path / "run")), shown=9).of}
+    named = {each.change for each in gains(base_of(whatif.read_program(tmp_path / "run")), shown=9).gains}
     assert len({"overlap=on", "prefetch=1"} & named) == 1
 
 
 def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
     made = program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5)
-    (kind, *_) = marginals(made).of
+    (kind, *_) = marginals(made).marginals
     wrong_by = 4 * CommSpeed.STATED_ERROR
     assert (kind.gain_ms, kind.low_ms, kind.high_ms) == pytest.approx((4, 4 - wrong_by, 4 + wrong_by))
     missed = replace(made, steps=[replace(step, recorded_ns=step.recorded_ns + 1 * MS // 2) for step in made.steps])
-    assert marginals(missed).of[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
+    assert marginals(missed).marginals[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
 
 
 def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:

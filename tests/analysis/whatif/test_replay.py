@@ -23,7 +23,7 @@ def path(made: RunProgram, number: int = 0) -> list[tuple[str, int, str, int]]:
 def gains(made: RunProgram) -> dict[str, float]:
     found = marginals(made)
     assert DO_NOT_ADD_UP in found.notes
-    return {each.name: round(each.gain_ms * 1e6, 6) for each in (*found.of, *found.bounds)}
+    return {each.name: round(each.gain_ms * 1e6, 6) for each in (*found.marginals, *found.bounds)}
 
 
 BUCKETS = [compute("b", 100), issue(), compute("a", 100), issue(), wait(0), wait(1, wake_ns=5), 45]
