@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from aorta.analysis.compare.launch_comparison import compare_launches
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.run_comparison import differing, facts
 from aorta.analysis.compare.verdict import Rules, least_launches
 from aorta.analysis.documents import as_json
-from aorta.analysis.documents.comparison import Comparison
+from aorta.analysis.documents.comparison import Comparison, Effect
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
@@ -29,8 +27,6 @@ ALPHA: Final = 0.05
 """Chance of even one wrong verdict, improvement or regression, among all candidates: at most 1 in 20."""
 _ELSEWHERE: Final = ("config.training.output_dir", "config.label")
 """Keys that say where a run was written, not what it did."""
-
-
 _MANY: Final = 2.0
 """From three times the base on a change is said as a factor: +2343.7 % is 24x."""
 _SHOWN: Final = (JOB_STEP, "overlap_ratio")
@@ -41,65 +37,29 @@ _KEPT: Final = (
 """Of a comparison, besides its metrics of step time and overlap."""
 
 
-class MeasuredEffect(msgspec.Struct, frozen=True):
-    """An effect and its interval: of a `quotient` candidate / reference - 1, of a `difference` in the metric's unit."""
-
-    kind: str
-    value: float | None
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        return f"{self._said(self.value)} {self.between}".strip()
-
-    @property
-    def between(self) -> str:
-        """The interval, in brackets; nothing without one."""
-        if self.low is None or self.high is None:
-            return ""
-        return f"({self._said(self.low)} to {self._said(self.high)})"
-
-    def _said(self, value: float | None) -> str:
-        """The effect in per cent; several times the base as a factor."""
-        many = value is not None and self.kind == "quotient" and value >= _MANY
-        return f"{1 + value:.2g}x" if many and value is not None else TEXT.effect(value, self.kind)
+def shown_effect(effect: Effect) -> str:
+    """An effect and its interval."""
+    return f"{_in_per_cent(effect, effect.value)} {shown_interval(effect)}".strip()
 
 
-class JudgedMetric(msgspec.Struct, frozen=True):
-    """A metric of both sides: medians over launches in its unit, the effect, and the p-value."""
-
-    reference: float | None
-    candidate: float | None
-    effect: MeasuredEffect
-    p: float | None = None
+def shown_interval(effect: Effect) -> str:
+    """The interval of an effect, in brackets; nothing without one."""
+    if effect.low is None or effect.high is None:
+        return ""
+    return f"({_in_per_cent(effect, effect.low)} to {_in_per_cent(effect, effect.high)})"
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    """What the comparison of a candidate with the base came to. `document` is what JSON files hold of it."""
+def _in_per_cent(effect: Effect, value: float | None) -> str:
+    """A value of an effect in per cent; several times the base as a factor."""
+    many = value is not None and effect.kind == "quotient" and value >= _MANY
+    return f"{1 + value:.2g}x" if many and value is not None else TEXT.effect(value, effect.kind)
 
-    verdict: str
-    verdict_reason: str
-    metrics: dict[str, JudgedMetric]
-    warnings: list[str] = []
-    document: dict[str, Any] = {}
 
-    @classmethod
-    def of(cls, comparison: Comparison) -> Judgement:
-        """From what `compare_launches` returns."""
-        document = as_json(comparison)
-        metrics = {name: each for name, each in document["metrics"].items() if name in _SHOWN}
-        kept = {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}
-        return msgspec.convert({**kept, "document": kept}, cls)
-
-    @property
-    def step(self) -> JudgedMetric:
-        """Step time."""
-        return self.metrics[JOB_STEP]
-
-    @property
-    def overlap(self) -> JudgedMetric | None:
-        """The overlap ratio; None where it is in no record."""
-        return self.metrics.get("overlap_ratio")
+def kept_of(comparison: Comparison) -> dict[str, Any]:
+    """What `tune.json` and `study.json` hold of a comparison."""
+    document = as_json(comparison)
+    metrics = {name: each for name, each in document["metrics"].items() if name in _SHOWN}
+    return {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}
 
 
 def rules(candidates: int, margin: float) -> Rules:
@@ -124,8 +84,11 @@ def check_launches(launches: int, candidates: int, asked_by: str) -> None:
         )
 
 
-def compared(plan: Plan, judged_by: Rules) -> dict[str, Judgement]:
-    """Compare the launches of each candidate of a plan with those of its base; side -> what it came to.
+def compared(plan: Plan, judged_by: Rules) -> dict[str, Comparison]:
+    """Compare the launches of each candidate of a plan with those of its base.
+
+    Returns:
+        Side -> its comparison.
 
     Raises:
         InputError: launches cannot be read, or did different work.
@@ -133,19 +96,17 @@ def compared(plan: Plan, judged_by: Rules) -> dict[str, Judgement]:
     subjects = read_subjects({side.name: plan.output / side.name for side in plan.sides}, judged_by)
     base = subjects.pop(REFERENCE)
     return {
-        name: Judgement.of(
-            compare_launches(
-                (base.dataset, candidate.dataset),
-                (base.as_set(), candidate.as_set()),
-                ([], []),  # not shown
-                judged_by,
-            )
+        name: compare_launches(
+            (base.dataset, candidate.dataset),
+            (base.as_set(), candidate.as_set()),
+            ([], []),  # not shown
+            judged_by,
         )
         for name, candidate in subjects.items()
     }
 
 
-def recommended(judgements: Mapping[str, Judgement]) -> tuple[str | None, str]:
+def recommended(judgements: Mapping[str, Comparison]) -> tuple[str | None, str]:
     """The side to recommend, or None, and the reason.
 
     Args:
@@ -153,7 +114,7 @@ def recommended(judgements: Mapping[str, Judgement]) -> tuple[str | None, str]:
     """
     better = {name: found for name, found in judgements.items() if found.verdict == "improvement"}
     if better:
-        chosen = min(better, key=lambda name: (better[name].step.candidate, name))
+        chosen = min(better, key=lambda name: (better[name].metrics[JOB_STEP].candidate, name))
         others = f"; of {len(better)} improvements it has the shortest step" if len(better) > 1 else ""
         return chosen, f"{better[chosen].verdict_reason}{others}"
     if not judgements:

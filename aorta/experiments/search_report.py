@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Side
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyWords
-from aorta.experiments.recommendation import ALPHA, JudgedMetric, Judgement
+from aorta.experiments.recommendation import ALPHA, kept_of, shown_effect, shown_interval
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import hide, shown_values, shown_variables
 from aorta.records.files import whole_file
@@ -45,7 +46,7 @@ class Search:
 
     judged_by: Rules
     launches: int
-    judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    judgements: Mapping[str, Comparison] = field(default_factory=dict)
     chosen: str | None = None
     reason: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -61,7 +62,8 @@ class Search:
             yield paragraph(f"no recommendation: {self.reason}")
             return
         yield f"recommendation: {name}"
-        yield paragraph(f"  step time {self.judgements[self.chosen].step.effect}; {self.reason}")
+        step = self.judgements[self.chosen].metrics[JOB_STEP]
+        yield paragraph(f"  step time {shown_effect(step.effect)}; {self.reason}")
 
     def details(self, launches: Path) -> str:
         """The command that compares a side with the base, to be copied: in one line."""
@@ -77,16 +79,16 @@ class Study(Search):
     asked: StudyWords
     cells: Sequence[StudyCell]
 
-    def sides(self) -> Iterator[tuple[str, StudyCell, Judgement]]:
+    def sides(self) -> Iterator[tuple[str, StudyCell, Comparison]]:
         """Side, cell and comparison of each."""
         for number, cell in enumerate(self.cells, start=1):
             side = f"{CANDIDATE}-{number}"
             yield side, cell, self.judgements[side]
 
     @property
-    def base(self) -> Judgement:
-        """Any comparison: all have the same base."""
-        return next(iter(self.judgements.values()))
+    def base(self) -> Mapping[str, ComparedMetric]:
+        """Metrics of any comparison: all have the same base."""
+        return next(iter(self.judgements.values())).metrics
 
     def as_json(self) -> dict[str, Any]:
         """The content of `study.json`."""
@@ -103,7 +105,7 @@ class Study(Search):
             "margin": self.judged_by.margin,
             "launches": {"per_side": self.launches, "total": self.launches * (1 + len(cells))},
             "cells": [
-                {"side": side, "name": cell.name, **cell.as_json(), "comparison": found.document}
+                {"side": side, "name": cell.name, **cell.as_json(), "comparison": kept_of(found)}
                 for side, cell, found in self.sides()
             ],
             "recommendation": None if chosen is None else {"side": self.chosen, **chosen.as_json()},
@@ -116,10 +118,10 @@ class Study(Search):
         asked_of_all = [*shown_variables(self.asked.environment), *hide(self.asked.words)]
         rows = [("", f"{JOB_STEP}", "delta, interval", "overlap", "verdict")]
         base = self.base
-        rows.append(("base", _ms(base.step.reference), "", _ratio(base.overlap, "reference"), ""))
+        rows.append(("base", _ms(base[JOB_STEP].reference), "", _ratio(base, "reference"), ""))
         for _, cell, found in self.sides():
-            step, overlap = found.step, _ratio(found.overlap, "candidate")
-            rows.append((cell.name, _ms(step.candidate), str(step.effect), overlap, found.verdict))
+            step, overlap = found.metrics[JOB_STEP], _ratio(found.metrics, "candidate")
+            rows.append((cell.name, _ms(step.candidate), shown_effect(step.effect), overlap, found.verdict))
         level = f"each cell at {self.judged_by.alpha:.2g}: {ALPHA:g} shared among {len(self.cells)} (Bonferroni)"
         lines = [
             f"base: {' '.join(asked_of_all) or 'train.py as it is by default'}",
@@ -137,7 +139,7 @@ class Study(Search):
         head = ["base_step_ms", "step_ms", "effect", "effect_low", "effect_high", "p", "verdict"]
         rows: list[list[str | float | None]] = [["side", *self.asked.varied, *head]]
         for side, cell, found in self.sides():
-            step = found.step
+            step = found.metrics[JOB_STEP]
             numbers = [step.reference, step.candidate, step.effect.value, step.effect.low, step.effect.high, step.p]
             rows.append([side, *cell.shown.values(), *numbers, found.verdict])
         return csv_text(rows)
@@ -170,10 +172,11 @@ class Study(Search):
 
         y_key, x_key = self.asked.varied
         points = [
-            HeatPoint(cell.values, found.step.candidate, below=found.step.effect.between)
+            HeatPoint(cell.values, step.candidate, below=shown_interval(step.effect))
             for _, cell, found in self.sides()
+            for step in (found.metrics[JOB_STEP],)
         ]
-        base = _ms(self.base.step.reference)
+        base = _ms(self.base[JOB_STEP].reference)
         title = f"median of {self.launches} launches a cell (interval of the change); base {base} ms"
         return draw(arrange(points, JOB_STEP, x_key, y_key), title, path)
 
@@ -226,7 +229,7 @@ class Tuning(Search):
 
     def _row(self, one: Proposal, side: str | None) -> dict[str, Any]:
         found = None if side is None else self.judgements.get(side)
-        return {**one.as_json(), "side": side, "comparison": None if found is None else found.document}
+        return {**one.as_json(), "side": side, "comparison": None if found is None else kept_of(found)}
 
     @property
     def all_notes(self) -> list[str]:
@@ -255,11 +258,13 @@ class Tuning(Search):
             return
         rows = [("", "predicted ms", "measured ms", "delta", "verdict")]
         replayed = None if self.base is None else self.base.identity.replayed_ms
-        rows.append(("base", _ms(replayed), _ms(next(iter(self.judgements.values())).step.reference), "", ""))
+        rows.append(
+            ("base", _ms(replayed), _ms(next(iter(self.judgements.values())).metrics[JOB_STEP].reference), "", "")
+        )
         reasons = []
         for side, found in self.judgements.items():
-            one, step = self.sides[side], found.step
-            rows.append((_label(one), _predicted(one), _ms(step.candidate), str(step.effect), found.verdict))
+            one, step = self.sides[side], found.metrics[JOB_STEP]
+            rows.append((_label(one), _predicted(one), _ms(step.candidate), shown_effect(step.effect), found.verdict))
             source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
             reasons.append(f"{_label(one)}: {found.verdict}, {found.verdict_reason}{source}")
         yield from table(rows, indent="  ")
@@ -288,6 +293,7 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _ratio(metric: JudgedMetric | None, side: str) -> str:
-    value = None if metric is None else metric.reference if side == "reference" else metric.candidate
+def _ratio(metrics: Mapping[str, ComparedMetric], side: Side) -> str:
+    metric = metrics.get("overlap_ratio")
+    value = None if metric is None else metric.value(side)
     return "-" if value is None else f"{value:.3f}"

@@ -13,8 +13,10 @@ from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents.comparison import ComparedMetric, Comparison
 from aorta.errors import InputError
-from aorta.experiments.recommendation import ALPHA, Judgement, check_launches, recommended, rules
+from aorta.experiments.recommendation import ALPHA, check_launches, recommended, rules
+from tests.analysis.by_json import built
 
 SEEDS: Final = 200
 LAUNCHES: Final = 5
@@ -34,14 +36,20 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
     )
 
 
+def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) -> Comparison:
+    """A comparison of which no more is known."""
+    found: Comparison = built(Comparison, {"verdict": verdict, "verdict_reason": reason})
+    found.metrics = metrics
+    return found
+
+
 def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> str | None:
     """What is recommended."""
-    judgements: dict[str, Judgement] = {}
+    judgements: dict[str, Comparison] = {}
     for number, candidate in enumerate(candidates, start=1):
         metrics = pairs(medians_side(base), medians_side(candidate))
         found = judged(metrics, base, candidate, judged_by)
-        comparison = dict(zip(("verdict", "verdict_reason"), found, strict=True)) | {"metrics": metrics}
-        judgements[f"candidate-{number}"] = Judgement.of(comparison)
+        judgements[f"candidate-{number}"] = comparison(*found, metrics)
     return recommended(judgements)[0]
 
 
@@ -80,7 +88,7 @@ def test_of_two_improvements_the_shorter_step_is_recommended() -> None:
 
 def test_no_recommendation_says_why() -> None:
     assert recommended({}) == (None, "there was nothing to launch against the base")
-    lost = Judgement("regression", "", {})
+    lost = comparison("regression", "", {})
     assert recommended({"candidate-1": lost})[1] == "none of the 1 launched was shown to be better than the base"
 
 
