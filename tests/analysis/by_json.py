@@ -23,7 +23,7 @@ from aorta.analysis.attribution import breakdown
 from aorta.analysis.compare import metric_verdicts, run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.analysis.documents import as_json
-from aorta.analysis.documents.comparison import Attribution, ComparedMetric
+from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate import gate_checks, gate_command
 
@@ -76,7 +76,6 @@ def by_json(function: Callable[..., Any]) -> Callable[..., Any]:
 aggregate = by_json(_aggregate.aggregate)
 attribute = by_json(_attribute.attribute)
 describe = by_json(_stats.describe)
-evaluate = by_json(gate_checks.evaluate)
 headline, short_headline, title = map(by_json, (_verdict.headline, _verdict.short_headline, _verdict.title))
 junit_xml, markdown_summary = by_json(gate_command.junit_xml), by_json(gate_command.markdown_summary)
 slower = by_json(_verdict.slower)
@@ -121,15 +120,17 @@ def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
     return found
 
 
-def gate_of(options: Any, summary: MutableMapping[str, Any]) -> Any:
-    """The gate's result, which is added to the summary."""
+def evaluate(conditions: Any, comparison: Any, *on_inconclusive: Any) -> GateEntry:
+    """What a gate says of a comparison, as the struct."""
+    return gate_checks.evaluate(conditions, built(Comparison, comparison), *on_inconclusive)
+
+
+def ended(options: Any, summary: MutableMapping[str, Any]) -> tuple[int, str]:
+    """How a gate ends, as the command does it; its result is added to the summary."""
     document = built(Summary, summary)
-    found = gate_command.judge(options, document)
+    gate_command.judge(options, document)
     summary.update(as_json(document))
-    return found
-
-
-run_gate = by_json(gate_command.run_gate)
+    return gate_command.run_gate(options, document)
 
 
 def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -84,13 +83,9 @@ def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Co
 
 def _unknown(name: str, known: Collection[str]) -> str:
     hint = meant(name, [*known, *ALIASES], "; ") or "."
-    names = ", ".join([*(metric for metric in known if not _of_a_kind(metric)), *ALIASES])
+    names = ", ".join([*(metric for metric in known if metric not in KIND_METRICS), *ALIASES])
     kinds = "KIND_ms, compute_KIND_ms, exposed_KIND_ms of a kind of collective"
     return f"{name!r} is no metric{hint} Known metrics: {names}, and {kinds}"
-
-
-def _of_a_kind(metric: str) -> bool:
-    return metric in KIND_METRICS
 
 
 def _wrong(text: str, at: int, what: str) -> InputError:
@@ -109,51 +104,29 @@ _UNLIKE: Final = (
 _ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
 
 
-@dataclass(frozen=True)
-class GateResult:
-    """The outcome of all conditions, and the exit code of the command."""
-
-    conditions: tuple[JudgedCondition, ...]
-    on_inconclusive: OnInconclusive
-    basis: Literal["launches", "single runs"]
-
-    @property
-    def outcome(self) -> Outcome:
-        """Fail outweighs inconclusive, which outweighs pass."""
-        outcomes: set[Outcome] = {judged.outcome for judged in self.conditions}
-        return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
-
-    @property
-    def exit_code(self) -> int:
-        """0 (pass), 3 (fail) or 4; for an inconclusive gate what `--inconclusive` asked for."""
-        failed, undecided = GateFailed.exit_code, Inconclusive.exit_code
-        chosen = {"4": undecided, "pass": EXIT_OK, "fail": failed}[self.on_inconclusive]
-        return {"pass": EXIT_OK, "fail": failed, "inconclusive": chosen}[self.outcome]
-
-    def count(self, outcome: Outcome) -> int:
-        """Number of conditions with this outcome."""
-        return Counter(judged.outcome for judged in self.conditions)[outcome]
-
-    def entry(self) -> GateEntry:
-        """What `summary.json` holds of it."""
-        return GateEntry(self.outcome, self.exit_code, self.on_inconclusive, self.basis, list(self.conditions))
-
-
 def evaluate(
     conditions: Sequence[Condition], comparison: Comparison, on_inconclusive: OnInconclusive = "4"
-) -> GateResult:
+) -> GateEntry:
     """Judge every condition.
 
     Args:
         comparison: rests on launch sets where it has `launches`, otherwise on two single runs.
         on_inconclusive: what an inconclusive gate ends with: exit code 4, 0 (`pass`) or 3 (`fail`).
+
+    Returns:
+        What `summary.json` holds of it. Fail outweighs inconclusive, which outweighs pass.
     """
     of_launches = comparison.tested
-    judged = tuple(
+    judged = [
         _of_launches(condition, comparison) if of_launches else _of_runs(condition, comparison)
         for condition in conditions
-    )
-    return GateResult(judged, on_inconclusive, "launches" if of_launches else "single runs")
+    ]
+    outcomes: set[Outcome] = {each.outcome for each in judged}
+    outcome: Outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+    failed, undecided = GateFailed.exit_code, Inconclusive.exit_code
+    chosen = {"4": undecided, "pass": EXIT_OK, "fail": failed}[on_inconclusive]
+    exit_code = {"pass": EXIT_OK, "fail": failed, "inconclusive": chosen}[outcome]
+    return GateEntry(outcome, exit_code, on_inconclusive, "launches" if of_launches else "single runs", judged)
 
 
 @dataclass(frozen=True)

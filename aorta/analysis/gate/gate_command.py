@@ -8,7 +8,7 @@ word of a file or a label become markup, or a character that XML does not allow.
 
 The command-line options of the gate: parse them, judge the conditions, write the result files.
 
-Adds options to a parser, later puts `gate` into a summary and returns an exit code and text. Must not: import pandas;
+Adds options to a parser, later puts `gate` into a summary, and returns an exit code and text. Must not: import pandas;
 conditions are parsed together with the other arguments.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,10 +26,10 @@ from xml.etree import ElementTree
 from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.compare.verdict import is_comparable, short_headline, title, verdict_words
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import AttributionRow, Comparison, JudgedCondition
+from aorta.analysis.documents.comparison import AttributionRow, Comparison, GateEntry, JudgedCondition
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
-from aorta.analysis.gate.gate_checks import Condition, GateResult, evaluate, parse_condition
+from aorta.analysis.gate.gate_checks import Condition, evaluate, parse_condition
 from aorta.errors import EXIT_OK, InputError
 from aorta.terminal_style import PLAIN, Style
 
@@ -38,12 +39,11 @@ _TONES: Final = {"pass": "improvement", "fail": "regression", "inconclusive": "i
 """Outcome -> the verdict whose colour it has."""
 
 
-def headline(result: GateResult) -> str:
+def headline(result: GateEntry) -> str:
     """The outcome, and how many conditions had each outcome."""
+    number = Counter(judged.outcome for judged in result.conditions)
     counts = [
-        f"{number} {word}"
-        for outcome, word in (("fail", "failed"), ("inconclusive", "inconclusive"), ("pass", "passed"))
-        if (number := result.count(outcome))  # type: ignore[arg-type]  # the keys of OUTCOMES
+        f"{number[outcome]} {OUTCOMES[outcome]}" for outcome in ("fail", "inconclusive", "pass") if number[outcome]
     ]
     total = TEXT.count(len(result.conditions), "condition")
     return f"gate {OUTCOMES[result.outcome]}: {', '.join(counts)} of {total}"
@@ -63,7 +63,7 @@ def interval(judged: JudgedCondition) -> str:
     return f"{quantity(judged, judged.low)} to {quantity(judged, judged.high)}"
 
 
-def gate_text(result: GateResult, style: Style = PLAIN) -> str:
+def gate_text(result: GateEntry, style: Style = PLAIN) -> str:
     """The headline, one line per condition, and a note where `--inconclusive` changed the exit code."""
     lines = [style.verdict(_TONES[result.outcome], f"{headline(result)} (exit code {result.exit_code})", bold=True)]
     for judged in result.conditions:
@@ -83,9 +83,10 @@ _NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 _UNDECIDED: Final = {"4": "error", "fail": "failure", "pass": "skipped"}
 
 
-def junit_xml(result: GateResult, comparison: Comparison) -> str:
+def junit_xml(result: GateEntry, comparison: Comparison) -> str:
     """The XML document with its declaration; ends with a newline."""
-    elements = [_element_name(result, judged) for judged in result.conditions]
+    names = {"pass": None, "fail": "failure", "inconclusive": _UNDECIDED[result.on_inconclusive]}
+    elements = [names[judged.outcome] for judged in result.conditions]
     counts = {
         "tests": str(len(elements)),
         "failures": str(elements.count("failure")),
@@ -107,10 +108,6 @@ def junit_xml(result: GateResult, comparison: Comparison) -> str:
     ElementTree.SubElement(suite, "system-out").text = _clean(headline(result))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _element_name(result: GateResult, judged: JudgedCondition) -> str | None:
-    return {"pass": None, "fail": "failure", "inconclusive": _UNDECIDED[result.on_inconclusive]}[judged.outcome]
 
 
 def _name(comparison: Comparison) -> str:
@@ -148,11 +145,11 @@ def escaped(text: object) -> str:
     return _ACTIVE.sub(lambda found: "\\" + found[1], line)
 
 
-def markdown_summary(summary: Summary, result: GateResult | None) -> str:
+def markdown_summary(summary: Summary) -> str:
     """The page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences are
     collapsed.
     """
-    comparison = known(summary.comparison)
+    comparison, result = known(summary.comparison), known(summary.gate)
     lines = list(_head(comparison, result))
     if result is not None:
         rows = [
@@ -175,7 +172,7 @@ def markdown_summary(summary: Summary, result: GateResult | None) -> str:
     return text
 
 
-def _head(comparison: Comparison | None, result: GateResult | None) -> Iterator[str]:
+def _head(comparison: Comparison | None, result: GateEntry | None) -> Iterator[str]:
     if result is not None:
         yield f"### {_MARKS[result.outcome]} AORTA {escaped(headline(result))}"
     if comparison is None:
@@ -291,24 +288,17 @@ def check_gate_options(options: argparse.Namespace) -> None:
         raise InputError(f"--inconclusive {options.inconclusive} is for a gate: give at least one --fail-on")
 
 
-def judge(options: argparse.Namespace, summary: Summary) -> GateResult | None:
-    """Judge the conditions and put the result into the summary as `gate`. Without a condition returns None and adds no
-    key.
-    """
-    if not options.fail_on:
-        return None
-    result = evaluate(options.fail_on, summary.comparison, options.inconclusive)
-    summary.gate = result.entry()
-    return result
+def judge(options: argparse.Namespace, summary: Summary) -> None:
+    """Judge the conditions and put the result into the summary as `gate`. Without a condition adds no key."""
+    if options.fail_on:
+        summary.gate = evaluate(options.fail_on, summary.comparison, options.inconclusive)
 
 
-def run_gate(
-    options: argparse.Namespace, summary: Summary, result: GateResult | None, style: Style = PLAIN
-) -> tuple[int, str]:
+def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN) -> tuple[int, str]:
     """Write the files of `--junit` and `--markdown`.
 
     Args:
-        result: what `judge` returned for this summary.
+        summary: what `judge` was given.
         style: of the text.
 
     Returns:
@@ -317,12 +307,12 @@ def run_gate(
     Raises:
         InputError: a file cannot be written.
     """
-    written: list[str] = []
+    result, written = known(summary.gate), list[str]()
     if result is not None and options.junit is not None:
         _write(options.junit, junit_xml(result, summary.comparison), "w", "--junit")
         written.append(options.junit)
     if options.markdown is not None:
-        _write(options.markdown, markdown_summary(summary, result), "a", "--markdown")
+        _write(options.markdown, markdown_summary(summary), "a", "--markdown")
         written.append(options.markdown)
     if result is None:
         return EXIT_OK, "\n".join(written)

@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.gate.gate_checks import GateResult
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.locations import launch_folders
@@ -57,7 +57,6 @@ def overlap_report(arguments: Sequence[str]) -> int:
     )
     from aorta.analysis.report.report_folder import write_report
 
-    judged: list[GateResult | None] = []
     style = style_of(sys.stdout)
     report = write_report(
         sources,
@@ -67,13 +66,13 @@ def overlap_report(arguments: Sequence[str]) -> int:
         engine=engine,
         comm_patterns=options.comm_pattern,
         rules=rules,
-        finish=lambda summary: judged.append(judge(options, summary)),
+        finish=partial(judge, options),
         html=options.html,
         brief=not options.all,
         style=style,
         tables=options.tables,
     )
-    code, decided = run_gate(options, report.content, judged[0], style)
+    code, decided = run_gate(options, report.content, style)
     more = "" if options.all else f"More: {_command(arguments)} --all"
     blocks = [report.text, decided, more, "" if options.fail_on else _next(arguments, report.content, rules)]
     to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +13,7 @@ from aorta.analysis.gate import gate_command
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
-from tests.analysis.by_json import gate_of, run_gate
+from tests.analysis.by_json import ended
 from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
 
@@ -25,11 +24,6 @@ def options(*words: str, sides: bool = True) -> argparse.Namespace:
     parser.add_argument("--candidate", default="rocm" if sides else None)
     add_gate_arguments(parser)
     return parser.parse_args(words)
-
-
-def ended(words: argparse.Namespace, summary: dict[str, Any]) -> tuple[int, str]:
-    """As the command does it."""
-    return run_gate(words, summary, gate_of(words, summary))
 
 
 SUMMARY = {"comparison": comparison(idle_ms=metric(1, 5))}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.gate.gate_checks import GateResult, parse_condition
+from aorta.analysis.documents.comparison import GateEntry
+from aorta.analysis.gate.gate_checks import parse_condition
 from tests.analysis.by_json import evaluate, junit_xml
 from tests.analysis.gate.comparisons import comparison, metric
 
@@ -43,8 +44,8 @@ def check(element: ElementTree.Element) -> None:
         check(child)
 
 
-def result(on_inconclusive: str = "4") -> GateResult:
-    return evaluate(CONDITIONS, COMPARED, on_inconclusive)  # type: ignore[arg-type]
+def result(on_inconclusive: str = "4") -> GateEntry:
+    return evaluate(CONDITIONS, COMPARED, on_inconclusive)
 
 
 @pytest.mark.parametrize(("choice", "element"), [("4", "error"), ("fail", "failure"), ("pass", "skipped")])

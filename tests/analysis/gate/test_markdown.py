@@ -7,6 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aorta.analysis.documents import as_json
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.gate.gate_command import LIMIT_BYTES, escaped
 from tests.analysis.by_json import evaluate, markdown_summary
@@ -34,11 +35,11 @@ COMPARED = {
     },
 }
 SUMMARY = {"comparison": COMPARED}
-RESULT = evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], COMPARED)
+GATED = {"gate": as_json(evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], COMPARED))}
 
 
 def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
-    text = markdown_summary(SUMMARY, RESULT)
+    text = markdown_summary(SUMMARY | GATED)
     lines = text.splitlines()
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
     assert lines[2].startswith("rocm against cuda: **NOT TESTED**: 0\\.800 \\-&gt; 0\\.700 of communication hidden")
@@ -52,7 +53,7 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
 
 
 def test_every_number_of_the_sentence_stands_in_a_table() -> None:
-    text = markdown_summary(SUMMARY, RESULT)
+    text = markdown_summary(SUMMARY | GATED)
     assert "| exposed communication | 1.000 | 13.300 | 12.300 | 100% |" in text
     assert "| computation | 1.000 | 13.300 | 12.300 | - |" in text
     assert text.index("| reducescatter | ") < text.index("| transfer | ")
@@ -60,25 +61,25 @@ def test_every_number_of_the_sentence_stands_in_a_table() -> None:
 
 def test_rows_of_zeros_are_left_out_and_so_are_deltas_of_other_work() -> None:
     metrics = {"overlap_ratio": metric(0.8, 0.7, "ratio"), "exposed_send_ms": metric(0.0, 0.0001)}
-    assert "exposed\\_send" not in markdown_summary({"comparison": comparison(**metrics)}, None)
+    assert "exposed\\_send" not in markdown_summary({"comparison": comparison(**metrics)})
     unlike = {"unlike": ["header.world_size"]}
     keys = [{"key": "header.world_size", "reference": 2, "candidate": 4}]
-    text = markdown_summary({"comparison": comparison(**metrics) | unlike | {"manifest_differences": keys}}, None)
+    text = markdown_summary({"comparison": comparison(**metrics) | unlike | {"manifest_differences": keys}})
     assert text.startswith("### AORTA: not comparable\n")
     assert "| metric | reference | candidate | unit | verdict |" in text
     assert "0.1000" not in text
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
-    tables = re.findall(r"(?:^\|.*\|\n)+", markdown_summary(SUMMARY, RESULT), re.MULTILINE)
+    tables = re.findall(r"(?:^\|.*\|\n)+", markdown_summary(SUMMARY | GATED), re.MULTILINE)
     assert len(tables) == 4
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
 def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
-    assert markdown_summary(SUMMARY, None).startswith("### AORTA: not tested\n")
-    assert markdown_summary({}, None) == "### AORTA report\n\nNo comparison was asked for.\n"
+    assert markdown_summary(SUMMARY).startswith("### AORTA: not tested\n")
+    assert markdown_summary({}) == "### AORTA report\n\nNo comparison was asked for.\n"
 
 
 @given(st.text())
@@ -91,14 +92,14 @@ def test_no_word_becomes_markup(text: str) -> None:
 
 def test_words_that_would_run_are_shown_as_they_are() -> None:
     hostile = "</summary><script>alert(1)</script> | @everyone `x` [a](javascript:b) \n# h"
-    text = markdown_summary({"comparison": {**COMPARED, "candidate": hostile, "warnings": [hostile]}}, RESULT)
+    text = markdown_summary({"comparison": {**COMPARED, "candidate": hostile, "warnings": [hostile]}} | GATED)
     assert "<script" not in text
     assert "\\@everyone" in text
     assert not re.search(r"^# h", text, re.MULTILINE)
 
 
 def test_what_github_would_refuse_for_its_size_is_cut_and_says_so() -> None:
-    text = markdown_summary({"comparison": {**COMPARED, "warnings": ["x" * (LIMIT_BYTES + 1)]}}, RESULT)
+    text = markdown_summary({"comparison": {**COMPARED, "warnings": ["x" * (LIMIT_BYTES + 1)]}} | GATED)
     assert len(text.encode()) < LIMIT_BYTES
     assert text.startswith("### ❌ AORTA gate failed")
     assert "summary.json" in text

@@ -148,7 +148,7 @@ def _row(what: str, reference_ms: float, candidate_ms: float, share: float | Non
 
 def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a gate says of the comparison."""
-    return {"gate": as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]).entry())}
+    return {"gate": as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]))}
 
 
 def sampled(folder: Path) -> Path:
