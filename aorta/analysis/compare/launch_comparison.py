@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.launch_set import Launch, LaunchOrder, LaunchSet, Sample, launch_order
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample, launch_order
 from aorta.analysis.compare.metric_verdicts import add_statistics, judge
 from aorta.analysis.compare.run_comparison import (
     UNNOTICED,
@@ -35,6 +35,7 @@ from aorta.analysis.documents.comparison import (
     Comparison,
     FactDifference,
     LaunchEntry,
+    LaunchOrderFacts,
 )
 from aorta.analysis.documents.dataset import CollectiveEntry, Ends, LaunchLeftOut
 from aorta.errors import InputError
@@ -113,7 +114,7 @@ def compare_launches(
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_side(side, rows) for side, rows in zip(sides, collectives, strict=True))
     found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
-    order = launch_order(*sides)
+    order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)
     found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, _withheld(order, sides, rules))
     named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
     # `compare` saw one launch per side; missing manifests are reported for all launches below.
@@ -127,7 +128,7 @@ def compare_launches(
     found.host_bound = difference_in_lead(*([launch.pace for launch in side.launches] for side in sides))
     found.statistic = "median over launches of the median over steps of all ranks"
     found.launches = {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()}
-    found.launch_order = order.facts(assume_no_drift=rules.assume_no_drift)
+    found.launch_order = order
     found.left_out = {name: left_out(side) for name, side in named.items()}
     found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
     found.interval_level, found.sequence = 1 - rules.alpha, list(rules.sequence)
@@ -196,7 +197,7 @@ def _launch_entry(launch: Launch) -> LaunchEntry:
     )
 
 
-def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
+def _withheld(order: LaunchOrderFacts, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
     """Why the order of the launches forbids a verdict; None where it does not, or where they are too few for one
     anyway, which is what a reader has to hear first.
     """
@@ -207,7 +208,7 @@ def _withheld(order: LaunchOrder, sides: tuple[LaunchSet, LaunchSet], rules: Rul
     return f"{order.reason}. Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
 
 
-def _in_time(order: LaunchOrder, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
+def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
     """Warnings about what the machines may have done meanwhile."""
     warnings = []
     if rules.assume_no_drift and not order.comparable:

@@ -289,47 +289,38 @@ regressions on average and 5 % at worst, those above up to 25 % (docs/dev/verdic
 _LETTERS: Final = ("R", "C")
 
 
-@dataclass(frozen=True)
-class LaunchOrder:
-    """How the launches of both sides follow each other.
+def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift: bool = False) -> LaunchOrderFacts:
+    """The order of all launches of both sides, and whether it separates a difference of the sides from a drift.
 
-    Attributes:
-        comparable: whether the sides took turns; None = unknown.
-        sequence: R for a launch of the reference, C for one of the candidate, by time; those that ran at the same time
-            in parentheses. None where unknown.
-        inflation: `drift_inflation` of it; None where unknown.
-        reason: why it is not comparable, or not known; None where it is.
+    Args:
+        assume_no_drift: whether they are judged in any order (`Rules`); noted beside the others.
+
+    Returns:
+        What `summary.json` holds of it. `comparable`: whether the sides took turns; None = unknown. `sequence`: R for a
+        launch of the reference, C for one of the candidate, by time; those that ran at the same time in parentheses.
+        `reason`: why it is not comparable, or not known.
     """
 
-    comparable: bool | None
-    sequence: str | None
-    inflation: float | None
-    reason: str | None
+    def order(
+        comparable: bool | None, sequence: str | None, inflation: float | None, reason: str | None
+    ) -> LaunchOrderFacts:
+        return LaunchOrderFacts(comparable, sequence, inflation, MOST, reason, assume_no_drift)
 
-    def facts(self, *, assume_no_drift: bool) -> LaunchOrderFacts:
-        """What `summary.json` holds of it."""
-        return LaunchOrderFacts(
-            self.comparable, self.sequence, self.inflation, MOST, self.reason, assume_no_drift=assume_no_drift
-        )
-
-
-def launch_order(reference: LaunchSet, candidate: LaunchSet) -> LaunchOrder:
-    """The order of all launches of both sides, and whether it separates a difference of the sides from a drift."""
     launches = [*reference.launches, *candidate.launches]
     unknown = [str(launch.path) for launch in launches if launch.span_ns is None]
     if unknown:
         why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
-        return LaunchOrder(None, None, None, why)
+        return order(None, None, None, why)
     moments = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
     inflation, sequence = drift_inflation(moments, of_candidate), _sequence(moments, of_candidate)
     if inflation <= MOST:
-        return LaunchOrder(True, sequence, inflation, None)
+        return order(True, sequence, inflation, None)
     why = (
         f"the launches of the two sides did not take turns ({sequence}), so that a drift of the machine counts as a "
         f"difference between them, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
     )
-    return LaunchOrder(False, sequence, inflation, why)
+    return order(False, sequence, inflation, why)
 
 
 def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:

@@ -146,7 +146,7 @@ def test_the_command_and_the_gate(
 
 def test_a_launch_of_unknown_time_makes_the_order_unknown() -> None:
     found = order_of([[(0, 10), None], [(10, 20), (20, 30)]])
-    assert (found.comparable, found.sequence, found.inflation) == (None, None, None)
+    assert (found.comparable, found.sequence, found.drift_inflation) == (None, None, None)
     assert found.reason == "when 1 of 4 launches ran is not known (1 for one)"
 
 
