@@ -196,6 +196,11 @@ class RunProgram:
         return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS
 
 
+def not_replayable(where: object, why: object) -> InputError:
+    """The error for a run, or a trace of it, whose program would have to be guessed."""
+    return InputError(f"{where}: a replay is not possible: {why}")
+
+
 def compact(values: npt.NDArray[np.int64]) -> Column:
     """The same numbers in 32 bits where they fit."""
     if values.size and (values.max() >= 2**31 or values.min() < -(2**31)):

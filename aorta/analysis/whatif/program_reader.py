@@ -25,6 +25,7 @@ from aorta.analysis.whatif.program import (
     RunProgram,
     StepProgram,
     compact,
+    not_replayable,
 )
 from aorta.analysis.whatif.recorded import Anchor, Costs, IssuedCollective, Key, RankStep, Recorded, rank_step
 from aorta.analysis.whatif.schedule import ReplayOrder, schedule
@@ -188,9 +189,10 @@ class ProgramReader:
         given, number = rank.given, rank.tables.source.rank
         contents, start_ns, length_ns = given.contents[index], int(given.start_ns[index]), int(given.length_ns[index])
         if contents.waits is None:
-            raise InputError(
-                f"{self._run.location}: a replay is not possible: the record does not say who waited for which "
-                f"collective (rank {number}, global step {self._steps[index]}); record it again with this AORTA"
+            raise not_replayable(
+                self._run.location,
+                f"the record does not say who waited for which collective (rank {number}, global step "
+                f"{self._steps[index]}); record it again with this AORTA",
             )
         rows = given.collectives.take(given.rows[index])
         names = [rows.names[name] for name in rows.name.tolist()]
@@ -226,12 +228,10 @@ class ProgramReader:
 
     def _issued(self, rank: _Rank, name: CollectiveName) -> Issued:
         if name.kind in _TIMED_AT_BOTH_ENDS:
-            raise InputError(f"{self._run.location}: a replay is not possible: it has {_PEERS_UNKNOWN}")
+            raise not_replayable(self._run.location, f"it has {_PEERS_UNKNOWN}")
         members = rank.groups.get(name.group)
         if members is None:
-            raise InputError(
-                f"{self._run.location}: a replay is not possible: the ranks of process group {name.group!r} are unknown"
-            )
+            raise not_replayable(self._run.location, f"the ranks of process group {name.group!r} are unknown")
         link: int | None = None
         if self._shared:
             assert self._network is not None  # nothing else is shared
@@ -260,9 +260,7 @@ class ProgramReader:
             try:
                 self._schedules[layouts] = schedule(tuple(self._ranks), [known[layout] for layout in layouts])
             except InputError as error:
-                raise InputError(
-                    f"{self._run.location}: a replay is not possible: global step {global_step}: {error}"
-                ) from error
+                raise not_replayable(self._run.location, f"global step {global_step}: {error}") from error
         return self._schedules[layouts]
 
     def _spans(self, of_ranks: Sequence[Sequence[tuple[SpanName, Anchor, Anchor]]]) -> ProgramSpans:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.tables import Ints, RankTables, Run
-from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program import RunProgram, not_replayable
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, RankSteps
 from aorta.analysis.whatif.trace_program import program_of_traces
 from aorta.config.groups.fabric import emulated_rules
@@ -75,10 +75,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
 
 
 def _refuse(run: Run) -> None:
-    def no(why: str) -> InputError:
-        return InputError(f"{run.location}: a replay is not possible: {why}")
-
-    health = run.health
+    health, no = run.health, partial(not_replayable, run.location)
     if run.source.format != FORMAT:
         raise no(f"it is read from a trace ({run.source.format}), and not from AORTA's own record")
     if health.world_size == 1:
@@ -97,7 +94,7 @@ def _refuse(run: Run) -> None:
 
 def _network(run: Run) -> EmulatedFabric | None:
     if run.manifest is None:
-        raise InputError(f"{run.location}: a replay is not possible: {run.health.manifest_problem}")
+        raise not_replayable(run.location, run.health.manifest_problem)
     try:
         return network_of(run.health.fabric, run.health.world_size)
     except (TypeError, ValueError) as error:
@@ -131,9 +128,8 @@ def _common_steps(run: Run, last: int | None) -> Ints:
     columns = [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()]
     steps: Ints = reduce(np.intersect1d, columns)
     if len(steps) < LEAST_STEPS:
-        raise InputError(
-            f"{run.location}: a replay is not possible: {len(steps)} step(s) behind the warm-up are on all ranks; it "
-            f"takes {LEAST_STEPS}"
+        raise not_replayable(
+            run.location, f"{len(steps)} step(s) behind the warm-up are on all ranks; it takes {LEAST_STEPS}"
         )
     return steps if last is None else steps[-last:]
 
@@ -177,9 +173,9 @@ def clock_offsets(run: Run) -> Mapping[int, int] | None:
         clock = run.clocks.get(rank)
         if clock is None or not clock.known:
             why = run.clocks_missing or "they were not measured"
-            raise InputError(
-                f"{run.location}: a replay is not possible: the ranks are on several hosts, and their clocks cannot be "
-                f"compared (rank {rank}): {why}"
+            raise not_replayable(
+                run.location,
+                f"the ranks are on several hosts, and their clocks cannot be compared (rank {rank}): {why}",
             )
         offsets[rank] = clock.correction_ns(int(tables.steps.t_start_ns[0]))
     return offsets

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,10 +24,9 @@ from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import KINETO, find_units, read_unit
 from aorta.analysis.load.trace_health import usable
 from aorta.analysis.tables import Ints, Members, Run
-from aorta.analysis.whatif.program import RunProgram
+from aorta.analysis.whatif.program import RunProgram, not_replayable
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader
 from aorta.analysis.whatif.traced_rank import TracedRank, traced_rank
-from aorta.errors import InputError
 from aorta.timeline.classes import KINDS, LOCKSTEP
 
 _IDLE_SAID: Final = 0.01
@@ -60,7 +59,7 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
     edges = _edges(ranks, groups)
     steps = ranks[0].steps
     if len(steps) < LEAST_STEPS:
-        raise _no(run, f"{len(steps)} step(s) are described on all ranks; it takes {LEAST_STEPS}")
+        raise not_replayable(run.location, f"{len(steps)} step(s) are described on all ranks; it takes {LEAST_STEPS}")
     program = ProgramReader(
         _with_groups(run, groups),
         None,
@@ -77,34 +76,28 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
         flags=tuple(_flags(ranks, clock, len(wanted) - len(steps))),
     )
     if not facts.collectives:
-        raise _no(run, "the steps of its traces hold no communication")
+        raise not_replayable(run.location, "the steps of its traces hold no communication")
     recorded = [replace(step, recorded_ns=row) for step, row in zip(program.steps, lengths, strict=True)]
     return replace(program, steps=recorded, facts=facts)
 
 
-def _no(run: Run, why: str) -> InputError:
-    return InputError(f"{run.location}: a replay is not possible: {why}")
-
-
 def _refuse(run: Run) -> None:
-    health = run.health
+    health, no = run.health, partial(not_replayable, run.location)
     formats = sorted({tables.source.format for tables in run.ranks.values()})
     if formats != [KINETO]:
-        raise _no(
-            run,
+        raise no(
             f"of traces, those of torch.profiler (Kineto) say which collective a kernel belongs to; these are "
             f"{', '.join(formats)}",
         )
     if unknown := [tables.source.path for number, tables in run.ranks.items() if number < 0]:
-        raise _no(run, f"the rank of {unknown[0]} is unknown, or another trace of it is there too")
+        raise no(f"the rank of {unknown[0]} is unknown, or another trace of it is there too")
     if health.world_size == 1:
-        raise _no(run, "one rank communicates with nobody")
+        raise no("one rank communicates with nobody")
     if health.ranks_missing or len(run.ranks) < health.world_size:
         missing = len(health.ranks_missing) or health.world_size - len(run.ranks)
-        raise _no(run, f"the traces of {missing} of {health.world_size} ranks are missing; it takes those of all")
+        raise no(f"the traces of {missing} of {health.world_size} ranks are missing; it takes those of all")
     if run.source.platform == "cpu":
-        raise _no(
-            run,
+        raise no(
             "these are traces of a CPU, on which gloo's rows carry no process group and no sequence number; AORTA's "
             "own record of the run has them (aorta train)",
         )
@@ -113,8 +106,8 @@ def _refuse(run: Run) -> None:
 def _steps(run: Run, last: int | None) -> Ints:
     steps: Ints = reduce(np.intersect1d, [tables.steps.global_step for tables in run.ranks.values()])
     if len(steps) < LEAST_STEPS:  # without any mark the whole trace is one
-        raise _no(
-            run,
+        raise not_replayable(
+            run.location,
             f"its traces do not mark {LEAST_STEPS} steps that all ranks have (ProfilerStep#N): call the profiler's "
             "step() behind each step",
         )
@@ -131,7 +124,7 @@ def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
                 continue
             rank, tables = of_path[trace.path]
             if trace.unseen is not None:
-                raise _no(run, f"{trace.path}: {trace.unseen}")
+                raise not_replayable(run.location, f"{trace.path}: {trace.unseen}")
             device = NULL if tables.source.device is None else int(tables.source.device)
             order = read_order(unit.files[0], device) if trace.path == unit.files[0] else None
             found[rank] = traced_rank(usable(trace), rank, device, order, steps)
@@ -251,17 +244,18 @@ def on_one_clock(
         return list(ranks), f"the ranks share a host and its clock{known}"
     offsets = _offsets(ends, [each.rank for each in ranks])
     if missing := [each.rank for each in ranks if each.rank not in offsets]:
-        raise InputError(
-            f"{location}: a replay is not possible: the clocks of the ranks cannot be compared: they are not known to "
-            f"share a host, and no collective that waits for all its ranks joins rank(s) "
-            f"{', '.join(map(str, missing[:8]))} to rank {ranks[0].rank}"
+        raise not_replayable(
+            location,
+            "the clocks of the ranks cannot be compared: they are not known to share a host, and no collective that "
+            f"waits for all its ranks joins rank(s) {', '.join(map(str, missing[:8]))} to rank {ranks[0].rank}",
         )
     apart_ns = _apart(ends, offsets) or 0.0
     if apart_ns > APART * step_ns:
-        raise InputError(
-            f"{location}: a replay is not possible: the clocks of the ranks cannot be compared: aligned by the ends of "
-            f"{len(ends)} collectives, these still lie up to {apart_ns / 1e6:.3f} ms apart, and more than {APART:.0%} "
-            f"of a step of {step_ns / 1e6:.3f} ms is not accepted"
+        raise not_replayable(
+            location,
+            f"the clocks of the ranks cannot be compared: aligned by the ends of {len(ends)} collectives, these still "
+            f"lie up to {apart_ns / 1e6:.3f} ms apart, and more than {APART:.0%} of a step of {step_ns / 1e6:.3f} ms "
+            "is not accepted",
         )
     moved = [each.moved(offsets[each.rank]) for each in ranks]
     return moved, (

@@ -19,8 +19,8 @@ from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, T
 from aorta.analysis.load.kineto.stream_waits import RecordedStreams
 from aorta.analysis.step_intervals import SpanName, StepContents, WaitRow
 from aorta.analysis.tables import Bools, CollectiveName, Collectives, Ints
+from aorta.analysis.whatif.program import not_replayable
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, RankSteps
-from aorta.errors import InputError
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
@@ -220,10 +220,6 @@ def _described(comm: Intervals, trace: Trace, rank: int, begin_ns: Ints, end_ns:
     Raises:
         InputError: too few steps are left, or collectives are described in a way that cannot be.
     """
-
-    def no(why: str) -> InputError:
-        return InputError(f"{trace.path}: a replay is not possible: {why}")
-
     missing = {
         "kind": comm.kind == NULL,
         "process group": comm.group == NULL,
@@ -235,18 +231,20 @@ def _described(comm: Intervals, trace: Trace, rank: int, begin_ns: Ints, end_ns:
     first = int(np.searchsorted(begin_ns, comm.start_ns[lacking].max(), side="right")) if lacking.any() else 0
     if len(begin_ns) - first < LEAST_STEPS:
         words = ", no ".join(what for what, absent in missing.items() if (absent & inside).any())
-        raise no(
+        raise not_replayable(
+            trace.path,
             f"{int(lacking.sum())} of {int(inside.sum())} collectives of rank {rank} have no {words}. Their kernels "
             "must carry the parameters of record_param_comms ('Collective name', 'Process Group Name', 'Seq', "
             "'In msg nelems', 'dtype'): record with a torch whose profiler writes them, with record_shapes=True, and "
-            "over more steps"
+            "over more steps",
         )
     rows = comm.take(inside & (comm.start_ns >= begin_ns[first]))
     for group in np.unique(rows.group).tolist():
         if (np.diff(rows.seq[rows.group == group]) <= 0).any():
-            raise no(
+            raise not_replayable(
+                trace.path,
                 f"on rank {rank} the kernels of process group {rows.groups[group]!r} do not have ascending sequence "
-                "numbers, one each, by which a collective is found on other ranks"
+                "numbers, one each, by which a collective is found on other ranks",
             )
     return first
 
