@@ -3,9 +3,8 @@
 Must not leave a job out, write a number where there is none, or import pandas or matplotlib before the arguments are
 known to be good.
 
-The heat map of a sweep or a study over two keys: colour and number in every cell; empty ones say why.
-
-Must not import pyplot, or give a value or a colour to a cell that has none.
+The heat map of a sweep or a study over two keys: colour and number in every cell; empty ones say why. It must not
+import pyplot, or give a value or a colour to a cell that has none.
 """
 
 from __future__ import annotations
@@ -19,14 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import matplotlib
-from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
-
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, metric_named
-from aorta.analysis.report.charts.style import new_figure, save
-from aorta.analysis.report.palette import INK, text_on
 from aorta.command_line import command
 from aorta.errors import EXIT_OK, InputError
 from aorta.experiments.journal import JobHistory, Sweep, read_sweep
@@ -139,8 +132,6 @@ class SweepReport:
         Raises:
             InputError: the keys do not serve.
         """
-        from aorta.experiments.sweep_report import NULL, HeatPoint, arrange
-
         points = [
             HeatPoint(row.job.keys, row.value(metric), NULL if row.job.status == "done" else row.job.status)
             for row in self.rows
@@ -175,8 +166,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _drawn(grid: HeatGrid, title: str, path: Path) -> str:
-    from aorta.experiments.sweep_report import draw
-
     reason = draw(grid, title, path)
     if reason is None:
         return str(path)
@@ -311,6 +300,13 @@ def _cell(points: Sequence[HeatPoint]) -> HeatCell:
 
 def draw(grid: HeatGrid, title: str, path: Path) -> str | None:
     """Write a PNG. Returns None, or why nothing was drawn: no cell has a value."""
+    import matplotlib
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    from aorta.analysis.report.charts.style import new_figure, save
+    from aorta.analysis.report.palette import INK, text_on
+
     known = grid.values
     if not known:
         return f"{grid.metric} has no value in any job"

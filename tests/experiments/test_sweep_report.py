@@ -10,8 +10,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
+from aorta.analysis.report.charts import style
 from aorta.errors import InputError
-from aorta.experiments import sweep_report
 from aorta.experiments.journal import JobEnded, JobHistory, JobPlanned, Sweep
 from aorta.experiments.launch_medians import LaunchMedians
 from aorta.experiments.sweep_report import NO_JOB, HeatGrid, JobRow, SweepReport, draw, main
@@ -75,7 +75,7 @@ def test_an_axis_with_too_many_values():
 def drawn(monkeypatch, tmp_path, rows, metric="overlap_ratio"):
     """The figure that would be saved."""
     figures = []
-    monkeypatch.setattr(sweep_report, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path: figures.append(figure))
     assert draw(arrange(rows, metric, "x", "y"), "title", tmp_path / "heat.png") is None
     return figures[0].axes[0]
 
