@@ -22,7 +22,7 @@ from aorta.analysis.attribution.attribution_sentence import sentence
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, ranked, stragglers
 from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, Sums, Totals
 from aorta.analysis.collective_matching import group_members
-from aorta.analysis.documents.comparison import AttributedSide, Attribution, FactDifference
+from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.engines import Engine, Local, progress
@@ -78,13 +78,13 @@ def attribute(
     engine: Engine | None = None,
     differences: Sequence[FactDifference] = (),
 ) -> Attribution:
-    """Compute `comparison["attribution"]`. Its rows are in milliseconds per rank-step.
+    """Compute `attribution` of a comparison. Its rows are in milliseconds per rank-step.
 
     Args:
         reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
             loaded lazily.
         engine: where records are read again; by default this machine.
-        differences: `comparison["manifest_differences"]`; those of the configuration are named in the sentence.
+        differences: `manifest_differences` of it; those of the configuration are named in the sentence.
 
     Raises:
         InputError: a record cannot be read again.
@@ -102,7 +102,7 @@ def attribute(
     parallel = alike.pop() if len(alike) == 1 else ""
     found = dimensions(means, parallel)
     late, blocks = stragglers(means), computing(means)
-    text, lead = sentence(means, {**found, "computing": blocks}, late, _configured(differences), parallel)
+    text, lead = sentence(means, found, blocks, late, _configured(differences), parallel)
     return Attribution(
         definition=DEFINITION,
         unit="ms per step and rank",
@@ -111,7 +111,7 @@ def attribute(
         difference_ms=means.difference_ms,
         **{side: _side(means, side_totals, seen[side]) for side, side_totals in totals.items()},
         causes=ranked(found, late, lead),
-        dimensions=found,
+        dimensions=found._asdict(),
         stragglers=late,
         computing=blocks,
     )
@@ -135,18 +135,18 @@ def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> Exp
     means = Means(nothing, totals)
     found = dimensions(means, seen.parallel)
 
-    def rows(name: str) -> list[ExposedRow]:
-        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[name]]
+    def rows(found: Sequence[AttributionRow]) -> list[ExposedRow]:
+        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in found]
 
     return ExposedBreakdown(
         reason=None,
         rank_steps=totals.sums.rank_steps,
         exposed_ms=means.difference_ms,
-        group=rows("group"),
-        collective=rows("collective"),
-        region=rows("place"),
-        part=rows("part"),
-        rank=rows("rank"),
+        group=rows(found.group),
+        collective=rows(found.collective),
+        region=rows(found.place),
+        part=rows(found.part),
+        rank=rows(found.rank),
     )
 
 

@@ -8,10 +8,10 @@ large or small (that is the comparison's verdict).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from aorta.analysis.attribution.breakdown import Means
+from aorta.analysis.attribution.breakdown import Breakdowns, Means
 from aorta.analysis.attribution.keys import (
     BUBBLE_PART,
     BUCKETED,
@@ -52,7 +52,8 @@ Setting = tuple[str, object, object]
 
 def sentence(
     means: Means,
-    found: Mapping[str, list[AttributionRow]],
+    found: Breakdowns,
+    computing: Sequence[AttributionRow],
     late: Sequence[AttributionRow],
     configured: Sequence[Setting] = (),
     parallel: str = "",
@@ -62,6 +63,8 @@ def sentence(
     no more. Every number is a mean over steps and ranks.
 
     Args:
+        computing: compute time of each pass of each block.
+        late: what stragglers are waited for.
         configured: the settings in which the sides differ.
         parallel: the strategy of both sides.
 
@@ -74,30 +77,30 @@ def sentence(
         return f"{said}{_hidden_alone(found)}.", None
     toggled = _toggled(found, configured, parallel)
     if toggled is not None:
-        return toggled, max(found["part"], key=_portion)
+        return toggled, max(found.part, key=_portion)
     said, lead = _cause(means, found, late)
-    parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found)]
+    parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found, computing)]
     return " ".join(filter(None, parts)), lead
 
 
-def _hidden_alone(found: Mapping[str, list[AttributionRow]]) -> str:
+def _hidden_alone(found: Breakdowns) -> str:
     """What explains another share of hidden communication where the exposed part is the same: there is more or less
     communication in all. Without numbers, as no table is shown where nothing differs.
     """
-    communication, hidden = found["balance"]
+    communication, hidden = found.balance
     if abs(hidden.difference_ms) <= SAME * max(communication.reference_ms, communication.candidate_ms):
         return ""
     change = "less" if hidden.difference_ms > 0 else "more"
     return f"; there is {change} communication in all, and the difference is hidden communication"
 
 
-def _toggled(found: Mapping[str, list[AttributionRow]], configured: Sequence[Setting], parallel: str) -> str | None:
+def _toggled(found: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
     """What overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
     value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
-    communication, hidden = found["balance"]
+    communication, hidden = found.balance
     if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
         return None
-    kinds = {row.kind for row in found["kind"] if row.listed}
+    kinds = {row.kind for row in found.kind if row.listed}
     buckets = parallel in BUCKETED and kinds == {"allreduce"}
     does = (_BUCKETS if buckets else _WAITED_FOR)[value]
     moved = f"{rough_ms(hidden.difference_ms)} a step"
@@ -105,7 +108,7 @@ def _toggled(found: Mapping[str, list[AttributionRow]], configured: Sequence[Set
         what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
     else:
         what = f"{moved} that was {'exposed is hidden' if value else 'hidden is exposed'}"
-    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(found['part'])}."
+    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(found.part)}."
 
 
 def _split(rows: Sequence[AttributionRow]) -> str:
@@ -154,9 +157,7 @@ def _configured(changes: Sequence[tuple[str, object, object]]) -> str:
     return f"Configuration: {shown}{f' and {more} more' if more > 0 else ''}."
 
 
-def _cause(
-    means: Means, found: Mapping[str, list[AttributionRow]], late: Sequence[AttributionRow]
-) -> tuple[str, AttributionRow]:
+def _cause(means: Means, found: Breakdowns, late: Sequence[AttributionRow]) -> tuple[str, AttributionRow]:
     total = means.difference_ms
     change = "increase" if total > 0 else "decrease"
     waiting = [row for row in late if _portion(row) >= _MOST]
@@ -165,7 +166,7 @@ def _cause(
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
         return _share(row, change) + (_where(means, mine) if row.alone else ""), row
     row, chosen = _collective(found)
-    block = max(_listed(found["block"]), key=_portion)
+    block = max(_listed(found.block), key=_portion)
     if block.block is not None and _portion(block) >= _LEADS and _portion(row) < _MUCH * _portion(block):
         mine = [lambda key: key.block == block.block]
         return f"{_share(block, change)}{_part(means, mine)}", block
@@ -176,12 +177,12 @@ def _cause(
 _Chosen = Callable[[ExposedKey], bool]
 
 
-def _collective(found: Mapping[str, list[AttributionRow]]) -> tuple[AttributionRow, _Chosen]:
+def _collective(found: Breakdowns) -> tuple[AttributionRow, _Chosen]:
     """The collective with the largest share, or its whole kind where several sizes share a cause and none makes up most
     of it.
     """
-    one = max(_listed(found["collective"]), key=_portion)
-    kind = max(_listed(found["kind"]), key=_portion)
+    one = max(_listed(found.collective), key=_portion)
+    kind = max(_listed(found.kind), key=_portion)
     if _portion(kind) >= _MOST and (_portion(one) < 0.7 * _portion(kind) or one.kind != kind.kind):
         return kind, _matching(kind, "kind")
     return one, _matching(one, "kind", "group", "group_size", "bytes")
@@ -246,9 +247,9 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     return f"; the largest part exposed in {place_name(place)}"
 
 
-def _balance(means: Means, found: Mapping[str, list[AttributionRow]]) -> str:
+def _balance(means: Means, found: Breakdowns, computing: Sequence[AttributionRow]) -> str:
     """Explain why less of equally long communication is hidden: is there less computation to hide behind?"""
-    communication, hidden = found["balance"]
+    communication, hidden = found.balance
     if _portion(hidden) < _MOST:
         return ""
     lost = hidden.difference_ms > 0
@@ -268,7 +269,7 @@ def _balance(means: Means, found: Mapping[str, list[AttributionRow]]) -> str:
     if abs(change) < abs(hidden.difference_ms):  # too little to explain it all
         return f"{text}, although computation is only {rough_ms(change)} {way}: {coincides}."
     text += f", as computation is {rough_ms(change)} {way}"
-    rows = _listed(found["computing"])
+    rows = _listed(computing)
     row = max(rows, key=lambda row: row.difference_ms * (1 if change > 0 else -1), default=None)
     named = row is not None and row.difference_ms / change >= _MOST  # the record may name no block
     return f"{text}, most of that in {row.what}." if named and row is not None else f"{text}."

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -89,7 +89,22 @@ class Means:
         return found
 
 
-def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
+class Breakdowns(NamedTuple):
+    """A difference, broken down in every way; `balance` has two rows (`balance`)."""
+
+    kind: list[AttributionRow]
+    group: list[AttributionRow]
+    collective: list[AttributionRow]
+    order: list[AttributionRow]
+    phase: list[AttributionRow]
+    block: list[AttributionRow]
+    place: list[AttributionRow]
+    part: list[AttributionRow]
+    rank: list[AttributionRow]
+    balance: list[AttributionRow]
+
+
+def dimensions(means: Means, parallel: str) -> Breakdowns:
     """Break the difference down in every way; the rows of each breakdown add up to it.
 
     Args:
@@ -98,7 +113,7 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
 
     def by(
         name: str, of: Callable[[ExposedKey], Hashable], describe: Callable[[ExposedKey], tuple[str, dict[str, Any]]]
-    ) -> None:
+    ) -> list[AttributionRow]:
         example: dict[Hashable, ExposedKey] = {}
 
         def summed(side_totals: Totals) -> Counter[Hashable]:
@@ -109,37 +124,35 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
             return sums
 
         before, after = summed(means.reference), summed(means.candidate)
-        found[name] = means.rows(name, before, after, lambda value: describe(example[value]))
+        return means.rows(name, before, after, lambda value: describe(example[value]))
 
     def collective(key: ExposedKey) -> dict[str, Any]:
         return {"kind": key.kind, "group": key.group, "group_size": key.size, "bytes": key.bytes}
 
-    found: dict[str, list[AttributionRow]] = {}
-    by("kind", lambda key: key.kind, lambda key: (key.kind, {"kind": key.kind}))
-    by(
-        "group",
-        lambda key: (key.group, key.size),
-        lambda key: (group_name(key.group, key.size), {"group": key.group, "group_size": key.size}),
+    return Breakdowns(
+        by("kind", lambda key: key.kind, lambda key: (key.kind, {"kind": key.kind})),
+        by(
+            "group",
+            lambda key: (key.group, key.size),
+            lambda key: (group_name(key.group, key.size), {"group": key.group, "group_size": key.size}),
+        ),
+        by("collective", lambda key: key[:4], lambda key: (collective_name(key), collective(key))),
+        by(
+            "order",
+            lambda key: key[:5],
+            lambda key: (order_name(key, parallel), {**collective(key), "order": key.order}),
+        ),
+        by("phase", lambda key: key.phase, lambda key: (place_name(Region(key.phase, None)), {"phase": key.phase})),
+        by("block", lambda key: key.block, lambda key: (key.block or _NO_BLOCK, {"block": key.block})),
+        by(
+            "place",
+            lambda key: (key.phase, key.block),
+            lambda key: (place_name(Region(key.phase, key.block)), {"phase": key.phase, "block": key.block}),
+        ),
+        by("part", lambda key: key.part, lambda key: (PARTS[key.part], {"part": key.part})),
+        means.rows("rank", means.reference.ranks, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank})),
+        balance(means),
     )
-    by("collective", lambda key: key[:4], lambda key: (collective_name(key), collective(key)))
-    by(
-        "order",
-        lambda key: key[:5],
-        lambda key: (order_name(key, parallel), {**collective(key), "order": key.order}),
-    )
-    by("phase", lambda key: key.phase, lambda key: (place_name(Region(key.phase, None)), {"phase": key.phase}))
-    by("block", lambda key: key.block, lambda key: (key.block or _NO_BLOCK, {"block": key.block}))
-    by(
-        "place",
-        lambda key: (key.phase, key.block),
-        lambda key: (place_name(Region(key.phase, key.block)), {"phase": key.phase, "block": key.block}),
-    )
-    by("part", lambda key: key.part, lambda key: (PARTS[key.part], {"part": key.part}))
-    found["rank"] = means.rows(
-        "rank", means.reference.ranks, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank})
-    )
-    found["balance"] = balance(means)
-    return found
 
 
 def balance(means: Means) -> list[AttributionRow]:
@@ -215,9 +228,7 @@ changed too.
 """
 
 
-def ranked(
-    found: Mapping[str, list[AttributionRow]], late: Sequence[AttributionRow], lead: AttributionRow | None
-) -> list[AttributionRow]:
+def ranked(found: Breakdowns, late: Sequence[AttributionRow], lead: AttributionRow | None) -> list[AttributionRow]:
     """The row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`, each
     with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
 
@@ -230,10 +241,10 @@ def ranked(
         return []
     rows = [*late]
     for dimension in _RANKED[1:]:
-        of_it = [row for row in found[dimension] if row.listed]
-        count = sum(1 if row.listed else row.others for row in found[dimension])
+        of_it: list[AttributionRow] = getattr(found, dimension)
+        count = sum(1 if row.listed else row.others for row in of_it)
         if count > 1 or dimension == "collective":
-            rows += [row for row in of_it if _tells(row, count)]
+            rows += [row for row in of_it if row.listed and _tells(row, count)]
     large = [row for row in rows if row.share is not None and abs(row.share) >= LEAST_SHARE]
     large.sort(key=lambda row: (-abs(row.difference_ms), _RANKED.index(row.dimension)))
     others = [row for row in large if replace(row, what=lead.what) != lead]

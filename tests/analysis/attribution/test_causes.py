@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, ranked
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Breakdowns, Means, ranked
 from aorta.analysis.attribution.keys import Sums, Totals
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import AttributionRow
 
 
 def ranks_of(exposed_ns: dict[int, int]) -> Totals:
@@ -20,8 +19,6 @@ def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> Non
     means = Means(ranks_of({}), ranks_of(exposed))
     rows = means.rows("rank", {}, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank}))
     assert len(rows) == SHOWN_ROWS + 1
-    ways: dict[str, list[AttributionRow]] = {
-        name: [] for name in ("collective", "kind", "block", "place", "balance", "part")
-    }
+    found = Breakdowns(*([] for _ in Breakdowns._fields))._replace(rank=rows)
     lead = means.row("collective", "lead", 0, means.candidate.sums.exposed_ns)
-    assert [known(row.rank) for row in ranked({**ways, "rank": rows}, [], lead)] == [None, 99]
+    assert [known(row.rank) for row in ranked(found, [], lead)] == [None, 99]
