@@ -113,7 +113,7 @@ class ProgramReader:
             rank: _Rank(
                 tables,
                 of_rank[rank],
-                {name: tuple(each) for name, each in tables.source.groups.items()},
+                {name: tuple(sorted(each)) for name, each in tables.source.groups.items()},
                 {group: link for link, group in enumerate(groups)},
             )
             for rank, tables in sorted(run.ranks.items())

@@ -55,16 +55,17 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
     wanted = _steps(run, last)
     ranks = _ranks(run, wanted)
     first = max(int(each.steps[0]) for each in ranks)
-    ranks, clock = on_one_clock(run.location, [each.since(first) for each in ranks], groups)
+    ranks = [each.since(first) for each in ranks]
+    offsets, clock = one_clock(run.location, ranks, groups)
     edges = _edges(ranks, groups)
     steps = ranks[0].steps
     if len(steps) < LEAST_STEPS:
         raise not_replayable(run.location, f"{len(steps)} step(s) are described on all ranks; it takes {LEAST_STEPS}")
     program = ProgramReader(
-        _with_groups(run, groups),
+        run,
         None,
         steps,
-        {each.rank: each.between(edges[each.rank]) for each in ranks},
+        {each.rank: each.between(edges[each.rank], offsets[each.rank]) for each in ranks},
         arrivals=True,
         groups=sorted({name for known in groups.values() for name in known}),
     ).program()
@@ -129,13 +130,6 @@ def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
             order = read_order(unit.files[0], device) if trace.path == unit.files[0] else None
             found[rank] = traced_rank(usable(trace), rank, device, order, steps)
     return [found[rank] for rank in sorted(found)]
-
-
-def _with_groups(run: Run, groups: Mapping[int, Mapping[str, Members]]) -> Run:
-    ranks = {
-        rank: replace(tables, source=replace(tables.source, groups=groups[rank])) for rank, tables in run.ranks.items()
-    }
-    return replace(run, ranks=ranks)
 
 
 def _edges(ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]) -> dict[int, Ints]:
@@ -224,13 +218,16 @@ def _flags(ranks: Sequence[TracedRank], clock: str, left_out: int) -> Iterator[s
         yield (f"up to {elsewhere:.0%} of a rank's computation ran on other streams, whose waits are not followed")
 
 
-def on_one_clock(
+def one_clock(
     location: str, ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]
-) -> tuple[list[TracedRank], str]:
-    """The ranks on the clock of the first, and a sentence about it.
+) -> tuple[dict[int, int], str]:
+    """What brings all ranks to the clock of the first.
 
     Args:
         groups: rank -> group -> its ranks.
+
+    Returns:
+        Rank -> what to add to its clock, and a sentence about it.
 
     Raises:
         InputError: their clocks cannot be compared.
@@ -238,10 +235,11 @@ def on_one_clock(
     ends = _ends(ranks, groups)
     step_ns = float(np.median(np.concatenate([each.end_ns - each.begin_ns for each in ranks])))
     hosts = {each.host for each in ranks}
-    raw_ns = _apart(ends, dict.fromkeys((each.rank for each in ranks), 0))
+    one = dict.fromkeys((each.rank for each in ranks), 0)
+    raw_ns = _apart(ends, one)
     if len(hosts) == 1 and None not in hosts and (raw_ns is None or raw_ns <= APART * step_ns):
         known = "" if raw_ns is None else f"; ends of collectives lie up to {raw_ns / 1000:.0f} us apart on them"
-        return list(ranks), f"the ranks share a host and its clock{known}"
+        return one, f"the ranks share a host and its clock{known}"
     offsets = _offsets(ends, [each.rank for each in ranks])
     if missing := [each.rank for each in ranks if each.rank not in offsets]:
         raise not_replayable(
@@ -257,8 +255,7 @@ def on_one_clock(
             f"lie up to {apart_ns / 1e6:.3f} ms apart, and more than {APART:.0%} of a step of {step_ns / 1e6:.3f} ms "
             "is not accepted",
         )
-    moved = [each.moved(offsets[each.rank]) for each in ranks]
-    return moved, (
+    return offsets, (
         f"the ranks' clocks were aligned by the ends of {len(ends)} collectives, which then lie up to "
         f"{apart_ns / 1000:.0f} us apart"
     )

@@ -46,7 +46,7 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedRank:
-    """One rank; times are those of its trace, or moved to a common clock.
+    """One rank; times are those of its trace.
 
     Attributes:
         steps: numbers of its steps; `begin_ns` and `end_ns` are when the host marked them.
@@ -74,21 +74,6 @@ class TracedRank:
     idle: Spans
     elsewhere: float
 
-    def moved(self, by_ns: int) -> TracedRank:
-        """The same on another clock."""
-        rows, waits = self.collectives, self.waits
-        return replace(
-            self,
-            begin_ns=self.begin_ns + by_ns,
-            end_ns=self.end_ns + by_ns,
-            collectives=replace(rows, start_ns=rows.start_ns + by_ns, end_ns=rows.end_ns + by_ns),
-            arrival_ns=self.arrival_ns + by_ns,
-            waits=Waits(waits.enter_ns + by_ns, waits.leave_ns + by_ns, waits.row),
-            compute=Spans(self.compute.start + by_ns, self.compute.end + by_ns),
-            copies=Spans(self.copies.start + by_ns, self.copies.end + by_ns),
-            idle=Spans(self.idle.start + by_ns, self.idle.end + by_ns),
-        )
-
     def since(self, step: int) -> TracedRank:
         """The same without the steps before one."""
         kept = self.steps >= step
@@ -111,11 +96,12 @@ class TracedRank:
         inside = place >= 0 and at_ns < self.waits.leave_ns[place]
         return int(self.waits.enter_ns[place]) if inside else at_ns
 
-    def between(self, edges_ns: Ints) -> RankSteps:
+    def between(self, edges_ns: Ints, offset_ns: int) -> RankSteps:
         """Its steps, cut at these edges.
 
         Args:
             edges_ns: when each step begins, and when the last one ends.
+            offset_ns: what to add to its clock for that of all ranks.
         """
         rows = self.collectives
         first = np.searchsorted(self.arrival_ns, edges_ns).tolist()
@@ -131,7 +117,7 @@ class TracedRank:
             for kind, group, size in zip(*columns, strict=True)
         ]
         return RankSteps(
-            edges_ns[:-1],
+            edges_ns[:-1] + offset_ns,
             ends - edges_ns[:-1],
             self._contents(edges_ns, ends),
             list(map(slice, first[:-1], first[1:])),
