@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ import numpy as np
 from aorta.analysis.metrics import JOB_STEP
 from aorta.experiments import search_commands
 from aorta.experiments.launch_medians import read_medians
-from aorta.experiments.launch_plan import REFERENCE, Plan
+from aorta.experiments.launch_plan import REFERENCE, Plan, with_candidates
 from aorta.experiments.plan_command import launch_all
 from aorta.experiments.tune_proposals import Proposal
 from benchmarks.plans import arguments, say
@@ -59,7 +58,7 @@ def grid_of(folder: Path, launches: int, words: list[str], found: dict[str, Any]
     """The plan of every setting that tune looked at, and the side of each by its name."""
     options = search_commands.parse_tune(["--output", str(folder), "--launches", str(launches), *words])
     cells = [Proposal(tuple(each["changes"])) for each in found["proposals"] if each["changes"]]
-    plan = replace(search_commands.plan_of(search_commands.base_plan(options), cells), output=folder.resolve())
+    plan = with_candidates(search_commands.base_plan(options), folder.resolve(), cells)
     return plan, dict(zip((cell.name for cell in cells), (side.name for side in plan.sides[1:]), strict=True))
 
 

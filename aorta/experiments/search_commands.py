@@ -34,7 +34,7 @@ from aorta.experiments.launch_plan import Plan, with_candidates
 
 if TYPE_CHECKING:
     from aorta.analysis.whatif.prediction import Base
-    from aorta.experiments.tune_proposals import Proposal, Refined
+    from aorta.experiments.tune_proposals import Refined
 
 LAUNCHES_DIR: Final = "launches"
 TUNE_FILE: Final = "tune.json"
@@ -187,11 +187,6 @@ def base_plan(options: argparse.Namespace) -> Plan:
     return plan
 
 
-def plan_of(base: Plan, tried: Sequence[Proposal]) -> Plan:
-    """The base and every candidate, in turn."""
-    return with_candidates(base, base.output / LAUNCHES_DIR, tried)
-
-
 def _tune(options: argparse.Namespace) -> int:
     from aorta.experiments.recommendation import check_launches, compared, recommended, rules, unlike
     from aorta.experiments.search_report import Tuning
@@ -216,7 +211,7 @@ def _tune(options: argparse.Namespace) -> int:
             return stopped
     proposals = [*best(refined.proposals, options.tries, options.margin), *variables]
     tried = [one for one in proposals if one.why == TRIED]
-    whole = plan_of(plan, tried)
+    whole = with_candidates(plan, plan.output / LAUNCHES_DIR, tried)
     judged_by = rules(len(tried), options.margin)
     recordings = len(refined.launched) + (0 if options.recorded else 1)
     tuning = Tuning(
@@ -297,8 +292,8 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
         if best is None or best.changes in refined.launched:
             return None
         source = REFINE_DIR.format(number)
-        once = plan_of(plan, [best])
-        once = replace(once, output=plan.output / source, sides=once.sides[1:], launches=1)
+        once = with_candidates(plan, plan.output / source, [best])
+        once = replace(once, sides=once.sides[1:], launches=1)
         if not options.dry_run:
             to_stderr(f"refine {number}: {best.name} is launched once, and its neighbours predicted from that")
         try:

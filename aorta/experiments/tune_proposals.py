@@ -166,7 +166,9 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
     strategy = next(iter(run.ranks.values())).source.parallel
     if not grid(strategy, overlap=True, gradient_bytes=_MIB):
         return None, [
-            Proposal(why=f"there are no settings to try for parallel={strategy}; there are for ddp and {_sharded()}")
+            Proposal(
+                why=f"there are no settings to try for parallel={strategy}; there are for ddp and {', '.join(SHARDED)}"
+            )
         ]
     try:
         base = base_of(program_of(run))
@@ -181,10 +183,6 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
 def replay_of(folder: Path) -> Base:
     """The replay of a run. Raises InputError where it cannot be read, or predicted from."""
     return base_of(program_of(load_run(folder, contents=True)))
-
-
-def _sharded() -> str:
-    return ", ".join(SHARDED)
 
 
 def predicted(

@@ -11,7 +11,8 @@ import pytest
 
 from aorta.analysis.whatif import Value, prediction, read_program
 from aorta.analysis.whatif.prediction import base_of
-from aorta.experiments.search_commands import base_plan, parse_tune, plan_of, tune
+from aorta.experiments.launch_plan import with_candidates
+from aorta.experiments.search_commands import LAUNCHES_DIR, base_plan, parse_tune, tune
 from aorta.experiments.tune_proposals import (
     TRIED,
     Proposal,
@@ -229,7 +230,7 @@ def test_the_plan_has_the_base_and_every_candidate_in_turn(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     base = base_plan(parse_tune(["--output", "t", "--launches", "2", "--seed", "3", "parallel=ddp"]))
     tried = [Proposal(("buckets.mb=2",)), Proposal(environment={"A": "1"})]
-    plan = plan_of(base, tried)
+    plan = with_candidates(base, base.output / LAUNCHES_DIR, tried)
     names = ["reference", "candidate-1", "candidate-2"]
     assert [launch.side.name for launch in plan.order()] == [*names, *reversed(names)]
     _, bucket, variable = plan.sides

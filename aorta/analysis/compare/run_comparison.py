@@ -124,11 +124,12 @@ def compare(
     platforms = reference.run.source.platform, candidate.run.source.platform
     not_judged = None if judge_milliseconds else _not_judged(*platforms)
     differences = differing(facts(reference.run), facts(candidate.run))
+    traced = all(side.run.source.format != FORMAT for side in (reference, candidate))
     null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
     unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
     metrics, collectives = pairs(before, after, not_judged), _collectives(before, after, not_judged)
     if unlike:
-        listed = [pair for row in collectives for pair in _pairs_of(row)]
+        listed = [getattr(row, name) for row in collectives for name in _OF_COLLECTIVES]
         _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
     return Comparison(
         reference=reference.label,
@@ -138,7 +139,7 @@ def compare(
         ratio_delta=None if left is None or right is None else right - left,
         ratio_delta_reason=f"overlap_ratio is not available for {' and '.join(null)}" if null else ABSENT,
         verdict=VERDICT,
-        verdict_reason=VERDICT_REASON.format(what=_one_of_each(reference.run, candidate.run)),
+        verdict_reason=VERDICT_REASON.format(what="capture" if traced else "launch"),
         host_bound=difference_in_lead([before.pace], [after.pace]),
         warnings=_warnings(reference.run, candidate.run, differences),
         manifest_differences=differences,
@@ -152,11 +153,6 @@ def compare(
         },
         attribution=None,
     )
-
-
-def _one_of_each(*runs: Run) -> str:
-    """What each side is one of."""
-    return "capture" if all(run.source.format != FORMAT for run in runs) else "launch"
 
 
 def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
@@ -211,10 +207,6 @@ def _collectives(before: ComparedSide, after: ComparedSide, not_judged: str | No
             _withhold(found, HOST_BOUND)
         both.append(ComparedCollective(*key, *found))
     return both
-
-
-def _pairs_of(row: ComparedCollective) -> tuple[ComparedMetric, ...]:
-    return row.transfer_ms, row.wait_ms, row.queued_ms, row.busbw_gb_per_s
 
 
 def _pair(metric: Metric, left: SideValue, right: SideValue, not_judged: str | None) -> ComparedMetric:

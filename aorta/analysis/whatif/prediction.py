@@ -242,7 +242,12 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         flags |= dict.fromkeys(changed.flags)
         now = replay(program, base.chosen.kept())
         metrics = measure(program, now, base.chosen)
-        for index, moved in enumerate(_moves(times, now, measured, metrics)):
+        moves = (  # of steps the time, of rank-steps overlap ratio and exposed time
+            step_gain_ms(times, now),
+            measured.overlap_ratio - metrics.overlap_ratio,
+            measured.exposed_comm_ms - metrics.exposed_comm_ms,
+        )
+        for index, moved in enumerate(moves):
             wrong_by[index] += change.STATED_ERROR * abs(median_or_none(moved) or 0.0)
         times, measured = now, metrics
     identity, every = base.identity, np.arange(len(base.program.steps))
@@ -273,15 +278,6 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
 def free_communication(base: Base) -> Prediction:
     """What the run would have measured if no communication cost anything."""
     return predict_from(base, [FREE])
-
-
-def _moves(before: Times, after: Times, was: Measured, now: Measured) -> tuple[Floats, Floats, Floats]:
-    """Paired differences, before minus after: of steps the time, of rank-steps overlap ratio and exposed time."""
-    return (
-        step_gain_ms(before, after),
-        was.overlap_ratio - now.overlap_ratio,
-        was.exposed_comm_ms - now.exposed_comm_ms,
-    )
 
 
 def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
