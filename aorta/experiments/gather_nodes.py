@@ -298,13 +298,14 @@ def files_of(word: str, also: Sequence[str] = ()) -> list[NodeFile]:
         root = str(root).rstrip("/")
         found: list[NodeFile] = []
         for entry in system.ls(root, detail=True):
-            name = _below(root, str(entry["name"]))
+            path, kind = str(entry["name"]), entry["type"]
+            name = _below(root, path)
             if name is None or "/" in name:
                 continue
-            if entry["type"] == "directory" and name in (*FOLDERS, *also):
-                found += _within(word, system, root, str(entry["name"]))
-            elif entry["type"] == "file" and (name in also or any(fnmatchcase(name, mark) for mark in FILES)):
-                found.append(NodeFile(word, name, str(entry["name"]), system))
+            if kind == "directory" and name in (*FOLDERS, *also):
+                found += _within(word, system, root, path)
+            elif kind == "file" and (name in also or any(fnmatchcase(name, mark) for mark in FILES)):
+                found.append(NodeFile(word, name, path, system))
     if not found:
         raise InputError(
             f"{word}: nothing of a run here ({', '.join((*FILES, *(f'{name}/' for name in FOLDERS)))}); give the "

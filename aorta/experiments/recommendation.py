@@ -58,7 +58,7 @@ def _in_per_cent(effect: Effect, value: float | None) -> str:
 def kept_of(comparison: Comparison) -> dict[str, Any]:
     """What `tune.json` and `study.json` hold of a comparison."""
     document = as_json(comparison)
-    metrics = {name: each for name, each in document["metrics"].items() if name in _SHOWN}
+    metrics = {name: as_json(each) for name, each in comparison.metrics.items() if name in _SHOWN}
     return {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}
 
 

@@ -270,7 +270,7 @@ def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, s
     why = f"host-bound, {sides} in the reference"
     if entry.role != "primary" or entry.better is None:
         return None, f"{NOT_TESTED}: {why}"
-    counts = found.launches["reference"], found.launches["candidate"]
+    counts = found.counts
     lacking = too_few(counts, rules.alpha)
     if lacking is not None:
         return NOT_TESTED, f"{why}; {lacking}"

@@ -52,6 +52,11 @@ class ComparedBounds(msgspec.Struct):
     change: Interval
     launches: dict[str, int]
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of launches of each side."""
+        return self.launches.get("reference", 0), self.launches.get("candidate", 0)
+
 
 class Quotient(Open):
     """Two values, candidate minus reference, and candidate / reference."""

@@ -167,8 +167,7 @@ def _of_launches(condition: Condition, comparison: Comparison) -> JudgedConditio
     if comparison.verdict == NOT_COMPARABLE:
         return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison.verdict_reason}")
     alpha, p = comparison.alpha, _p(entry, comparison.metrics)
-    counts = entry.bounds.launches if bounded else entry.launches or {}
-    launches = counts["reference"], counts["candidate"]
+    launches = entry.bounds.counts if bounded else entry.counts
     lacking = too_few(launches, alpha)
     if lacking is not None:
         return _judged(condition, found, p, "inconclusive", lacking)
