@@ -20,6 +20,7 @@ from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, RankEvidenc
 
 _ALIKE_NS: Final = 1_000_000
 """Both sources take the time of an issue within this of each other, but for an interruption of the host."""
+_BEGUN: Final = ("started", "completed")
 
 
 class _Pair(NamedTuple):
@@ -66,7 +67,7 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
         if matched:
             replaced[id(progress)] = _completed(progress, ring, matched, apart)
             replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
-            contradictions += _denied(rank, matched, apart)
+            contradictions += _denied(progress, matched, apart)
     return [replaced.get(id(one), one) for one in evidence], contradictions
 
 
@@ -134,15 +135,21 @@ def _apart(both: _Twins) -> int | None:
 
 def _spread_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> int:
     """How far the difference of both clocks usually is from its median."""
-    differences = [
+    middle = _clock_ahead_ns(pairs)
+    return 0 if middle is None else round(median(abs(each - middle) for each in _differences_ns(pairs)))
+
+
+def _clock_ahead_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> float | None:
+    """The median by which the ring's clock is ahead of ours; None: no collective has both times of issue."""
+    return median(differences) if (differences := _differences_ns(pairs)) else None
+
+
+def _differences_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> list[int]:
+    return [
         theirs.issued_ns - ours.issued_ns
         for ours, theirs in pairs
         if ours.issued_ns is not None and theirs.issued_ns is not None
     ]
-    if not differences:
-        return 0
-    middle = median(differences)
-    return round(median(abs(each - middle) for each in differences))
 
 
 def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
@@ -155,16 +162,20 @@ def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
 def _completed(
     progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]
 ) -> RankEvidence:
-    """A progress file with what the ring knows of its collectives. What is older than the oldest row of the ring is
-    completed: the ring drops it last.
+    """A progress file with what the ring knows of its collectives. A group's collectives run one after another: what is
+    older than a row that the device has begun is completed. A full ring may have dropped what is not.
     """
+    begun = {
+        group: min((number for number, row in both.ring.items() if row.state in _BEGUN), default=-1)
+        for group, both in matched.items()
+    }
     collectives, covered = [], True
     for one in progress.collectives:
         both = matched.get(one.group) if one.peer is None else None
         twin = None if both is None else both.ring.get(one.number + apart[one.group])
         if twin is not None:
             collectives.append(_with_row(one, twin))
-        elif both is not None and one.number + apart[one.group] < min(both.ring):
+        elif both is not None and one.number + apart[one.group] < begun[one.group]:
             collectives.append(structs.replace(one, state="completed"))
         else:
             covered &= one.state == "completed"
@@ -189,11 +200,11 @@ def _with_row(ours: CollectiveEvidence, row: CollectiveEvidence) -> CollectiveEv
     )
 
 
-def _denied(rank: int, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> list[str]:
+def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> list[str]:
     """The oldest collective of each group that our file says is completed and the ring has open, and what only the
-    ring has.
+    ring has of those issued before the file was read.
     """
-    said = []
+    said, rank = [], progress.rank
     for name, both in matched.items():
         denied = [
             (ours, row)
@@ -204,7 +215,13 @@ def _denied(rank: int, matched: Mapping[str, _Twins], apart: Mapping[str, int]) 
             ours, row = min(denied, key=lambda pair: pair[0].number)
             what = f"{ours.kind} {ours.number} of {name}"
             said.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
-        more = max(both.ring) - apart[name] - max(both.ours)
-        if more > 0:
+        newer = [row for number, row in both.ring.items() if number - apart[name] > max(both.ours)]
+        ahead_ns = _clock_ahead_ns(both.pairs(apart[name]))
+        read_ns = progress.taken_ns
+        more = sum(
+            row.issued_ns is None or read_ns is None or ahead_ns is None or row.issued_ns - ahead_ns < read_ns
+            for row in newer
+        )
+        if more:
             said.append(f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not")
     return said

@@ -127,6 +127,30 @@ def test_what_the_ring_denies_is_said(tmp_path: Path) -> None:
     assert [one.rank for one in verdict.culprits] == [1]
 
 
+@pytest.mark.parametrize(("kept", "states", "late"), [(3, {"issued"}, True), (4, {"started", "issued"}, False)])
+def test_what_a_full_ring_has_dropped_is_completed_only_where_a_row_behind_it_has_begun(
+    kept: int, states: set[str], late: bool, tmp_path: Path
+) -> None:
+    evidence = noted_late(run(clipped(2), dict.fromkeys(range(2), stuck_in("optimizer", step=2))), 4)
+    (front, *_), before = [one.number for one in evidence[0].collectives[-4:]], evidence[0].collectives[:-4]
+    ring = rings(tmp_path, evidence, reached(front, dict.fromkeys(range(2), "started")), newest=kept)
+    rank = join([*evidence, *ring]).ranks[0]
+    assert {one.state for one in rank.collectives[-4:]} == states
+    assert {one.state for one in before} == {"completed"}
+    assert rank.completed_late == late
+
+
+def test_what_was_issued_after_the_file_was_read_is_no_contradiction(tmp_path: Path) -> None:
+    evidence = run(clipped(2), {1: stuck_in("data", step=2)})
+    ring = rings(tmp_path, evidence, reached(9, {}))
+    newest = evidence[0].collectives.pop()
+    assert newest.issued_ns is not None
+    for read_ns, said in ((newest.issued_ns + 1, 1), (newest.issued_ns - 1, 0)):
+        evidence[0].taken_ns = read_ns
+        denied = [each for each in join([*evidence, *ring]).contradictions if "rank 0" in each]
+        assert len(denied) == said
+
+
 def test_a_ring_of_other_collectives_is_not_mixed_in(tmp_path: Path) -> None:
     evidence = noted_late(run(clipped(3), {1: stuck_in("data")}), 1)
     ring = rings(tmp_path, evidence, reached(3, dict.fromkeys(range(3), "started")))
