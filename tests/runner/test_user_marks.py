@@ -12,7 +12,7 @@ from torch import nn
 import aorta
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.merge.merge_traces import Choices, merge
+from aorta.analysis.merge.merge_traces import merge
 from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html.timeline import NAMED, spans_of
 from aorta.analysis.report.report_folder import write_report
@@ -123,7 +123,7 @@ def test_the_page_has_a_lane_and_a_curve(folder: Path, tmp_path: Path) -> None:
 
 
 def test_merged_traces_have_tracks_and_counter_events(folder: Path, tmp_path: Path) -> None:
-    merge([folder], Choices(tmp_path / "merged.json"))
+    merge([folder], tmp_path / "merged.json")
     events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"range forward", "range inner"} <= names  # torch's own

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,15 +99,7 @@ def _lanes(trace: Trace) -> Iterator[tuple[str, str, DeviceTimeline]]:
         who = f"rank {timeline.rank}" if timeline.rank != NULL else f"unknown rank ({trace.path})"
         where = f", device {timeline.device}" if timeline.device != NULL else ""
         # Drop the rows: they are no longer needed, and would keep the whole trace in memory.
-        bare = DeviceTimeline(
-            timeline.rank,
-            timeline.device,
-            timeline.rows.take(slice(0)),
-            timeline.lanes,
-            timeline.steps,
-            timeline.windows,
-        )
-        yield f"{who}{where}", clock, bare
+        yield f"{who}{where}", clock, replace(timeline, rows=timeline.rows.take(slice(0)))
 
 
 def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> Iterator[str]:

@@ -66,7 +66,7 @@ def load_source(
     text = str(location)
     if not is_url(text):
         path = Path(text)
-        if path.is_file() and _is_record(path):
+        if path.is_file() and _first(path) == AORTA:
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
             return load_run(path, engine, contents=contents)
@@ -127,10 +127,6 @@ def holds_records(folder: Path) -> bool:
     """
     files = rank_files(folder)
     return bool(files) and not all(_first(file) == "aorta-2025" for file in files)
-
-
-def _is_record(path: Path) -> bool:
-    return _first(path) == AORTA
 
 
 def _first(path: Path) -> str | None:

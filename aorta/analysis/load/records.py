@@ -60,18 +60,6 @@ def _tables(file: RecordFile) -> RankTables:
     return read_tables(file.path, contents=file.contents)
 
 
-class _Shared:
-    """Keeps equal lists of ranks once: each footer of a thousand ranks lists the same thousand ranks."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], Sequence[int]] = {}
-
-    def groups(self, found: RankTables) -> RankTables:
-        """The tables, with equal lists of ranks replaced by one."""
-        groups = {name: self._known.setdefault(tuple(ranks), ranks) for name, ranks in found.source.groups.items()}
-        return replace(found, source=replace(found.source, groups=groups))
-
-
 def load_run(path: str | Path, engine: Engine | None = None, *, contents: bool = False) -> Run:
     """Read every rank of one run folder, one process per file.
 
@@ -90,13 +78,13 @@ def load_run(path: str | Path, engine: Engine | None = None, *, contents: bool =
         raise InputError(_nothing_found(folder))
     left_out: list[str] = []
     readable: list[RankTables] = []
-    shared = _Shared()
+    groups: dict[tuple[int, ...], Sequence[int]] = {}
     with progress(len(files), f"reading {folder}") as tick:
         for found in (engine or Local()).map(_tables, [RecordFile(file, contents) for file in files]):
             if isinstance(found, InputError):
                 left_out.append(str(found))
             else:
-                readable.append(shared.groups(found))
+                readable.append(_with_shared_groups(found, groups))
             tick()
     if not readable:
         which = "its record cannot" if len(files) == 1 else f"none of its {len(files)} records can"
@@ -166,6 +154,12 @@ def _nothing_found(folder: Path) -> str:
     below = sorted({str(path.parent) for path in folder.glob(f"*/{RANK_FILE_GLOB}")})
     hint = f"; there are some in {', '.join(below)}" if below else ""
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"
+
+
+def _with_shared_groups(tables: RankTables, known: dict[tuple[int, ...], Sequence[int]]) -> RankTables:
+    """The tables, with equal lists of ranks replaced by one: the footers of a thousand ranks list the same thousand."""
+    groups = {name: known.setdefault(tuple(ranks), ranks) for name, ranks in tables.source.groups.items()}
+    return replace(tables, source=replace(tables.source, groups=groups))
 
 
 def _refuse_mixture(folder: Path, sources: list[Source]) -> None:

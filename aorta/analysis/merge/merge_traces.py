@@ -37,18 +37,6 @@ _NAMED_RANKS = 1024
 """Most missing ranks listed in a note."""
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The options given on the command line."""
-
-    output: Path
-    align: Align = "clock"
-    window: str | None = None
-    clock_sync: Path | None = None
-    records: bool = True
-    overwrite: bool = False
-
-
 @dataclass
 class Merged:
     """What was done, for people and for the metadata of the merged file."""
@@ -66,8 +54,17 @@ class Merged:
     """Rank -> median distance between a collective's label in the trace and its row in the record."""
 
 
-def merge(paths: Sequence[Path], choices: Choices) -> Merged:
-    """Write the merged file.
+def merge(
+    paths: Sequence[Path],
+    output: Path,
+    *,
+    align: Align = "clock",
+    window: str | None = None,
+    clock_sync: Path | None = None,
+    records: bool = True,
+    overwrite: bool = False,
+) -> Merged:
+    """Write the merged file. The options are those of the command line.
 
     Raises:
         InputError: something cannot be read or written, or the choice between several traces of a rank is open; names
@@ -75,25 +72,25 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
     """
     notes: list[str] = []
     folders = [path for path in paths if path.is_dir()]
-    files = [path for path in find_files(paths, notes) if path.absolute() != choices.output.absolute()]
+    files = [path for path in find_files(paths, notes) if path.absolute() != output.absolute()]
     if not files:
-        raise InputError(f"{choices.output}: the only trace given is the file to write")
-    traces = choose([describe(path) for path in files], choices.window, notes)
-    clocks = find_clocks(choices.clock_sync, traces, folders)
-    alignments = align_ranks(traces, clocks, choices.align, notes)
+        raise InputError(f"{output}: the only trace given is the file to write")
+    traces = choose([describe(path) for path in files], window, notes)
+    clocks = find_clocks(clock_sync, traces, folders)
+    alignments = align_ranks(traces, clocks, align, notes)
     merged = Merged(traces, clocks, alignments, notes)
     _say_what_is_missing(merged)
     base_ns = min(trace.base_ns or 0 for trace in traces)
     seen: dict[int, list[MergedCollective]] = {}
     groups: dict[int, dict[str, list[int]]] = {}
-    with trace_file(choices.output, overwrite=choices.overwrite) as writer, progress(len(traces), "merging") as done:
+    with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
             mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
             label = f"rank {rank} ({_host(mine[0][1], clocks)})"
             span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
             for _ in mine:
                 done()
-            record = record_of(mine[0][1], folders) if choices.records else None
+            record = record_of(mine[0][1], folders) if records else None
             if record is None or span is None:
                 continue
             tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
@@ -102,10 +99,10 @@ def merge(paths: Sequence[Path], choices: Choices) -> Merged:
             seen[rank], groups[rank], merged.steps[rank] = tracks.collectives, tracks.groups, tracks.steps
             notes += tracks.problems
             _compare_labels(merged, rank, labels, tracks.collectives)
-        if choices.records and not seen:
+        if records and not seen:
             merged.causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
         check_collectives(merged.causality, seen, groups)
-        writer.finish(_metadata(merged, choices, base_ns))
+        writer.finish(_metadata(merged, output, align, base_ns))
     return merged
 
 
@@ -178,14 +175,14 @@ def _say_what_is_missing(merged: Merged) -> None:
     ]
 
 
-def _metadata(merged: Merged, choices: Choices, base_ns: int) -> dict[str, Any]:
+def _metadata(merged: Merged, output: Path, align: Align, base_ns: int) -> dict[str, Any]:
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_ns,
-        "traceName": choices.output.name,
+        "traceName": output.name,
         "clockSync": {
-            **merged.clocks.as_json(choices.align, merged.alignments),
+            **merged.clocks.as_json(align, merged.alignments),
             "durations": "the distance of the two corrected ends",
         },
         "aorta": {
@@ -207,18 +204,18 @@ def _metadata(merged: Merged, choices: Choices, base_ns: int) -> dict[str, Any]:
 def merge_traces(arguments: Sequence[str]) -> int:
     """Run `aorta merge`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    choices = Choices(
-        output=Path(options.output),
+    merged = merge(
+        [Path(path) for path in options.traces],
+        options.output,
         align=options.align,
         window=options.window,
         clock_sync=Path(options.clock_sync) if options.clock_sync else None,
         records=not options.no_records,
         overwrite=options.overwrite,
     )
-    merged = merge([Path(path) for path in options.traces], choices)
     for note in merged.notes:
         sys.stderr.write(f"note: {note}\n")
-    sys.stdout.write("\n".join(_report(merged, choices)) + "\n")
+    sys.stdout.write("\n".join(_report(merged, options.output, options.align)) + "\n")
     if options.check:
         _gate(merged)
     return EXIT_OK
@@ -236,7 +233,7 @@ def _gate(merged: Merged) -> None:
         raise Inconclusive("there was nothing to check causality by")
 
 
-def _report(merged: Merged, choices: Choices) -> list[str]:
+def _report(merged: Merged, output: Path, align: Align) -> list[str]:
     lines = []
     for rank, counts in merged.counts.items():
         clock, sync = merged.clocks.of(rank), merged.clocks.sync
@@ -256,7 +253,7 @@ def _report(merged: Merged, choices: Choices) -> list[str]:
             f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
         )
     lines += merged.causality.lines()
-    lines.append(f"{choices.output}: {len(merged.counts)} rank(s), {in_words(choices.align, merged.alignments)}")
+    lines.append(f"{output}: {len(merged.counts)} rank(s), {in_words(align, merged.alignments)}")
     return lines
 
 
@@ -274,7 +271,7 @@ def parser() -> argparse.ArgumentParser:
         "to check.",
     )
     words.add_argument("traces", nargs="+", metavar="DIR|FILE", help="run folders, or .json, .json.gz, .tar.gz files")
-    words.add_argument("-o", "--output", required=True, metavar="FILE", help="ends in .json or .json.gz")
+    words.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="ends in .json or .json.gz")
     words.add_argument(
         "--align",
         choices=("clock", "none", "start_profile"),
