@@ -51,23 +51,6 @@ def test_the_older_command_and_the_native_one_show_the_same_configuration(door, 
     assert door.shown(*older) == door.shown(*FOUR)
 
 
-def test_older_keys_reach_the_configuration(door):
-    words = (
-        "distributed.mode=fsdp",
-        "fsdp.sharding_strategy=SHARD_GRAD_OP",
-        "model.dropout=0.3",
-        "dataset.vocab_size=9",
-    )
-    older = door.shown("--override", *words, "--enable-rocm-metrics")
-    assert older == door.shown(
-        "parallel=fsdp",
-        "parallel.reshard_after_forward=false",
-        "workload.dropout=0.3",
-        "workload.vocab_size=9",
-        "telemetry.rocm_smi=true",
-    )
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
 @pytest.mark.parametrize("value", ["a=b", "rank{rank}", "it's", "a=b\\", "two words", "{x}", "tail'", "x'=\\'"])
@@ -184,13 +167,6 @@ def test_words_that_exclude_each_other(door):
     answer = door("-m", "training.max_steps=1,2", "--cfg", "job")
     assert (answer.code, answer.jobs) == (1, [])
     assert "--multirun" in answer.err
-
-
-def test_a_world_size_that_is_no_number(door, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    answer = door()
-    assert answer.code == 1
-    assert "WORLD_SIZE='two': must be a whole number" in answer.err
 
 
 # --- exit codes and what is left behind ---------------------------------------------------------------------------

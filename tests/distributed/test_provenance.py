@@ -38,36 +38,24 @@ def manifest(tmp_path):
     return build
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "GLOO_SOCKET_IFNAME", "HSA_ENABLE_SDMA", "CUDA_VISIBLE_DEVICES", "MSCCLPP_X"],
+RECORDED = (
+    *("NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "GLOO_SOCKET_IFNAME", "HSA_ENABLE_SDMA", "CUDA_VISIBLE_DEVICES", "MSCCLPP_X"),
+    *("OMP_NUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS", "GPU_MAX_HW_QUEUES"),
 )
-def test_what_changes_a_measurement_is_recorded(name):
-    assert recorded_environment({name: "1"}) == {name: "1"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["OMP_NUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS", "GPU_MAX_HW_QUEUES"],
+OTHERS = ("HOME", "PATH", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "OMP_NUM_THREADS_X", "nccl_debug", "")
+SECRETS = (
+    "NCCL_TOKEN",
+    "NCCL_SECRET_X",
+    "CUDA_API_KEY",
+    "AMD_PASSWORD",
+    "HIP_AUTH",
+    "NCCL_CREDENTIALS",
+    "NCCL_my_token",
 )
-def test_single_names_are_recorded_too(name):
-    assert recorded_environment({name: "1"}) == {name: "1"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["HOME", "PATH", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "OMP_NUM_THREADS_X", "nccl_debug", ""],
-)
-def test_anything_else_is_not(name):
-    assert recorded_environment({name: "1"}) == {}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NCCL_TOKEN", "NCCL_SECRET_X", "CUDA_API_KEY", "AMD_PASSWORD", "HIP_AUTH", "NCCL_CREDENTIALS", "NCCL_my_token"],
-)
-def test_nothing_that_looks_like_a_secret_is(name):
-    assert recorded_environment({name: "1"}) == {}
+def test_what_changes_a_measurement_is_recorded_and_nothing_else_nor_what_looks_like_a_secret():
+    assert recorded_environment(dict.fromkeys((*RECORDED, *OTHERS, *SECRETS), "1")) == dict.fromkeys(RECORDED, "1")
 
 
 @given(environments)

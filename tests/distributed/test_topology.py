@@ -81,12 +81,6 @@ def no_streams(*_args: object, **_words: object) -> None:
     raise RuntimeError("Backend doesn't support it")
 
 
-def test_the_local_rank_chooses_the_device(two_devices):
-    place = read_topology(variables(9, 16, 1, 2))
-    assert select_device("auto", place.local_rank) == torch.device("cuda", 1)
-    assert two_devices == [1]
-
-
 @pytest.mark.spec("B11")
 def test_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
     for name, value in variables(9, 16, 1, 8).items():

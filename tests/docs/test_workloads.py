@@ -23,21 +23,3 @@ def test_what_it_says_is_trained_is_trained() -> None:
         assert in_pipelines == {name for name, strategies in workload_table.TRAINED.items() if strategy in strategies}
     assert workload_table.TRAINED["ranking"] == {*CASES, *STRATEGIES}
     assert {name: ranks for name, (ranks, _) in CASES.items()}.items() <= workload_table.RANKS.items()
-
-
-@pytest.mark.parametrize(
-    ("trained", "told"),
-    [
-        (
-            {"none", "ddp", "fsdp"},
-            "parallel=fsdp: a test trains it, but it is refused: parallel=fsdp: workload",
-        ),
-        ({"none"}, "workload=resnet18 parallel=ddp: it is taken, but no test trains it"),
-    ],
-)
-def test_a_combination_that_is_not_as_it_says_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, trained: set[str], told: str
-) -> None:
-    monkeypatch.setitem(workload_table.TRAINED, "resnet18", trained)
-    with pytest.raises(ValueError, match=told):
-        workload_table.cells(["resnet18"])

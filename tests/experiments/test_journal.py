@@ -171,15 +171,6 @@ def test_a_key_that_only_some_jobs_have_was_swept(tmp_path):
     assert sweep.swept == ["+c"]
 
 
-def test_a_line_cut_off_by_a_kill_is_named_and_the_rest_is_read(tmp_path):
-    write(tmp_path, JobPlanned("00", ["a=1"]), JobPlanned("01", ["a=2"]), JobEnded("00", "done", 0, 1.0, 0.5, None))
-    with (tmp_path / SWEEP_FILE).open("ab") as file:
-        file.write(b'{"record":"ended","job":"01","sta')
-    sweep = read_sweep(tmp_path)
-    assert [job.status for job in sweep.jobs] == ["done", "not run"]
-    assert [problem.partition(": ")[0] for problem in sweep.problems] == ["sweep.jsonl:5"]
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

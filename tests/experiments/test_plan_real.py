@@ -1,4 +1,4 @@
-"""Real launches as a user starts them: a plan of one a side through the script, and `aorta tune` up to its verdict."""
+"""Real launches as a user starts them: plans of one launch a side, through the script and of a program of one's own."""
 
 from __future__ import annotations
 
@@ -73,57 +73,3 @@ def test_a_program_that_leaves_no_record_has_failed(tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "exit code 0, but no readable run.json in" in done.stderr
     assert "the program has to give {output} of its command to aorta.record" in done.stderr
-
-
-LAUNCHES = 4
-"""A side; the fewest from which a verdict on one candidate can come."""
-BASE = (
-    *SMALL,
-    *("training.device=cpu", "parallel=ddp", "parallel.bucket_cap_mb=0.02"),
-    *("fabric=emulated", "fabric.inter_latency_us=10000"),  # a dozen buckets in a row, far beyond this machine's noise
-)
-
-
-def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aorta", "tune", "--output", "t", "--launches", str(LAUNCHES), *words, *BASE],
-        cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-
-
-@pytest.mark.alone
-@pytest.mark.thorough
-def test_larger_buckets_are_recommended_on_a_network_of_long_latency(tmp_path: Path) -> None:
-    done = tune(tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "t" / "tune.json").read_text())
-    tried, *others = found["proposals"]
-    assert tried["tried"]
-    assert not any(each["tried"] for each in others)
-    assert tried["comparison"]["verdict"] == "improvement"
-    assert tried["comparison"]["launch_order"]["sequence"] == "RCCRRCCR"
-    assert tried["predicted_from"] in {"refine-1", "refine-2"}
-    recordings = 1 + len(list((tmp_path / "t").glob("refine-*")))  # one where the best one stays the best
-    assert found["launches"] == {
-        "recordings": recordings,
-        "per_side": LAUNCHES,
-        "total": recordings + 2 * LAUNCHES,
-    }
-    # Larger buckets above all; whether another change goes with them is what a noisy base run was predicted from.
-    words = found["recommendation"]["overrides"]
-    bucket = dict(word.split("=", 1) for word in words)["parallel.bucket_cap_mb"]
-    assert float(bucket) > 0.02
-    manifest = json.loads((tmp_path / "t" / "launches" / "candidate-1" / "00" / "run.json").read_text())
-    assert f"{manifest['config']['parallel']['bucket_cap_mb']:g}" == bucket
-    assert f"\nrecommendation: {' '.join(words)}\n" in done.stdout
-
-    # The same command again launches nothing.
-    again = tune(tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "done in" not in again.stderr
-    assert json.loads((tmp_path / "t" / "tune.json").read_text()) == found

@@ -127,63 +127,41 @@ def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> Non
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(bench: Bench) -> None:
+    """An incomplete plan, taken up by another command, on another machine, with another torch."""
+    bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
+    bench.acts(candidate_00={"fail": 2})
+    bench(*AB)
+    launched, here = bench.launched, launch_folder.host()
+
+    def refuses(*words: str) -> str:
+        code, _, err = bench(*words)
+        assert (code, "another --output" in err, bench.launched) == (1, True, launched)
+        return err
+
+    for words, said in (
         (("--launches", "3", *AB[2:]), "launches: 2 there, 3 now"),
         ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
         ((*AB, "--seed", "5"), "seed: None there, 5 now"),
         ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
         ((*AB, "--candidate-env", "A=1"), "sides.candidate.environment.A: nothing there, '1' now"),
         ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
-    ],
-)
-def test_another_plan_is_refused_by_key_and_both_values(bench: Bench, words: tuple[str, ...], said: str) -> None:
-    bench(*AB)
-    code, _, err = bench(*words)
-    assert code == 1
-    assert said in err
-    assert "another --output" in err
-    assert bench.launched == ORDER
-
-
-@pytest.mark.thorough
-def test_another_torch_is_refused(bench: Bench) -> None:
-    bench.acts(candidate_00={"fail": 2})
-    bench(*AB)
-    bench.monkeypatch.setenv("FAKE_TORCH", "2.14.0")
-    code, _, err = bench(*AB)
-    assert code == 1
-    assert "versions.reference.torch: '2.13.0' there, '2.14.0' now" in err
-
-
-@pytest.mark.thorough
-def test_another_environment_is_refused(bench: Bench) -> None:
-    bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
-    bench(*AB)
-    bench.monkeypatch.setenv("NCCL_ALGO", "Ring")
-    code, _, err = bench(*AB)
-    assert code == 1
-    assert "environment.NCCL_ALGO: nothing there, 'Ring' now" in err
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("key", ["name", "machine", "cpus"])
-def test_another_machine_is_refused(bench: Bench, key: str) -> None:
-    bench(*AB)
-    there = launch_folder.host()
-    bench.monkeypatch.setattr(launch_folder, "host", lambda: there | {key: "another", "kernel": "newer"})
-    code, _, err = bench(*AB)
-    assert code == 1
-    assert f"host.{key}: {there[key]!r} there, 'another' now" in err
-    assert "kernel" not in err
-
-
-@pytest.mark.thorough
-def test_another_kernel_is_not(bench: Bench) -> None:
-    bench(*AB)
-    there = launch_folder.host()
-    bench.monkeypatch.setattr(launch_folder, "host", lambda: there | {"kernel": "newer"})
+    ):
+        assert said in refuses(*words)
+    for name, value, said in (
+        ("FAKE_TORCH", "2.14.0", "versions.reference.torch: '2.13.0' there, '2.14.0' now"),
+        ("NCCL_ALGO", "Ring", "environment.NCCL_ALGO: nothing there, 'Ring' now"),
+    ):
+        with bench.monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert said in refuses(*AB)
+    for key in ("name", "machine", "cpus"):
+        changes = {key: "another", "kernel": "newer"}
+        bench.monkeypatch.setattr(launch_folder, "host", lambda changes=changes: here | changes)
+        err = refuses(*AB)
+        assert f"host.{key}: {here[key]!r} there, 'another' now" in err
+        assert "kernel" not in err
+    bench.monkeypatch.setattr(launch_folder, "host", lambda: here | {"kernel": "newer"})
     assert bench(*AB)[0] == 0
 
 
@@ -317,13 +295,6 @@ def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypa
     assert (bench.home / "plan" / "plan.json").read_text() == other
 
 
-def test_a_plan_from_a_file(bench: Bench) -> None:
-    (bench.home / "plan.yaml").write_text("launches: 1\nwords: [s=1]\ncandidate: {words: [a=2]}\n")
-    code, _, _ = bench("--plan", "plan.yaml")
-    assert code == 0
-    assert [call["argv"][6:8] for call in bench.calls if call["call"] == "launch"][1] == ["s=1", "a=2"]
-
-
 def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
     code, out, _ = bench(*AB, "--dry-run")
     assert code == 0
@@ -364,14 +335,6 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
         assert words in done.stdout
-
-
-def test_the_script_is_the_same_door(bench: Bench, tmp_path: Path) -> None:
-    words = ["--output", "plan", "--python", str(bench.python), *AB, "--dry-run"]
-    done = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "ab.sh"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S
-    )
-    assert (done.returncode, done.stdout) == (0, bench(*AB, "--dry-run")[1])
 
 
 @pytest.mark.thorough

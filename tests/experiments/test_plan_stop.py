@@ -124,18 +124,6 @@ def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_agai
     assert (bench.home / "plan" / lost["kept"] / "rank_0_metrics.jsonl").read_text() == "{"
 
 
-def test_a_torn_line_of_the_journal_stays_alone(bench: Bench) -> None:
-    bench(*AB)
-    journal = bench.home / "plan" / "journal.jsonl"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[: whole.index(b'"close"')])
-    code, _, _ = bench(*AB)
-    assert code == 0
-    assert bench.launched == ["reference/00", "candidate/00"]
-    lines = journal.read_bytes().splitlines()
-    assert [line[:17] for line in lines[-3:]] == [b'{"event":', b'{"event":"open","', b'{"event":"close",']
-
-
 def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
     bench(*AB)
     with (bench.home / "plan" / "journal.jsonl").open("ab") as held:

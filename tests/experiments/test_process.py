@@ -153,10 +153,6 @@ def test_a_signal_between_two_launches_stops_the_next() -> None:
     assert ended.exit_code == 128 + signal.SIGTERM
 
 
-def test_a_launch_ends_with_its_own_code() -> None:
-    assert started("raise SystemExit(7)").exit_code == 7
-
-
 def test_a_launch_that_does_not_end_is_stopped() -> None:
     stop = StopRequest()
     with stop.on_signals():

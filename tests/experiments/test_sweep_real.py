@@ -6,7 +6,6 @@ import json
 import signal
 import statistics
 import subprocess
-import sys
 import time
 
 import psutil
@@ -14,7 +13,8 @@ import pytest
 
 from aorta.experiments.journal import read_sweep
 from tests.experiments.conftest import command
-from tests.runs import HANGS_S, ROOT, environment, record
+from tests.experiments.test_process import has_ended
+from tests.runs import HANGS_S, environment, record
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
@@ -27,23 +27,6 @@ def first_job(process, folder):
             return psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.1)
     return pytest.fail("the first job did not start")
-
-
-def has_ended(process):
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def alive(processes, within_s=0.0):
-    """Those that have not ended by then."""
-    until = time.monotonic() + within_s
-    while True:
-        left = [each for each in processes if not has_ended(each)]
-        if not left or time.monotonic() > until:
-            return left
-        time.sleep(0.1)
 
 
 def test_each_job_is_a_launch_of_its_own_under_torchrun(sweep, tmp_path):
@@ -91,14 +74,6 @@ def test_a_failed_job_is_recorded_the_sweep_goes_on_and_taken_up_again_runs_what
     assert "holds another sweep" in refused.stderr
 
 
-def test_a_sweep_from_a_file_of_the_user_s_builds_every_job_on_it(sweep, tmp_path):
-    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\noptimizer:\n  lr: 0.125\n")
-    done, _ = sweep("--config", "mine.yaml", "training.max_steps=2,3", "parallel=none")
-    assert done.returncode == 0, done.stderr
-    for name in ("00", "01"):
-        assert json.loads((tmp_path / "sweep" / name / "run.json").read_text())["config"]["optimizer"]["lr"] == 0.125
-
-
 def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_path):
     words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
     process = subprocess.Popen(
@@ -113,55 +88,7 @@ def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_pat
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM, said
     assert len(started) >= 3  # torchrun and two ranks
-    assert not alive(started)
+    assert all(has_ended(each.pid) for each in started)
     assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}
     assert not (tmp_path / "sweep" / "01").exists()
     assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
-def test_a_sweep_killed_outright_leaves_no_job_running(tmp_path):
-    words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
-    process = subprocess.Popen(
-        command(tmp_path, *words), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment()
-    )
-    try:
-        folder = tmp_path / "sweep" / "00"
-        started = first_job(process, folder)
-    finally:
-        process.kill()
-        process.wait()
-    assert len(started) >= 3  # torchrun and two ranks
-    left = alive(started, within_s=HANGS_S)
-    for each in left:
-        each.kill()
-    assert not left
-    assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}  # torchrun heard of it in time
-    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["not run", "not run"]
-
-
-def test_a_sweep_inside_torchrun_is_refused(tmp_path):
-    done = subprocess.run(
-        command(tmp_path, "training.max_steps=1,2"),
-        capture_output=True,
-        text=True,
-        env=environment() | {"WORLD_SIZE": "2", "RANK": "0"},
-        timeout=HANGS_S,
-    )
-    assert done.returncode == 1
-    assert "--multirun inside torchrun" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_another_program_can_start_the_jobs(sweep, tmp_path):
-    starter = tmp_path / "start.sh"
-    note = 'printf "%s\\n" "$@" > words.txt'
-    starter.write_text(f'#!/bin/sh\n{note}\nshift\nexec {sys.executable} {ROOT}/train.py "$@"\n')
-    starter.chmod(0o755)
-    done, found = sweep(f"hydra.launcher.command=[{starter},first]", "training.max_steps=2", "parallel=none")
-    assert done.returncode == 0, done.stderr
-    words = (tmp_path / "words.txt").read_text().splitlines()
-    assert words[0] == "first"
-    assert f"training.output_dir='{tmp_path}/sweep'" in words
-    assert [job.status for job in found.jobs] == ["done"]
-    assert len(record(tmp_path / "sweep" / "00").steps) == 2

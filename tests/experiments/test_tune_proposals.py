@@ -30,6 +30,7 @@ from aorta.experiments.tune_proposals import (
 )
 from tests.analysis.whatif.simulated_job import MODEL, Job
 from tests.analysis.whatif.simulated_record import record, truth
+from tests.experiments.conftest import Bench
 
 MIB = 1 << 20
 GRADIENTS = sum(block.bytes for block in MODEL)
@@ -291,3 +292,35 @@ def test_nothing_worth_a_launch_ends_without_one(
     found = json.loads((tmp_path / "t" / "tune.json").read_text())
     assert found["launches"]["total"] == 0
     assert not (tmp_path / "t" / "launches").exists()
+
+
+@pytest.mark.thorough
+def test_what_is_recommended_was_predicted_launched_and_shown_to_be_better(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the record of the base to the verdict, with launches that leave the records of simulated jobs."""
+    bench.monkeypatch.setenv("FAKE_SIMULATED", "1")
+    Path("base.yaml").write_text(f"python: {bench.python}\n")
+    base = ("parallel=ddp", f"parallel.bucket_cap_mb={GRADIENTS / MIB}")
+    words = ["--output", "t", "--plan", "base.yaml", "--launches", "4", *base]
+    assert tune(words) == 0
+    found = json.loads(Path("t/tune.json").read_text())
+    tried, *others = found["proposals"]
+    assert tried["tried"]
+    assert not any(each["tried"] for each in others)
+    assert tried["comparison"]["verdict"] == "improvement"
+    assert tried["predicted_from"] in {"refine-1", "refine-2"}
+    recordings = 1 + len(list(Path("t").glob("refine-*")))  # one where the best one stays the best
+    assert found["launches"] == {"recordings": recordings, "per_side": 4, "total": recordings + 8}
+    assert bench.launched[recordings:] == [
+        *("reference/00", "candidate-1/00", "candidate-1/01", "reference/01"),
+        *("reference/02", "candidate-1/02", "candidate-1/03", "reference/03"),
+    ]
+    really = {cap: truth(replace(DDP, bucket_bytes=round(cap * MIB))).step_ms for cap in bucket_caps(GRADIENTS)}
+    recommended = found["recommendation"]["overrides"]
+    bucket = dict(word.split("=", 1) for word in recommended)["parallel.bucket_cap_mb"]
+    assert really[float(bucket)] <= 1.01 * min(really.values())
+    assert f"\nrecommendation: {' '.join(recommended)}\n" in capsys.readouterr().out
+    assert tune(words) == 0  # the same command again launches nothing
+    assert len(bench.launched) == recordings + 8
+    assert json.loads(Path("t/tune.json").read_text()) == found

@@ -101,21 +101,6 @@ def test_gloo_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line.coverage.seen, line.coverage.issued) == (4, 4)
 
 
-def test_a_backend_that_counts_otherwise_is_incomplete_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Backend("nccl")
-    backend.run = lambda operator: setattr(backend, "count", (backend.count or 0) + 2)  # type: ignore[method-assign]
-    line = recorded(monkeypatch, backend, ["allreduce_"])
-    assert not line.coverage.complete
-    assert line.coverage.reason == "the backends counted 2 collectives, AORTA saw 1"
-    assert line.overlap["overlap_ratio"] is None
-
-
-def test_a_backend_without_a_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = recorded(monkeypatch, Backend("ucc", None), ["allreduce_"])
-    assert (line.coverage.issued, line.coverage.complete) == (None, False)
-    assert line.coverage.reason == "a backend keeps no count of its collectives"
-
-
 def test_every_backend_of_a_mixed_group_is_asked() -> None:
     # The group itself would answer for its default backend only.
     group = Group(cpu=Backend("gloo", 3), cuda=Backend("nccl", 40))

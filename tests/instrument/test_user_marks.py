@@ -142,12 +142,9 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         UserMarks().counter(name, 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [("many", "must be a number"), (None, "must be a number"), (torch.ones(2), "must be a number")],
-)
-def test_what_is_no_value_is_refused(value: float, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("value", ["many", None, torch.ones(2)])
+def test_what_is_no_value_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="must be a number"):
         UserMarks().counter("c", value)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
-from aorta.records.schema import Footer
+from aorta.records.schema import Footer, Phase
 from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 
+CPU = torch.device("cpu")
 START_NS, FORWARD_NS = 20_000_000, 1_000_000
 """Until both ranks know when a step begins, and what its forward pass takes."""
 VALUES = 1024
@@ -138,11 +140,38 @@ def build(case: Case, timetable: Timetable) -> tuple[list[Block], nn.Module]:
         return blocks, WaitsAfterEach(blocks)
     wrapped = DistributedDataParallel(nn.Sequential(*blocks), bucket_cap_mb=VALUES * 4 / 2**20)
     if case.way == "after":
-        wrapped.register_comm_hook(None, ReduceAfterBackward(torch.device("cpu")).keep)
+        wrapped.register_comm_hook(None, ReduceAfterBackward(CPU).keep)
     return blocks, wrapped
 
 
-def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
+@dataclass
+class Recorded:
+    """One rank of a case, under the instrument."""
+
+    case: Case
+    peers: Peers
+    instrument: Instrumentation
+    timetable: Timetable
+    model: nn.Module
+
+    def train(self) -> None:
+        self.model(torch.ones(VALUES, requires_grad=True)).sum().backward()
+
+    def phase(self, name: Phase, body: Callable[[], None], warmup: int = 0) -> None:
+        """Steps that both ranks begin at one moment; blocks compute behind the warm-up."""
+        for step in range(warmup + self.case.steps):
+            self.timetable.block_ns = 0 if step < warmup else round(self.case.compute_ms * 1e6)
+            at = f"{self.case.name}/{name}/{step}"
+            start_ns = self.peers.from_rank_zero(at, time.perf_counter_ns() + START_NS)
+            self.timetable.begin(start_ns + FORWARD_NS)
+            wait_until(start_ns)
+            with self.instrument.recorder.step(StepFacts(0, step, step, 0.0, step < warmup, name)):
+                body()
+
+
+@contextmanager
+def recorded(case: Case, folder: Path, peers: Peers, place: Path | None) -> Iterator[Recorded]:
+    """The rank, whose record is whole behind the `with` block."""
     rank, world_size = peers.rank, peers.world_size
     timetable = Timetable(fixed=case.way != "waited")
     blocks, model = build(case, timetable)
@@ -150,22 +179,18 @@ def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
         clocks = read_clocks()
         writer.write(header(rank, world_size, clock=clocks))
         fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
-        cpu = torch.device("cpu")
-        with Instrumentation(cpu, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
+        with Instrumentation(CPU, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
             instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
             instrument.watch_backward(model)
-            recorder = instrument.recorder
-            for step in range(case.warmup + case.steps):
-                warmup = step < case.warmup
-                timetable.block_ns = 0 if warmup else round(case.compute_ms * 1e6)
-                start_ns = peers.from_rank_zero(f"{case.name}/{step}", time.perf_counter_ns() + START_NS)
-                timetable.begin(start_ns + FORWARD_NS)
-                wait_until(start_ns)
-                with recorder.step(StepFacts(0, step, step, 0.0, warmup)):
-                    model(torch.ones(VALUES, requires_grad=True)).sum().backward()
-            recorder.finish()
+            yield Recorded(case, peers, instrument, timetable, model)
+            instrument.recorder.finish()
             groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
-            writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
+            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
+
+
+def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
+    with recorded(case, folder, peers, place) as rank:
+        rank.phase("train", rank.train, case.warmup)
 
 
 def main(run: Callable[[Case, Path, Peers, Path | None], None] = run) -> None:

@@ -65,13 +65,7 @@ class Launch:
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    def holds(launch: Launch) -> None:
-        for strategy, kind in CASES:
-            lengths_agree(launch.seen[strategy], kind)
-        for strategy in STRATEGIES:
-            ratios_agree(launch.seen[strategy])
-
-    return undisturbed(tmp_path_factory, "crosscheck", measure, holds)
+    return undisturbed(tmp_path_factory, "crosscheck", measure, both_agree)
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +119,16 @@ def test_both_see_the_same_collectives(seen: dict[str, list[Seen]], strategy: st
             assert len(one.pairs(kind)) == count
 
 
-@pytest.mark.parametrize(("strategy", "kind"), CASES)
-def test_collectives_last_as_long_as_the_profiler_says(seen: dict[str, list[Seen]], strategy: str, kind: str) -> None:
-    lengths_agree(seen[strategy], kind)
+def test_lengths_of_collectives_and_ratios_are_those_of_the_profiler(launch: Launch) -> None:
+    both_agree(launch)
 
 
-def lengths_agree(steps: Sequence[Seen], kind: str) -> None:
-    assert share_within(steps, kind, lambda row, _issue: length(row)) >= 0.5
+def both_agree(launch: Launch) -> None:
+    for strategy, kind in CASES:
+        assert share_within(launch.seen[strategy], kind, lambda row, _issue: length(row)) >= 0.5, (strategy, kind)
+    for strategy in STRATEGIES:
+        steps = launch.seen[strategy]
+        assert median(apart(one.step, one.profiler, one.upper) for one in steps) <= RATIO, strategy
 
 
 @pytest.mark.parametrize(("strategy", "kind"), CASES)
@@ -151,15 +148,6 @@ def apart(step: Step, lower: KernelWindow, upper: KernelWindow) -> float:
     assert high is not None
     assert 0.02 < low <= high < 0.98  # something is hidden and something is not
     return max(low - own, own - high, 0.0)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_overlap_ratios_agree(seen: dict[str, list[Seen]], strategy: str) -> None:
-    ratios_agree(seen[strategy])
-
-
-def ratios_agree(steps: Sequence[Seen]) -> None:
-    assert median(apart(one.step, one.profiler, one.upper) for one in steps) <= RATIO
 
 
 def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[str, list[Seen]]) -> None:

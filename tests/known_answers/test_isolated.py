@@ -43,7 +43,6 @@ TABLE = [
     Known("longer", "ddp", 60.0, 100.0, 3 / 4),  # 4c + 4d - (c + 4d) over 4c
     Known("waited", "waited", 70.0, 70.0, 0.0),  # nothing at the same time
 ]
-EACH = pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Known, Run]:
         launch(folder, cases, "tests.known_answers.isolated")
         return {known: middle_steps(load_run(folder / known.name), folder / f"{known.name}-chosen") for known in table}
 
-    def holds(known: Known, run: Run) -> None:
-        as_constructed(run, known)
-        nothing_slowed_down(run)
-        alone(run)
+    return each_undisturbed(tmp_path_factory, "isolated", TABLE, measure, as_constructed)
 
-    return each_undisturbed(tmp_path_factory, "isolated", TABLE, measure, holds)
+
+@pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
+def test_the_parts_and_the_efficiency_are_as_constructed(runs: dict[Known, Run], known: Known) -> None:
+    as_constructed(known, runs[known])
 
 
 def middle_steps(run: Run, folder: Path) -> Run:
@@ -93,12 +92,7 @@ def wall(step: Step) -> float:
     return (step.end_mono_ns - step.start_mono_ns) / 1e6
 
 
-@EACH
-def test_the_parts_and_the_efficiency_are_as_constructed(runs: dict[Known, Run], known: Known) -> None:
-    as_constructed(runs[known], known)
-
-
-def as_constructed(run: Run, known: Known) -> None:
+def as_constructed(known: Known, run: Run) -> None:
     found = overlap_efficiency(run)
     together = flow_shop(known.way, known.c, known.d, None, BLOCKS)["window_ms"]
     expected = {"t_ms": together, "tc_ms": BLOCKS * known.c, "tm_ms": BLOCKS * known.d}
@@ -106,20 +100,8 @@ def as_constructed(run: Run, known: Known) -> None:
     close = 0.1 if known.way == "waited" else 0.05
     assert {part: getattr(found, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
     assert found.median == pytest.approx(known.efficiency, abs=0.1)
-
-
-@EACH
-def test_blocks_that_sleep_are_slowed_down_by_nothing(runs: dict[Known, Run], known: Known) -> None:
-    nothing_slowed_down(runs[known])
-
-
-def nothing_slowed_down(run: Run) -> None:
-    assert compute_slowdown(run).median == pytest.approx(0.0, abs=0.03)
-
-
-@EACH
-def test_what_is_alone_is_alone(runs: dict[Known, Run], known: Known) -> None:
-    alone(runs[known])
+    assert compute_slowdown(run).median == pytest.approx(0.0, abs=0.03)  # blocks sleep: nothing slows them down
+    alone(run)
 
 
 def alone(run: Run) -> None:

@@ -34,17 +34,10 @@ class Seen:
         return float(self.rows.loc[self.rows["rank"] == rank, "wait_ms"].median())
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Seen]:
-    def holds(seen: dict[float, Seen]) -> None:
-        for late in LATE_MS:
-            transfer_does_not_move(seen[late])
-        report_names_nobody(seen[0.0].report)
-        for late in LATE_MS[1:]:
-            peer_waits(seen, late)
-            report_names_the_straggler(seen[late].report, late)
-
-    return undisturbed(tmp_path_factory, "straggler", measure, holds)
+def test_a_straggler_costs_its_peer_waiting_and_no_transfer_and_the_report_names_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    as_constructed(undisturbed(tmp_path_factory, "straggler", measure, as_constructed))
 
 
 def measure(folder: Path) -> dict[float, Seen]:
@@ -60,9 +53,13 @@ def measure(folder: Path) -> dict[float, Seen]:
     return seen
 
 
-@pytest.mark.parametrize("late", LATE_MS)
-def test_the_transfer_does_not_move(seen: dict[float, Seen], late: float) -> None:
-    transfer_does_not_move(seen[late])
+def as_constructed(seen: dict[float, Seen]) -> None:
+    for late in LATE_MS:
+        transfer_does_not_move(seen[late])
+    report_names_nobody(seen[0.0].report)
+    for late in LATE_MS[1:]:
+        peer_waits(seen, late)
+        report_names_the_straggler(seen[late].report, late)
 
 
 def transfer_does_not_move(one: Seen) -> None:
@@ -70,19 +67,9 @@ def transfer_does_not_move(one: Seen) -> None:
     assert one.rows["transfer_ms"].median() == pytest.approx(TRANSFER_MS, rel=0.02)
 
 
-@pytest.mark.parametrize("late", LATE_MS[1:])
-def test_the_peer_waits_as_long_as_the_straggler_is_late(seen: dict[float, Seen], late: float) -> None:
-    peer_waits(seen, late)
-
-
 def peer_waits(seen: dict[float, Seen], late: float) -> None:
     assert seen[late].waited_ms(0) - seen[0.0].waited_ms(0) == pytest.approx(late, abs=2.0)
     assert seen[late].waited_ms(1) == pytest.approx(0.0, abs=1.0)
-
-
-@pytest.mark.parametrize("late", LATE_MS[1:])
-def test_the_report_names_the_straggler_and_by_how_much_it_is_late(seen: dict[float, Seen], late: float) -> None:
-    report_names_the_straggler(seen[late].report, late)
 
 
 def report_names_the_straggler(report: Report, late: float) -> None:
@@ -90,10 +77,6 @@ def report_names_the_straggler(report: Report, late: float) -> None:
     assert (entry["rank"], entry["group_ranks"]) == (1, [0, 1])
     assert entry["late_ms"] == pytest.approx(late, abs=2.0)
     assert "rank 1 is a straggler" in " ".join(report.text.split())
-
-
-def test_the_report_names_nobody_in_an_even_run(seen: dict[float, Seen]) -> None:
-    report_names_nobody(seen[0.0].report)
 
 
 def report_names_nobody(report: Report) -> None:

@@ -32,12 +32,6 @@ def eight_steps(tmp_path_factory):
     return folder, said
 
 
-@pytest.mark.spec("A1")
-def test_making_one_touches_nothing(tmp_path):
-    ProfilerPlan(d9d(), TracePlace("run"), tmp_path / "none" / "yet")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.spec("A2", "A4", "A6")
 def test_a_folder_a_window_named_by_finished_steps(eight_steps):
     folder, _ = eight_steps
@@ -158,15 +152,6 @@ def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
         assert profiler.step_num == 7
 
 
-@pytest.mark.parametrize(("start", "steps"), [(4, [7]), (5, [7]), (6, [7])])
-@pytest.mark.spec("A12")
-def test_a_resumed_loop_writes_its_later_windows_beside_the_earlier(tmp_path, start, steps):
-    loop(tmp_path, d9d(), 4)
-    loop(tmp_path, d9d(), 8, start)
-    assert files_below(tmp_path) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
-    assert numbers(read(tmp_path / "step_8/trace.tar.gz")) == steps
-
-
 @pytest.mark.parametrize("start", range(9))
 @pytest.mark.parametrize("numbers_of", [(4, 1, 2), (3, 1, 2)], ids=str)
 @pytest.mark.spec("A13", "A14")
@@ -200,12 +185,6 @@ def test_the_window_that_had_just_begun_is_kept_too_and_marked(tmp_path):
     assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
     trace = read(tmp_path / "step_3/trace.tar.gz")
     assert (trace["partial"], trace["first_step"]) == (True, None)
-
-
-@pytest.mark.spec("A15")
-def test_leaving_before_a_window_leaves_nothing(tmp_path):
-    loop(tmp_path, d9d(), 1)
-    assert files_below(tmp_path) == []
 
 
 @pytest.mark.spec("A15")

@@ -94,13 +94,6 @@ def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
     assert steps_in(path) == [2]
 
 
-@pytest.mark.parametrize("first", range(9))
-def test_windows_lie_on_global_steps_also_after_a_resume(run, first):
-    whole = [[2, 3], [6, 7]]
-    expected = [kept for window in whole if (kept := [step for step in window if step >= first])]
-    assert [steps_in(path) for path in run(9, first=first, repeat=2).files] == expected
-
-
 # --- Chrome traces ------------------------------------------------------------------------------------------------
 
 
@@ -167,14 +160,6 @@ def test_on_rocm_nothing_is_exported_under_any_name_and_one_warning_says_so(
 def test_switched_off_it_does_nothing(tmp_path, said, option):
     assert isinstance(loop(tmp_path / "none", preset(option, enabled=False, folder=None), 10), NullProfiler)
     assert list(tmp_path.iterdir()) == said("WARNING") == []
-
-
-@pytest.mark.parametrize("option", PRESETS)
-@pytest.mark.spec("D12")
-def test_elsewhere_the_same_settings_export(tmp_path, exports, option):
-    cycle = {"period": None, "wait": 1, "warmup": 1, "active": 2, "repeat": 1, "folder": None, "with_stack": False}
-    loop(tmp_path, preset(option, **cycle), 5)
-    assert len(exports) == len(files_below(tmp_path)) == 1
 
 
 @pytest.mark.spec("D12")

@@ -27,12 +27,12 @@ from tests.loop import resolved
 from tests.runs import HANGS_S, ROOT, command, environment, free_port, job, succeeded
 
 pytestmark = pytest.mark.dist
-THREADS = (1, 4, 16)
+THREADS = (1, 16)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """20 windows of 3 calls, with 1, 4 and 16 server threads; the second on a skewed clock, the third with memory."""
+    """20 windows of 3 calls, with 1 and 16 server threads; the first on a skewed clock, the second with memory."""
     folder = tmp_path_factory.mktemp("rpc")
     for threads in THREADS:
         words = [
@@ -41,12 +41,12 @@ def runs(tmp_path_factory) -> Path:
             "workload.calls=3",
             f"workload.num_worker_threads={threads}",
             "profiling.enabled=true",
-            f"profiling.record_shapes={str(threads == 4).lower()}",
+            f"profiling.record_shapes={str(threads == 1).lower()}",
             f"profiling.profile_memory={str(threads == 16).lower()}",
             f"training.output_dir={folder}",
             f"label=threads{threads}",
         ]
-        if threads == 4:
+        if threads == 1:
             words += ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80"]
         succeeded(job(*words))
     return folder
@@ -54,7 +54,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def skewed(runs) -> Path:
-    return runs / "threads4"
+    return runs / "threads1"
 
 
 def table(said: str) -> list[dict[str, str]]:
@@ -91,7 +91,7 @@ def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
 def test_C6_workers_profile_what_the_driver_asks_for(runs, threads):
     for trace in read_run(runs / f"threads{threads}").traces:
         if trace.rank:
-            assert ("Input Dims" in trace.path.read_text()) is (threads == 4 and "aten::" in trace.path.read_text())
+            assert ("Input Dims" in trace.path.read_text()) is (threads == 1 and "aten::" in trace.path.read_text())
 
 
 @pytest.mark.spec("C6")
@@ -150,7 +150,7 @@ def test_C15_the_windows_carry_the_clock_of_their_worker(skewed):
 
 @pytest.mark.spec("C4")
 def test_C4_the_table_counts_every_call_on_the_node_that_made_it(runs, tmp_path, capsys):
-    folder = runs / "threads4"
+    folder = runs / "threads1"
     assert rpc_report([str(folder), "-o", str(tmp_path / "t.json"), "--check"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heads = ["Name", "Self CPU total %", "Self CPU total", "CPU total %", "CPU total", "CPU time avg"]

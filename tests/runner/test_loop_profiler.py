@@ -197,31 +197,6 @@ def test_B13_the_line_and_the_list_say_on_which_node_each_rank_s_file_is(tmp_pat
 
 
 @pytest.mark.thorough
-@pytest.mark.dist
-@pytest.mark.spec("E9")
-def test_E9_an_upload_that_one_rank_is_refused_ends_the_run_with_5_after_its_record(tmp_path):
-    taken = tmp_path / "remote" / "1.json"
-    taken.parent.mkdir()
-    taken.write_text("somebody's")
-    words = (f"profiling.remote_root=file://{tmp_path}/remote", "profiling.remote_file_name='{rank}.json'")
-    done = attempt(tmp_path, ON, *words, launcher="torchrun")
-    assert done.returncode != 0
-    assert "exitcode  : 5" in done.stderr
-    (here,) = (tmp_path / "torch_profiler" / "rank1").iterdir()
-    assert (
-        f"rank 1: {here} is here, FileExistsError: file://{taken} already exists, and profiling.overwrite is false; "
-        "the other 1 file(s) are where they were to go"
-    ) in done.stderr
-    for rank in (0, 1):
-        assert len(record(tmp_path, rank).steps) == 8
-        end = record(tmp_path, rank).footer
-        assert (end.reason, end.exit_code, end.steps_written) == ("completed", 5, 8)
-        assert f"{taken} already exists" in end.error
-    assert taken.read_text() == "somebody's"
-    assert (tmp_path / "remote" / "0.json").stat().st_size > 1000
-
-
-@pytest.mark.thorough
 @pytest.mark.spec("A12")
 def test_A12_a_resumed_run_writes_its_windows_beside_the_earlier(tmp_path, capsys):
     words = ("profiling=d9d", ON, "profiling.period=4", "profiling.warmup=1", "profiling.active=1")

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import aorta
 from aorta.analysis.report.report_command import overlap_report
@@ -107,34 +105,6 @@ def test_steps_of_a_profiler_that_was_not_started_are_refused(tmp_path):
         profiler.step()
 
 
-@pytest.mark.spec("A11", "A12")
-def test_open_gives_torch_s_profiler_and_later_windows_stand_beside_the_earlier(tmp_path):
-    for start, stop in ((0, 4), (4, 8)):
-        with aorta.Profiler(tmp_path, 4, 1, 1, None, with_stack=False).open(start) as torch_s:
-            assert isinstance(torch_s, torch.profiler.profile)
-            for _ in range(start, stop):
-                step()
-                torch_s.step()
-    assert files_below(tmp_path) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
-    assert numbers(read(tmp_path / "step_8/trace.tar.gz")) == [7]
-
-
-@pytest.mark.spec("A15")
-def test_a_loop_that_fails_keeps_the_step_it_failed_in_and_its_error(tmp_path):
-    def loop():
-        with aorta.Profiler(tmp_path, 4, 1, 2, None, with_stack=False) as profiler:
-            for number in range(8):
-                step()
-                if number == 2:
-                    raise ZeroDivisionError
-                profiler.step()
-
-    with pytest.raises(ZeroDivisionError):
-        loop()
-    trace = read(tmp_path / "step_2/trace.tar.gz")
-    assert (trace["first_step"], trace["last_step"], trace["partial"]) == (2, 2, True)
-
-
 @pytest.mark.spec("E8")
 def test_a_folder_in_use_is_refused_and_a_resumed_loop_goes_on_in_it(tmp_path):
     def trained(start=0):
@@ -147,21 +117,6 @@ def test_a_folder_in_use_is_refused_and_a_resumed_loop_goes_on_in_it(tmp_path):
         trained()
     trained(5)
     assert files_below(tmp_path) == ["rank0.10.pt.trace.json", "rank0.5.pt.trace.json"]
-
-
-@pytest.fixture
-def world_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
-    dist.destroy_process_group()
-
-
-@pytest.mark.spec("A6")
-def test_a_process_group_of_one_needs_no_coordinate(tmp_path, world_of_one):
-    with aorta.Profiler(tmp_path, 2, 0, 1, world_of_one, with_stack=False) as profiler:
-        for _ in range(2):
-            profiler.step()
-    assert files_below(tmp_path) == ["step_2/trace.tar.gz"]
 
 
 def test_processes_without_a_group_are_refused_because_their_names_would_collide(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from tests.scripts.conftest import ready
 
 ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
-OF_TIMES = ["tests/known_answers", "tests/analysis/attribution", "tests/experiments/test_plan_real.py"]
+OF_TIMES = ["tests/known_answers", "tests/analysis/attribution"]
 PURE = ["tests/a.py", "tests/b.py"]
 SHORT = " and not thorough"
 

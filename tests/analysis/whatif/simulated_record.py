@@ -54,16 +54,16 @@ def truth(job: Job, accounts: list[list[Account]] | None = None) -> Truth:
     )
 
 
-def record(job: Job, folder: Path) -> Truth:
+def record(job: Job, folder: Path, run_id: str = "run-1") -> Truth:
     """Carry a job out and leave its run folder."""
     folder.mkdir(parents=True)
     accounts = carry_out(job)
     for rank, steps in enumerate(accounts):
         lines = [_line(job, rank, number, account) for number, account in enumerate(steps)]
         groups = {group.name: list(group.ranks) for group in groups_of(job, rank).values()}
-        head = header(rank, job.ranks, parallel=job.strategy, warmup_steps=job.warmup)
+        head = header(rank, job.ranks, parallel=job.strategy, warmup_steps=job.warmup, run_id=run_id)
         write_rank(folder, head, lines, footer(len(lines), job.ranks, groups=groups))
-    write_manifest(folder, _config(job), world_size=job.ranks)
+    write_manifest(folder, _config(job), world_size=job.ranks, run_id=run_id)
     return truth(job, accounts)
 
 
