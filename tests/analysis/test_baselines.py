@@ -9,13 +9,10 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.launch_set import read_subjects
-from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.report_folder import write_report
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
-from tests.analysis.by_json import aggregate, summarize
+from tests.analysis.by_json import aggregate
 
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")
 
@@ -158,27 +155,3 @@ def test_every_null_has_its_reason(
 def test_exactly_two_percent_is_enough(tmp_path: Path) -> None:
     lines = short(100, 9, (99, 8), 2)
     assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(0.5)
-
-
-def test_they_are_printed_and_compared(tmp_path: Path) -> None:
-    write(tmp_path / "run", {0: steps_of(0), 1: steps_of(1)})
-    slower = {
-        rank: [
-            step(rank, 2, line.global_step, overlap=line.overlap | {"window_ms": 60.0}, phase=line.phase)
-            if line.phase == "comm_only"
-            else line
-            for line in steps_of(rank)
-        ]
-        for rank in (0, 1)
-    }
-    write(tmp_path / "other", slower)
-    report = write_report({"a": tmp_path / "run"}, tmp_path / "out")
-    said = " ".join(report.text.split())
-    assert "overlap_efficiency (saved/min(Tc,Tm)) 0.3929" in said
-    assert "compute_slowdown (added/isolated) 0.1700" in said
-    assert "isolated baselines: 8 comm_only, 8 compute_only steps" in report.text
-    sides = read_subjects({"a": tmp_path / "run", "b": tmp_path / "other"}, Rules())
-    compared = summarize(sides, "a", "b")["comparison"]["metrics"]
-    assert compared["overlap_efficiency"]["candidate"] == pytest.approx((70 + 60 - 104) / 60)
-    assert compared["overlap_efficiency"]["judgement"] == "better"
-    assert compared["compute_slowdown"]["judgement"] == "equal"

@@ -25,7 +25,6 @@ from tests.analysis.builders import collective, metrics, step
 from tests.analysis.by_json import aggregate, cautions, summarize
 from tests.analysis.host_bound_runs import (
     COMM,
-    OPEN,
     WINDOW,
     by_kernels,
     calibrated,
@@ -255,16 +254,6 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     assert cards.cards[0].value == "0.250 to at most 0.750"
     assert cards.warnings == (f"x: {first}",)
     assert parts(dataset).empty
-
-
-def test_what_is_said_of_a_calibrated_run(tmp_path: Path) -> None:
-    write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))
-    found = entry(tmp_path)
-    assert "metrics with computation in them are of 3 steps measured by the profiler's kernels" in cautions(found)[0]
-    table = " ".join(dataset_table("x", found).split())
-    said = table.partition("of the steps measured by kernels alone: ")[2].partition(" not available")[0].split(", ")
-    assert {*OPEN, "idle_ms", "compute_allreduce_ms"} <= set(said)
-    assert not {"comm_ms", "window_ms", "job_step_ms", "host_lead_ms", "allreduce_ms"} & set(said)
 
 
 def test_collectives_whose_launch_is_open_are_upper_bounds_and_their_waits_name_nobody(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""docs/workloads.md is what `python -m tests.workload_table` makes of the configuration and of what tests train."""
+"""The tables of docs/workloads.md are those of the configuration and of what tests train."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests import workload_table
-from tests.docs.pages import ROOT
 from tests.runner.test_every_strategy import CASES
 from tests.runner.test_pipeline import CASES as PIPELINES
 from tests.trained_ways import PIPELINES as STRATEGIES
@@ -13,8 +12,8 @@ from tests.trained_ways import PIPELINES as STRATEGIES
 
 @pytest.mark.thorough
 def test_the_page_is_current() -> None:
-    written = (ROOT / "docs" / "workloads.md").read_text()
-    assert written == workload_table.page(), "run: python -m tests.workload_table > docs/workloads.md"
+    written = workload_table.PAGE.read_text()
+    assert written == workload_table.updated(written), "run: python -m tests.workload_table"
 
 
 def test_what_it_says_is_trained_is_trained() -> None:

@@ -238,27 +238,6 @@ def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Pa
     assert complaints(browser) == []
 
 
-@pytest.mark.thorough
-def test_everything_is_reached_by_keyboard(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
-    assert "skip" in browser.switch_to.active_element.get_attribute("class")
-    browser.switch_to.active_element.send_keys(Keys.ENTER)
-    assert browser.execute_script("return location.hash") == "#main"
-    reached = asked(
-        browser,
-        "[...document.querySelectorAll('button, select, input, summary, a[href], .scroll')]"
-        ".filter((each) => each.checkVisibility()).every((each) => each.tabIndex >= 0)",
-    )
-    assert reached
-    unnamed = asked(
-        browser,
-        "[...document.querySelectorAll('button, select, input')].filter((each) =>"
-        " !each.textContent.trim() && !each.ariaLabel && !each.labels?.length && !each.title).length",
-    )
-    assert unnamed == 0
-
-
 def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
     labels = (f"a{HOSTILE}", f"b{HOSTILE}")
     datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}

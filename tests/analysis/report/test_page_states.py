@@ -14,8 +14,7 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 
 from selenium.webdriver import Chrome
 
-from aorta.analysis.report.palette import SURFACES
-from tests.analysis.report.browsing import NEEDED, asked, complaints, opened, settled, told
+from tests.analysis.report.browsing import NEEDED, asked, complaints, opened, settled
 from tests.analysis.report.page_states import STATES, write_state
 
 pytestmark = NEEDED
@@ -112,22 +111,3 @@ _FAINT = """(() => {
   }).map((each) => each.outerHTML.slice(0, 90));
 })()"""
 """Text whose contrast to what lies behind it is below 4.5 (WCAG 2.1, 1.4.3)."""
-
-
-@pytest.mark.thorough
-def test_every_chart_says_what_it_is_and_tooltips_follow_the_theme(any_screen: Chrome, states: dict[str, Path]) -> None:
-    browser = any_screen
-    for theme in ("light", "dark"):
-        screen(browser, 1400, theme)
-        opened(browser, states["regression"])
-        labels = asked(browser, "[...document.querySelectorAll('.plot')].map((each) => each.ariaLabel)")
-        assert len(set(labels)) == len(labels) >= 10
-        assert told(browser, "chart-breakdown")
-        colors = asked(
-            browser,
-            "(() => { const one = getComputedStyle([...document.querySelectorAll('.bk-Tooltip')]"
-            ".find((each) => each.checkVisibility())); return [one.color, one.backgroundColor]; })()",
-        )
-        at = theme == "dark"
-        wanted = [SURFACES[name][at] for name in ("ink", "panel")]
-        assert colors == [f"rgb({', '.join(str(int(each[x : x + 2], 16)) for x in (1, 3, 5))})" for each in wanted]
