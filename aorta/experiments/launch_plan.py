@@ -1,14 +1,12 @@
 """What a plan is: its sides, how often each is launched, in which order, and the command line of each launch.
 
-`plan_options` makes one from what a user gave; `launch_engine` carries it out.
-
-Must not touch the disk, or start anything.
-
-The cells of a study: every combination of the values that its words give to keys and environment variables.
+`plan_options` makes one from what a user gave; `launch_engine` carries it out. The candidates of a study are cells:
+every combination of the values that its words give to keys and environment variables.
 
     read_words(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25", "training.max_steps=40"])
 
-gives four cells; `training.max_steps=40` belongs to all of them and to the base. Must not launch anything.
+gives four cells; `training.max_steps=40` belongs to all of them and to the base. Must not touch the disk, or start
+anything.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Changes of how a strategy communicates: DDP's buckets, FSDP's prefetching, overlap on or off.
-
-How DDP's buckets are filled anew is `ddp_buckets`. FSDP issues the all-gather of a block when the block `depth` before
-it in the same pass has arrived; without prefetching right before its own wait. A pass that was recorded with this
-prefetching stays as it was. Must not change what a rank computes.
-
-All changes of a what-if: reads them, and makes them in a program.
+"""All changes of a what-if: reads them, and makes them in a program. Those of how a strategy communicates are here.
 
     parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])
 
@@ -25,7 +19,9 @@ All changes of a what-if: reads them, and makes them in a program.
     prefetch=2                      FSDP gathers so many blocks ahead, in both passes; 0: none
     ranks=512                       as many ranks, compute as recorded
 
-Must not replay, or predict anything.
+How DDP's buckets are filled anew is `ddp_buckets`. FSDP issues the all-gather of a block when the block `depth` before
+it in the same pass has arrived; without prefetching right before its own wait. A pass that was recorded with this
+prefetching stays as it was. Must not change what a rank computes, replay, or predict anything.
 """
 
 from __future__ import annotations

@@ -5,11 +5,8 @@
     a wait goes on at     = max(own arrival, that end) + wake
 
 Every operation is worked out on all ranks, and for all scenarios, at once (`schedule`). The state at the end of a step
-is that at the beginning of the next. Exact: integers throughout. Must not change a program, or measure overlap.
-
-Replayed steps as windows of communication and compute, measured by the one definition (`aorta.timeline`).
-
-Must not define a metric.
+is that at the beginning of the next. Exact: integers throughout. Replayed steps are measured as windows of
+communication and compute by the one definition (`aorta.timeline`). Must not change a program, or define a metric.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole reports of launch sets: verdict, refusals, what withholds a verdict, and what the reader is told."""
+"""Launch sets compared: which did the same work, verdict, what withholds it, and what the reader is told."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from aorta.analysis.compare.launch_comparison import refuse_unlike
+from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.dataset import DeviceFacts
+from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import Report, write_report
 from aorta.errors import InputError
 from tests.analysis.builders import strict_json
@@ -226,3 +229,119 @@ def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
         "1 of 4 launches of the reference have no manifest with a configuration (02)",
         "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
     ]
+
+
+FACTS = {
+    "header.world_size": 2,
+    "header.platform": "cuda",
+    "config.workload.name": "ranking",
+    "config.training.seed": 1,
+}
+
+
+def side(name: str, *launches: dict[str, Any]) -> LaunchSet:
+    """Launches whose facts are `FACTS` and what is given; None takes a fact away."""
+    facts = [{key: value for key, value in (FACTS | changes).items() if value is not None} for changes in launches]
+    made = [Launch(Path(name, str(place)), f"{name}{place}", {}, each, ()) for place, each in enumerate(facts)]
+    return LaunchSet(Path(name), tuple(made), ())
+
+
+def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, str]]:
+    """Where and in which key they differ, everything allowed; what is not allowed raises."""
+    return [(found.where, found.key) for found in refuse_unlike(left, right, Rules(allow_unlike=allow))]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("header.world_size", 4),
+        ("config.workload.width", 64),
+        ("config.workload.name", None),
+        ("config.training.mixed_precision", "bf16"),
+        ("config.training.dtype", "bfloat16"),
+        ("config.training.batch_size", 3),
+        ("config.training.gradient_accumulation", 2),
+        ("config.dataset.sequence_length", 8),
+    ],
+)
+def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key: str, value: Any) -> None:
+    left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
+    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key} is .*the two sides did not do the same work"):
+        refused(left, right)
+    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
+        refused(right, left)
+    assert refused(left, right, "all") == [("between", key)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("header.platform", "rocm"),
+        ("config.parallel.strategy", "fsdp"),
+        ("config.parallel.batch_size", 3),
+        ("config.fabric.kind", "emulated"),
+        ("config.instrument.mode", "observe"),
+        ("config.training.seed", 7),
+        ("config.training.output_dir", "elsewhere"),
+    ],
+)
+def test_what_is_compared_may_differ_between_the_sides(key: str, value: Any) -> None:
+    """`parallel.batch_size` stands for a setting that only one strategy has."""
+    assert refused(side("a", {}), side("b", {key: value})) == []
+
+
+@pytest.mark.parametrize("key", ["header.platform", "config.parallel.strategy", "config.fabric.kind"])
+def test_within_a_side_it_must_not(key: str) -> None:
+    mixed = side("b", {}, {key: "other"})
+    with pytest.raises(InputError, match=f"{key} .*launches of the candidate did not do the same work"):
+        refused(side("a", {}), mixed)
+    with pytest.raises(InputError, match=f"{key} .*launches of the reference"):
+        refused(mixed, side("a", {}))
+    assert refused(side("a", {}), mixed, key) == [("candidate", key)]
+
+
+def test_launches_of_a_side_may_have_seeds_of_their_own() -> None:
+    assert refused(side("a", {"config.fabric.seed": 1}, {"config.fabric.seed": 2}), side("b", {})) == []
+
+
+def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only() -> None:
+    silent = {"config.workload.name": None, "config.training.seed": None}
+    assert refused(side("a", {}), side("b", silent)) == []
+    with pytest.raises(InputError, match=r"header.world_size is 2 in a/0, 4 in b/0"):
+        refused(side("a", {}), side("b", silent | {"header.world_size": 4}))
+    wide = {"config.workload.width": 64}
+    with pytest.raises(InputError, match=r"width is '\(absent\)' in a/0, 64 in b/1"):
+        refused(side("a", {}), side("b", silent, wide))
+
+
+def test_two_sets_and_every_rule_as_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = {"workload": {"name": "ranking", "model_dim": 128}}
+    launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))
+    launch_set(tmp_path / "plan" / "candidate", (0.6, 0.61, 0.62, 0.63), config=other)
+    words = ["--reference", "plan/reference", "--candidate", "plan/candidate"]
+    assert overlap_report(words) == 2
+    assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
+    words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
+    assert overlap_report([*words, "--judge-milliseconds"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "[x] MORE EXPOSED COMMUNICATION: 0.018 -> 0.038 of the step exposed (+0.020, 96 % interval"
+    )
+    found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
+    assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
+    assert found["judge_milliseconds"] is True
+    assert found["metrics"]["overlap_ratio"]["role"] == "sequence"
+
+
+@pytest.mark.parametrize("named", ["artifacts/mine", "mine", "artifacts/mine/"])
+def test_the_folder_of_an_ab_is_compared_side_against_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for side, ratios in (("reference", (0.8, 0.81, 0.82, 0.83)), ("candidate", (0.6, 0.61, 0.62, 0.63))):
+        launch_set(tmp_path / "artifacts" / "mine" / side, ratios)
+    assert overlap_report([named, "--brief"]) == 0
+    found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
+    assert (found["reference"], found["candidate"]) == ("reference", "candidate")
