@@ -37,26 +37,26 @@ _KEPT: Final = (
 """Of a comparison, besides its metrics of step time and overlap."""
 
 
-def shown_effect(effect: Effect) -> str:
-    """An effect and its interval."""
-    return f"{_in_per_cent(effect, effect.value)} {shown_interval(effect)}".strip()
+def format_effect(effect: Effect) -> str:
+    """Format an effect and its interval."""
+    return f"{_format_value(effect, effect.value)} {format_interval(effect)}".strip()
 
 
-def shown_interval(effect: Effect) -> str:
-    """The interval of an effect, in brackets; nothing without one."""
+def format_interval(effect: Effect) -> str:
+    """Format the interval of an effect, in brackets; nothing without one."""
     if effect.low is None or effect.high is None:
         return ""
-    return f"({_in_per_cent(effect, effect.low)} to {_in_per_cent(effect, effect.high)})"
+    return f"({_format_value(effect, effect.low)} to {_format_value(effect, effect.high)})"
 
 
-def _in_per_cent(effect: Effect, value: float | None) -> str:
-    """A value of an effect in per cent; several times the base as a factor."""
+def _format_value(effect: Effect, value: float | None) -> str:
+    """Format a value of an effect in per cent; several times the base as a factor."""
     many = value is not None and effect.kind == "quotient" and value >= _MANY
     return f"{1 + value:.2g}x" if many and value is not None else TEXT.effect(value, effect.kind)
 
 
-def kept_of(comparison: Comparison) -> dict[str, Any]:
-    """What `tune.json` and `study.json` hold of a comparison."""
+def select_for_json(comparison: Comparison) -> dict[str, Any]:
+    """Select what `tune.json` and `study.json` hold of a comparison."""
     document = as_json(comparison)
     metrics = {name: as_json(each) for name, each in comparison.metrics.items() if name in _SHOWN}
     return {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}

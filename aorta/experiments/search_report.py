@@ -19,7 +19,7 @@ from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyWords
-from aorta.experiments.recommendation import ALPHA, kept_of, shown_effect, shown_interval
+from aorta.experiments.recommendation import ALPHA, format_effect, format_interval, select_for_json
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import hide, shown_values, shown_variables
 from aorta.records.files import whole_file
@@ -63,7 +63,7 @@ class Search:
             return
         yield f"recommendation: {name}"
         step = self.judgements[self.chosen].metrics[JOB_STEP]
-        yield paragraph(f"  step time {shown_effect(step.effect)}; {self.reason}")
+        yield paragraph(f"  step time {format_effect(step.effect)}; {self.reason}")
 
     def details(self, launches: Path) -> str:
         """The command that compares a side with the base, to be copied: in one line."""
@@ -105,7 +105,7 @@ class Study(Search):
             "margin": self.judged_by.margin,
             "launches": {"per_side": self.launches, "total": self.launches * (1 + len(cells))},
             "cells": [
-                {"side": side, "name": cell.name, **cell.as_json(), "comparison": kept_of(found)}
+                {"side": side, "name": cell.name, **cell.as_json(), "comparison": select_for_json(found)}
                 for side, cell, found in self.sides()
             ],
             "recommendation": None if chosen is None else {"side": self.chosen, **chosen.as_json()},
@@ -121,7 +121,7 @@ class Study(Search):
         rows.append(("base", _ms(base[JOB_STEP].reference), "", _ratio(base, "reference"), ""))
         for _, cell, found in self.sides():
             step, overlap = found.metrics[JOB_STEP], _ratio(found.metrics, "candidate")
-            rows.append((cell.name, _ms(step.candidate), shown_effect(step.effect), overlap, found.verdict))
+            rows.append((cell.name, _ms(step.candidate), format_effect(step.effect), overlap, found.verdict))
         level = f"each cell at {self.judged_by.alpha:.2g}: {ALPHA:g} shared among {len(self.cells)} (Bonferroni)"
         lines = [
             f"base: {' '.join(asked_of_all) or 'train.py as it is by default'}",
@@ -172,7 +172,7 @@ class Study(Search):
 
         y_key, x_key = self.asked.varied
         points = [
-            HeatPoint(cell.values, step.candidate, below=shown_interval(step.effect))
+            HeatPoint(cell.values, step.candidate, below=format_interval(step.effect))
             for _, cell, found in self.sides()
             for step in (found.metrics[JOB_STEP],)
         ]
@@ -229,7 +229,7 @@ class Tuning(Search):
 
     def _row(self, one: Proposal, side: str | None) -> dict[str, Any]:
         found = None if side is None else self.judgements.get(side)
-        return {**one.as_json(), "side": side, "comparison": None if found is None else kept_of(found)}
+        return {**one.as_json(), "side": side, "comparison": None if found is None else select_for_json(found)}
 
     @property
     def all_notes(self) -> list[str]:
@@ -264,7 +264,7 @@ class Tuning(Search):
         reasons = []
         for side, found in self.judgements.items():
             one, step = self.sides[side], found.metrics[JOB_STEP]
-            rows.append((_label(one), _predicted(one), _ms(step.candidate), shown_effect(step.effect), found.verdict))
+            rows.append((_label(one), _predicted(one), _ms(step.candidate), format_effect(step.effect), found.verdict))
             source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
             reasons.append(f"{_label(one)}: {found.verdict}, {found.verdict_reason}{source}")
         yield from table(rows, indent="  ")

@@ -56,7 +56,7 @@ def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
     ranks = _ranks(run, wanted)
     first = max(int(each.steps[0]) for each in ranks)
     ranks = [each.since(first) for each in ranks]
-    offsets, clock = one_clock(run.location, ranks, groups)
+    offsets, clock = align_clocks(run.location, ranks, groups)
     edges = _edges(ranks, groups)
     steps = ranks[0].steps
     if len(steps) < LEAST_STEPS:
@@ -218,10 +218,10 @@ def _flags(ranks: Sequence[TracedRank], clock: str, left_out: int) -> Iterator[s
         yield (f"up to {elsewhere:.0%} of a rank's computation ran on other streams, whose waits are not followed")
 
 
-def one_clock(
+def align_clocks(
     location: str, ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]
 ) -> tuple[dict[int, int], str]:
-    """What brings all ranks to the clock of the first.
+    """Find what brings all ranks to the clock of the first.
 
     Args:
         groups: rank -> group -> its ranks.
