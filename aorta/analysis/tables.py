@@ -10,8 +10,8 @@ was.
     tables.steps.metrics["exposed_comm_ms"]      # float64, one element per step, NaN where it is null
     tables.collectives.end_ns - tables.collectives.start_ns
 
-What a source does not state is None (or `NO_TIME`, `UNKNOWN`, NaN inside a column), and `Source.absent` says why. Must
-not: hold a Python object per row, invent a value, or load pandas (processes that only read load this).
+What a source does not state is None (or `NO_TIME`, `UNKNOWN`, NaN inside a column). Must not: hold a Python object per
+row, invent a value, or load pandas (processes that only read load this).
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Who recorded a rank, as far as the source says. A fact that it does not state is None, and `absent` has the
-    reason under the name of the fact.
+    """Who recorded a rank, as far as the source says. A fact that it does not state is None.
 
     Attributes:
         path: the file, as it was given.
@@ -109,7 +108,6 @@ class Source:
     device_telemetry: DeviceTelemetry | None = None
     stall_cutoff: StallCutoff | None = None
     ending: str | None = None
-    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:

@@ -173,7 +173,6 @@ def read_aorta_2025(stream: IO[bytes], path: str) -> Trace:
         ranks=(rank,),
         world_size=worlds.pop() if len(worlds) == 1 else None,
         backend="nccl",
-        resolution_ns=_RESOLUTION_NS,
         notes=tuple(notes),
         copies_observed=False,
         unseen=UNSEEN,

@@ -308,10 +308,9 @@ class Trace:
         "nsys", "aorta-2025"). ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
         world_size: None where the source does not say. platform: "cuda", "rocm", "cpu", or None where it is unknown.
         group_ranks: group name -> its global ranks, for the groups whose ranks are known. group_sizes: group name ->
-        number of ranks, also where the ranks themselves are unknown. resolution_ns: step of the source's own clock:
-        1000 where it writes whole microseconds. host: name of the machine, or None. counters: health counter -> rows,
-        by the names of `aorta.analysis.load.trace_health.COUNTERS`. A reader adds what
-            only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
+        number of ranks, also where the ranks themselves are unknown. host: name of the machine, or None.
+        counters: health counter -> rows, by the names of `aorta.analysis.load.trace_health.COUNTERS`. A reader adds
+            what only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
         notes: sentences that every reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
         unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
@@ -337,7 +336,6 @@ class Trace:
     host: str | None = None
     group_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     group_sizes: Mapping[str, int] = field(default_factory=dict)
-    resolution_ns: int = 1
     counters: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     copies_observed: bool = True

@@ -48,7 +48,6 @@ WHOLE_STEP: Final = 0
 UNKNOWN_GROUP: Final = "unknown"
 """Group name of collectives whose process group the trace does not state."""
 SHOWN_SLOWDOWNS: Final = 200
-_NOT_TOLD: Final = "a trace does not record it"
 
 
 @dataclass(frozen=True)
@@ -296,13 +295,8 @@ def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
 
 def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
     device = str(timeline.device) if timeline.device != UNKNOWN else None
-    told = {"host": trace.host, "platform": trace.platform, "device": device, "backend": trace.backend}
-    of_records = ("parallel", "run_id", "label", "attempt", "local_rank", "node_rank", "start_step", "warmup_steps")
-    never = [*of_records, "manifest_hash", "stall_cutoff", "ending"]
     stated = trace.stated
     telemetry = None if stated is None or not stated.samples else DeviceTelemetry(stated.samples_from, None)
-    if telemetry is None:
-        never.append("device_telemetry")
     return Source(
         path=trace.path,
         format=trace.format,
@@ -317,5 +311,4 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
         device=device,
         backend=trace.backend,
         device_telemetry=telemetry,
-        absent=dict.fromkeys([*(name for name, value in told.items() if value is None), *never], _NOT_TOLD),
     )

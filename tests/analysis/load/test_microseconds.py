@@ -27,9 +27,7 @@ def test_nanoseconds_of_a_trace_are_exact_with_and_without_a_base():
         (GEMM, 1682725898082228123, 1682725898082231373),
         (GEMM, 1682725898082230000, 1682725898082232000),
     ]
-    assert (old.clock, old.resolution_ns) == ("REALTIME", 1)
-    whole_us = read([kernel(GEMM, 1682725898082228, 3)], baseTimeNanoseconds=None)
-    assert (whole_us.clock, whole_us.resolution_ns) == ("REALTIME", 1000)
+    assert old.clock == "REALTIME"
     assert read([kernel(GEMM, 12.5, 3)], baseTimeNanoseconds=None).clock == "unknown"
 
 

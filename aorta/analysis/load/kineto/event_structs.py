@@ -232,11 +232,6 @@ class Rows:
         """Return the end of every row."""
         return _joined(self._starts) + _joined(self._lengths)
 
-    @property
-    def fractions(self) -> bool:
-        """Return whether some time is no whole microsecond."""
-        return any(bool((_joined(parts) % 1000).any()) for parts in (self._starts, self._lengths))
-
 
 def _joined(parts: list[Int64]) -> Int64:
     if len(parts) > 1:

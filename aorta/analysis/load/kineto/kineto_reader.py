@@ -76,12 +76,10 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     on_device = host is None
     if host is None:
         table, collectives = _device_intervals(columns)
-        fractions = columns.device.fractions
     else:
         host.read_held()
         counters.update(host.counters)
         table, collectives = host_intervals(host, world_size, counters, notes)
-        fractions = host.operators.fractions or host.labels.fractions
     if not len(table):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
         raise InputError(
@@ -139,7 +137,6 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         host=metadata.host,
         group_ranks=groups,
         group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
-        resolution_ns=1 if fractions or columns.marks.fractions else 1000,
         counters={name: count for name, count in counters.items() if count or name == "events"},
         notes=tuple(notes),
         copies_observed=on_device,
