@@ -29,9 +29,6 @@ ROWS: Final = [
     ("whatif run --set netwrk.bandwidth=x2", 2, "did you mean network.bandwidth"),
     ("whatif run --set comm.kind.allredcue=free", 2, "did you mean allreduce?"),
     ("study --output s --preset queue-rocm", 2, "did you mean queues-rocm?"),
-    ("train traning.max_steps=5", 1, "did you mean training?"),
-    ("train training.max_step=5", 1, "did you mean max_steps?"),
-    ("train parallel=fdsp", 1, "did you mean fsdp?"),
     ("train workload=rankng", 1, "did you mean ranking?"),
     ("train fabric=emulatd", 1, "did you mean emulated?"),
     # Nothing there, or not what was asked for.
@@ -66,8 +63,6 @@ ROWS: Final = [
     ("ab --output p --env NOVALUE --dry-run", 1, "NAME=VALUE"),
     ("ab --dry-run", 1, "--output"),
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
-    ("train --max_steps 5", 2, "did you mean training.max_steps=5?"),
-    ("train training.max_steps=nan", 1, "training.max_steps"),
     # A folder that cannot be written, or is taken.
     ("report run --output taken/below", 2, "--output DIR"),
     ("kernels traces --output taken/below", 2, "taken/below: cannot be written"),

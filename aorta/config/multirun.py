@@ -164,22 +164,16 @@ class TorchrunLauncher(Launcher):
     are those of `TorchrunConf`.
     """
 
-    def __init__(
-        self, nproc: int, command: Sequence[str] | None, metric: str, timeout_s: float | None, resume: bool
-    ) -> None:
-        if nproc < 1:
-            raise ConfigError(f"hydra.launcher.nproc={nproc}: must be at least 1")
-        if timeout_s is not None and not timeout_s > 0:
-            raise ConfigError(f"hydra.launcher.timeout_s={timeout_s}: must be greater than 0, or null")
-        if command is not None and not command:
-            raise ConfigError("hydra.launcher.command=[]: name a program, or null")
-        self._options = TorchrunConf(
-            nproc=nproc,
-            command=None if command is None else list(command),
-            metric=metric,
-            timeout_s=timeout_s,
-            resume=resume,
-        )
+    def __init__(self, **settings: Any) -> None:
+        options = self._options = TorchrunConf(**settings)
+        if options.nproc < 1:
+            raise ConfigError(f"hydra.launcher.nproc={options.nproc}: must be at least 1")
+        if options.timeout_s is not None and not options.timeout_s > 0:
+            raise ConfigError(f"hydra.launcher.timeout_s={options.timeout_s}: must be greater than 0, or null")
+        if options.command is not None:
+            options.command = list(options.command)
+            if not options.command:
+                raise ConfigError("hydra.launcher.command=[]: name a program, or null")
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called once, before the sweeper parses its arguments.

@@ -26,7 +26,6 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.loggers import Logger
@@ -46,7 +45,7 @@ from aorta.runner.caller_group import meet
 from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.profilers import Profiling, profiler_of
-from aorta.runner.rank_record import Ending, RankRecordWriter
+from aorta.runner.rank_record import Ending
 from aorta.runner.recorded_run import RunSite, recorded_run
 from aorta.runner.watchdog import noted_phases
 
@@ -290,7 +289,9 @@ def record(
                 leaving = error
             run.progress.enter("closing")
             run.calibrator.close()
-            _complete(recording, run.record, instrument)
+            recording.close()
+            instrument.recorder.finish()
+            run.record.complete(instrument, Ending())
         except BaseException as error:
             recording.close()
             code, text = _ended_by(error)
@@ -308,12 +309,6 @@ def record(
             raise
         if leaving is not None:
             raise leaving
-
-
-def _complete(recording: Recording, written: RankRecordWriter, instrument: Instrumentation) -> None:
-    recording.close()
-    instrument.recorder.finish()
-    written.complete(instrument, Ending())
 
 
 def _ended_by(error: BaseException) -> tuple[int, str]:

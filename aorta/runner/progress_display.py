@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from tqdm import tqdm
@@ -22,19 +22,9 @@ from aorta.runner.rank_process import EVERY_RANK
 _log = logging.getLogger(__name__)
 
 
-class ProgressBar(Protocol):
-    """Shows progress; takes finished steps in order."""
-
-    def show(self, step: Step) -> None:
-        """Called with each finished step."""
-
-    def close(self) -> None:
-        """Remove the progress line from the terminal."""
-
-
 def progress_of(
     training: Training, first: int, stop: int, samples: int, *, shown: bool, alone: bool = False
-) -> ProgressBar:
+) -> TutorialProgress:
     """What `training.progress` asks for; the other arguments are those of `OverlapProgress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)
@@ -53,7 +43,9 @@ def announced(wording: Wording, rank: int) -> Iterator[None]:
 
 
 class TutorialProgress:
-    """One line every `interval` steps, on rank 0. Args: last + 1 global step, interval, and whether to show it."""
+    """One line every `interval` steps, on rank 0; takes finished steps in order. Args: last + 1 global step, interval,
+    and whether to show it.
+    """
 
     def __init__(self, stop: int, interval: int, *, shown: bool) -> None:
         self._stop, self._interval, self._shown = stop, interval, shown
@@ -66,17 +58,17 @@ class TutorialProgress:
             _log.info("[rank 0] step %d/%d loss=%s", number, self._stop, loss)
 
     def close(self) -> None:
-        """No-op: only complete lines were printed."""
+        """Remove the progress line from the terminal; here, only complete lines were printed."""
 
 
-class OverlapProgress:
+class OverlapProgress(TutorialProgress):
     """Args: first and last + 1 global step, how often to print, samples of a step over all ranks, whether this rank
     shows anything at all, and whether it is the only one: then its overlap says nothing.
     """
 
     def __init__(self, first: int, stop: int, interval: int, samples: int, *, shown: bool, alone: bool) -> None:
-        self._stop, self._interval, self._alone = stop, interval, alone
-        self._shown = shown
+        super().__init__(stop, interval, shown=shown)
+        self._alone = alone
         self._so_far = _SoFar(stop, samples, alone=alone)
         self._bar: Any = None
         if shown and sys.stderr.isatty():
