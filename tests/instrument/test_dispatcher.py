@@ -40,20 +40,15 @@ def seen(watched: Tap) -> list[InFlight]:
 
 CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
     "all_reduce": (lambda: dist.all_reduce(torch.ones(10)), "allreduce", 40),
-    "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(torch.empty(10), torch.ones(10)), "allgather", 40),
     "all_gather": (lambda: dist.all_gather([torch.empty(10)], torch.ones(10)), "allgather", 40),
     "reduce_scatter_tensor": (
         lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10)),
         "reducescatter",
         40,
     ),
-    "broadcast": (lambda: dist.broadcast(torch.ones(10), 0), "broadcast", 40),
-    "all_to_all_single": (lambda: dist.all_to_all_single(torch.empty(10), torch.ones(10)), "alltoall", 40),
-    "reduce": (lambda: dist.reduce(torch.ones(10), 0), "reduce", 40),
-    "gather": (lambda: dist.gather(torch.ones(10), [torch.empty(10)], 0), "gather", 40),
-    "scatter": (lambda: dist.scatter(torch.empty(10), [torch.ones(10)], 0), "scatter", 40),
     "barrier": (dist.barrier, "barrier", 0),
 }
+"""One tensor, a list, what has no future, and no tensor; `test_kinds` has every form, on two ranks."""
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before

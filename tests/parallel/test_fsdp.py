@@ -1,4 +1,6 @@
-"""Gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only."""
+"""FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
+and which blocks are gathered ahead.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aorta.config.schema import FSDPEP, DType, Precision
 from aorta.parallel import fsdp
+from aorta.parallel.fsdp import prefetch
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -55,3 +58,39 @@ def test_a_gradient_is_divided_once(mesh: DeviceMesh, reduce_dtype: str) -> None
     gradient = layer.experts.weight.grad
     assert isinstance(gradient, torch.distributed.tensor.DTensor)
     assert torch.equal(gradient.to_local(), torch.full((2, 3, 5), 2 / RANKS))
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.forward: list[Noted] = []
+        self.backward: list[Noted] = []
+
+    def set_modules_to_forward_prefetch(self, modules: list[Noted]) -> None:
+        self.forward = modules
+
+    def set_modules_to_backward_prefetch(self, modules: list[Noted]) -> None:
+        self.backward = modules
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "forward", "backward"),
+    [
+        (1, 1, [[1], [2], [3], []], [[0], [0], [1], [2]]),
+        (2, 2, [[1, 2], [2, 3], [3], []], [[0], [0], [1, 0], [2, 1]]),
+        # Told about itself, a block that is there already, FSDP gathers nothing ahead.
+        (0, 0, [[], [], [], []], [[0], [1], [2], [3]]),
+    ],
+)
+def test_prefetch(ahead: int, behind: int, forward: list[list[int]], backward: list[list[int]]) -> None:
+    blocks = [Noted() for _ in range(4)]
+    prefetch([[block] for block in blocks], ahead, behind)  # type: ignore[list-item]
+    assert [[blocks.index(b) for b in block.forward] for block in blocks] == forward
+    assert [[blocks.index(b) for b in block.backward] for block in blocks] == backward
+
+
+def test_what_is_sharded_apart_inside_a_block_is_gathered_with_it() -> None:
+    first, second, experts, third = (Noted() for _ in range(4))
+    prefetch([[first], [second, experts], [third]], 1, 1)  # type: ignore[list-item]
+    assert first.forward == [second, experts]
+    assert third.backward == [second, experts]
+    assert (experts.forward, experts.backward) == ([], [experts])
