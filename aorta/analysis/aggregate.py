@@ -76,6 +76,11 @@ class LabelledRun:
         return samples_frame(self.run)
 
     @cached_property
+    def has_samples(self) -> bool:
+        """Whether any sample of a device was taken that did not fail."""
+        return not self.device_samples["failed"].all()
+
+    @cached_property
     def used(self) -> npt.NDArray[np.bool_]:
         """For each rank-step, whether aggregates include it."""
         return np.asarray(self.run.over_ranks(lambda steps: steps.used), bool)

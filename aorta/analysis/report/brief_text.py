@@ -136,7 +136,8 @@ def _numbers(values: Mapping[str, Described]) -> str:
     """Step time, exposed communication and overlap in a phrase, as far as they are known."""
     step, exposed, ratio = (None if (found := values.get(name)) is None else found.median for name in _SHOWN[:3])
     said = [] if step is None else [f"step time {rough_ms(step)}"]
-    alone = "overlap_ratio" in values and values["overlap_ratio"].reason == ONE_RANK
+    shared = values.get("overlap_ratio")
+    alone = shared is not None and shared.reason == ONE_RANK
     said += [] if exposed is None or alone else [f"{rough_ms(exposed)} of exposed communication"]
     said += [] if ratio is None else [f"{TEXT.percent(ratio)} of communication hidden"]
     return ", ".join(said)

@@ -134,11 +134,10 @@ class Series:
 
     def devices(self) -> dict[str, Curve]:
         """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""
-        samples = self._dataset.device_samples
-        if samples.empty or samples["failed"].all():
+        if not self._dataset.has_samples:
             return {}
         steps = self._dataset.table(*JOINED_ON, "global_step")
-        joined = step_columns(self._dataset.run, steps, samples)
+        joined = step_columns(self._dataset.run, steps, self._dataset.device_samples)
         curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
         return {name: curve for name, curve in curves.items() if curve.known}
 
@@ -148,7 +147,7 @@ class Series:
         means = values.groupby(["name", "rank", "global_step"])["value"].mean()
         steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
         curves = {}
-        for name in sorted(values["name"].unique()):
+        for name in means.index.unique("name"):
             curves[name] = self._curve(pd.Series(means[name].reindex(steps).to_numpy(), index=self._frame.index))
         return {name: curve for name, curve in curves.items() if curve.known}
 

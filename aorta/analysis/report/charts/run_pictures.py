@@ -145,12 +145,11 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     """One panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are ticked
     below the clock.
     """
-    samples = dataset.device_samples
-    if samples.empty or samples["failed"].all():
+    if not dataset.has_samples:
         return "no device samples in the record"
     measured = [name for name, *_ in _DEVICE_PANELS if name in dataset.metrics]
     frame = dataset.table(*JOINED_ON, "global_step", "warmup", *measured, warmup=True)
-    frame = frame.join(step_columns(dataset.run, frame, samples))
+    frame = frame.join(step_columns(dataset.run, frame, dataset.device_samples))
     drawn = [panel for panel in _DEVICE_PANELS if panel[0] in frame and frame[panel[0]].notna().any()]
     sampled = [panel for panel in drawn if panel[0] != "overlap_ratio"]
     if not sampled:

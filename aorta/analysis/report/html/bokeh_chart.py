@@ -7,6 +7,7 @@ its switches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,9 +63,16 @@ def new_chart(
     y_label: str,
     *,
     zoom: str = "width",
+    under: Sequence[Chart] = (),
     **ranges: Any,
 ) -> Any:
-    """An empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls."""
+    """An empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
+
+    Args:
+        under: charts above it, whose range from left to right it shares.
+    """
+    if under:
+        ranges = {"x_range": under[-1].model.x_range, **ranges}
     pan, wheel = PanTool(dimensions=zoom), WheelZoomTool(dimensions=zoom, modifiers={"ctrl": True})
     box = BoxZoomTool(dimensions=zoom)
     plot = figure(

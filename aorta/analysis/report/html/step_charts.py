@@ -44,7 +44,6 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
     charts: list[Chart] = []
     notes: list[str] = []
-    shared: dict[str, Any] = {}
 
     def add(name: str, title: str, unit: str, curves: Mapping[str, Curve], caption: str, whole: float | None) -> None:
         if not any(curve.known for curve in curves.values()):
@@ -52,7 +51,7 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
         if (said := _one_step(title, unit, curves)) is not None:
             notes.append(said)
             return
-        plot = new_chart(f"steps-{name}", 190, "", unit, **shared)
+        plot = new_chart(f"steps-{name}", 190, "", unit, under=charts)
         plot.xaxis.ticker = _whole_numbers()
         if whole is not None:
             plot.y_range = Range1d(-0.03 * whole, 1.03 * whole)
@@ -61,7 +60,6 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
         for number, (label, curve) in enumerate(curves.items()):
             if curve.known:
                 _draw(plot, number, label, curve)
-        shared["x_range"] = plot.x_range
         charts.append(Chart(plot.name, title, caption, plot, folded=True))
 
     add("overlap_ratio", "Overlap ratio", "hidden / all", ratio, BAND, 1.0)
@@ -156,7 +154,6 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
     maps = {label: {name: each.map(name) for name in MAPPED} for label, each in series.items()}
     names = [name for name in MAPPED if any(found[name] is not None for found in maps.values())]
     charts: list[Chart] = []
-    shared: dict[str, Any] = {}
     if not names:
         return [], []
     mapper = LinearColorMapper(palette=Cividis256, low=0, high=1, nan_color="rgba(127,127,127,0.25)", name="map-colors")
@@ -166,7 +163,7 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
             continue
         shape = known[0]
         height = int(np.clip(70 + 8 * shape.values.shape[0], 130, 420))
-        plot = new_chart(f"map-{number}", height, "global step", "rank", zoom="width", **shared)
+        plot = new_chart(f"map-{number}", height, "global step", "rank", under=charts)
         plot.y_range = Range1d(shape.end_rank - 0.5, shape.first_rank - 0.5)
         plot.xaxis.ticker, plot.yaxis.ticker = _whole_numbers(), _whole_numbers()
         plot.grid.visible = False
@@ -186,7 +183,6 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
         bar.major_label_text_font, bar.major_label_text_font_size = FONT, "11px"
         bar.major_label_text_color, bar.major_tick_line_color = INK, INK
         plot.add_layout(bar, "right")
-        shared["x_range"] = plot.x_range
         caption = _cells(shape, *ranks[number])
         folded = max(read for read, _ in ranks) < MAPPED_RANKS
         charts.append(Chart(plot.name, plain(label), caption, plot, number, folded))
