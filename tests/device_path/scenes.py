@@ -582,17 +582,6 @@ def abandoned(scene: Scene) -> Any:
     return {"events": events, "written": len(scene.lines)}
 
 
-def clock_facts(scene: Scene) -> Any:
-    """How well the device is placed on the host's time line."""
-    with scene.looking() as instrument:
-        with scene.step(instrument):
-            dist.all_reduce(scene.tensor())
-        torch.accelerator.synchronize()
-        simulated.advance_host(12_345_678)
-        facts = instrument.clock.facts()
-    return [facts.bound_at_start_ns, facts.bound_at_end_ns, facts.drift_ns]
-
-
 def unread_epochs(scene: Scene) -> Any:
     """1,200 epochs, none of them read before the last; then the one mark of an early epoch. By how much each is off."""
     lengths()
@@ -1020,7 +1009,6 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     half_precision_hook,
     kept_handles,
     abandoned,
-    clock_facts,
     priorities,
     moved,
     marks_cost,

@@ -20,7 +20,8 @@ from tests.trained_ways import DECODERS, OF_EXPERTS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 RATIO, LENGTH_NS = 1e-9, 1
-MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
+ARMS = (("dedicated", "compiled"), ("observe", "python"))
+"""Every combination of mode and tap: `test_rules`."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Way:
 
 
 WAYS = [
-    *(Way(strategy, mode, tap) for strategy, mode, tap in product(("ddp", "fsdp1", "fsdp", "tp"), MODES, TAPS)),
-    *(Way(strategy, mode, "compiled", accumulation=2) for strategy, mode in product(("ddp", "fsdp1", "fsdp"), MODES)),
-    *(Way(strategy, mode, tap, ranks=4) for strategy, mode, tap in product(("hsdp", "fsdp_tp"), MODES, TAPS)),
+    *(Way(strategy, *arm) for strategy, arm in product(("ddp", "fsdp1", "fsdp", "tp"), ARMS)),
+    *(Way(strategy, *arm, accumulation=2) for strategy, arm in product(("ddp", "fsdp1", "fsdp"), ARMS)),
+    *(Way(strategy, *arm, ranks=4) for strategy, arm in product(("hsdp", "fsdp_tp"), ARMS)),
     *(
         Way(way.strategy, mode, "compiled", ranks=way.ranks, workload=way.workload)
-        for way, mode in product(DECODERS, MODES)
+        for way, mode in product(DECODERS, ("dedicated", "observe"))
         if way.strategy in OF_EXPERTS or (way.strategy != "none" and mode == "dedicated")
     ),
 ]

@@ -5,6 +5,7 @@ Python's tap and the compiled one, in both modes, are held to the same; the refe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -60,6 +61,54 @@ def test_no_more_memory_is_needed_and_no_event_is_made_in_steady_state(told: lis
 def scene(told: list[dict[str, Any]], name: str, way: str) -> list[Any]:
     """What each rank told of it."""
     return [rank["scenes"][f"{name} {way}"] for rank in told]
+
+
+NOT_TIMED = "collectives could not be timed: the device has no stream left to time them on"
+MOVED = {
+    "dedicated": [[False, True], [False, False]],
+    "observe": [[True, False], [False, True]],
+    "all_dedicated": [[False, True], [False, True]],
+}
+"""By mode, of a synchronous and an asynchronous collective: whether it runs on its caller's stream, and directly behind
+it. `dedicated` runs the former on AORTA's stream; the latter runs on the backend's own, in `dedicated` behind AORTA's
+stream, and with `dedicated_async` on AORTA's.
+"""
+ANSWERS: dict[str, Callable[[str], Any]] = {
+    "nothing_in_a_batch": lambda _: [0, 0, 0],
+    "kept_handles": lambda _: 0,
+    # A collective keeps the priority of its caller's stream.
+    "priorities": lambda mode: [[0, mode == "dedicated"], [-1, mode == "dedicated"]],
+    "configured_priority": lambda mode: [-1 if mode == "dedicated" else 0],
+    "moved": MOVED.__getitem__,
+    # A mark takes its stream time: those of an asynchronous collective are on AORTA's stream, until its caller waits.
+    "marks_cost": lambda _: [0, 0],
+    # Its collective may still be under way, and the event says when tensors may be freed.
+    "forgotten_mark": lambda _: False,
+    "recursive_block": lambda _: True,
+    # However many gradients reach the outputs of a backward pass.
+    "backward_end_cost": lambda _: 2,
+    "failed_handle": lambda _: True,
+    "no_stream_to_time_on": lambda _: {
+        "told": [[f"1 of 1 {NOT_TIMED}", [True]], [f"1 of 2 {NOT_TIMED}", [False, True]]],
+        "zero": 0,
+        "races": 0,
+    },
+    "many_joined": lambda _: [256, 4, 259],
+    "future_elsewhere": lambda _: [],
+    "handles": lambda _: [False, True, True, True, 1],
+    # The clock is placed in the middle of the narrowest bracket.
+    "uncertain_clock": lambda _: [7_051, 50, 50, 50, -1_000_000_000],
+    "waits_told": lambda _: [[1, 1, 1, 0, 0], [["collective"]], True],
+    "unread_epochs": lambda _: [0, 0],
+}
+"""Scene -> what each rank must tell of it, by mode; the scenes' docstrings say what it means."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_scene_tells_the_same_in_every_way_in_which_it_was_played(told: list[dict[str, Any]], name: str) -> None:
+    for rank in told:
+        answers = {key.split()[1]: answer for key, answer in rank["scenes"].items() if key.split()[0] == name}
+        assert answers == {way: ANSWERS[name](way.partition("-")[0]) for way in answers} != {}
 
 
 @every_way
@@ -120,11 +169,6 @@ def test_what_cannot_be_timed_safely_is_not_and_the_record_says_why(told: list[d
 
 
 @every_way
-def test_a_batch_without_an_operation_is_nothing(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "nothing_in_a_batch", way) == [[0, 0, 0]] * 2
-
-
-@every_way
 def test_blocks_that_compute_their_activations_again_are_measured(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "checkpointed", way):
         assert rank["rows"] == rank["kernels"]
@@ -170,57 +214,12 @@ def test_handles_that_nobody_waits_for_keep_nothing(told: list[dict[str, Any]], 
 
 
 @every_way
-def test_a_handle_that_is_kept_keeps_no_tensor_that_the_device_has_passed(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "kept_handles", way) == [0, 0]
-
-
-@every_way
 def test_marks_of_steps_that_are_not_recorded_are_used_again(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "abandoned", way):
         assert rank["written"] == 100
         early, late = rank["events"]
         assert late == early
         assert (early is None) == way.endswith("python")  # there they are collected as garbage
-
-
-@every_way
-def test_the_devices_clock_is_placed_exactly_and_does_not_drift(told: list[dict[str, Any]], way: str) -> None:
-    for bound_at_start_ns, bound_at_end_ns, drift_ns in scene(told, "clock_facts", way):
-        assert (bound_at_start_ns, bound_at_end_ns, drift_ns) == (0, 0, 0)
-
-
-@every_way
-def test_a_collective_keeps_the_priority_of_its_callers_stream(told: list[dict[str, Any]], way: str) -> None:
-    moved = way.startswith("dedicated")
-    for rank in scene(told, "priorities", way):
-        assert rank == [[0, moved], [-1, moved]]
-
-
-@or_all_dedicated
-def test_what_is_moved(told: list[dict[str, Any]], way: str) -> None:
-    """`dedicated` runs a synchronous collective on AORTA's stream. An asynchronous one runs on the backend's own in
-    either mode, in `dedicated` behind AORTA's stream; with `dedicated_async`, on AORTA's.
-    """
-    ways = {
-        "dedicated": [[False, True], [False, False]],
-        "observe": [[True, False], [False, True]],
-        "all_dedicated": [[False, True], [False, True]],
-    }
-    assert scene(told, "moved", way) == [ways[way.partition("-")[0]]] * 2
-
-
-@every_way
-def test_the_callers_stream_records_no_mark_of_an_asynchronous_collective(told: list[dict[str, Any]], way: str) -> None:
-    """A mark takes its stream time: those of a collective are on AORTA's stream, until its caller waits. Those of a
-    synchronous one are on the stream that it runs on.
-    """
-    assert scene(told, "marks_cost", way) == [[0, 0]] * 2
-
-
-@pytest.mark.parametrize("mode", ["dedicated", "observe"])
-def test_the_event_of_a_mark_that_nobody_reads_is_not_recorded_again(told: list[dict[str, Any]], mode: str) -> None:
-    """Its collective may still be under way, and the event says when tensors may be freed."""
-    assert scene(told, "forgotten_mark", f"{mode}-python") == [False, False]
 
 
 @every_way
@@ -247,61 +246,6 @@ def test_only_what_moves_bytes_is_a_copy_and_one_on_another_stream_leaves_the_co
 
 
 @every_way
-def test_a_block_may_run_itself(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "recursive_block", way) == [True, True]
-
-
-@every_way
-def test_the_end_of_a_backward_pass_takes_two_marks(told: list[dict[str, Any]], way: str) -> None:
-    """However many gradients reach its outputs."""
-    assert scene(told, "backward_end_cost", way) == [2, 2]
-
-
-@every_way
-def test_the_handle_of_a_failed_collective_has_its_exception(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "failed_handle", way) == [True, True]
-
-
-@every_way
-def test_a_collective_without_a_stream_to_time_it_on_says_so(told: list[dict[str, Any]], way: str) -> None:
-    for rank in scene(told, "no_stream_to_time_on", way):
-        why = "collectives could not be timed: the device has no stream left to time them on"
-        assert rank == {"told": [[f"1 of 1 {why}", [True]], [f"1 of 2 {why}", [False, True]]], "zero": 0, "races": 0}
-
-
-@every_way
-def test_a_configured_priority_is_that_of_our_streams(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "configured_priority", way) == [[-1 if way.startswith("dedicated") else 0]] * 2
-
-
-@every_way
-def test_a_stream_keeps_the_names_of_the_last_it_has_joined(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "many_joined", way) == [[256, 4, 259]] * 2
-
-
-@every_way
-def test_a_future_that_is_taken_before_a_backward_pass_is_not_waited_for_at_its_end(
-    told: list[dict[str, Any]], way: str
-) -> None:
-    assert scene(told, "future_elsewhere", way) == [[], []]
-
-
-@or_all_dedicated
-def test_a_handle_answers_as_the_backends(told: list[dict[str, Any]], way: str) -> None:
-    assert scene(told, "handles", way) == [[False, True, True, True, 1]] * 2
-
-
-@pytest.mark.parametrize("tap", ["python", "compiled"])
-def test_the_clock_is_placed_in_the_middle_of_the_narrowest_bracket(told: list[dict[str, Any]], tap: str) -> None:
-    assert scene(told, "uncertain_clock", f"dedicated-{tap}") == [[7_051, 50, 50, 50, -1_000_000_000]] * 2
-
-
-@pytest.mark.parametrize("tap", ["python", "compiled"])
-def test_a_wait_of_the_stream_that_computes_is_told_once(told: list[dict[str, Any]], tap: str) -> None:
-    assert scene(told, "waits_told", f"dedicated-{tap}") == [[[1, 1, 1, 0, 0], [["collective"]], True]] * 2
-
-
-@every_way
 def test_transfers_with_two_peers_are_timed_apart(peers: list[dict[str, Any]], way: str) -> None:
     for number, rank in enumerate(peers):
         assert rank[way]["rows"] == rank[way]["kernels"]
@@ -323,12 +267,6 @@ def test_a_cpu_backend_keeps_its_workers_where_a_device_comes_first(told: list[d
         assert rank["lanes"] == rank["threads"] > 1
         assert rank["sources"] == ["event", "future"]
         assert rank["waits"] == [0]  # the host waits for the other one, and the compute stream does not
-
-
-@pytest.mark.parametrize("tap", ["python", "compiled"])
-def test_marks_can_be_read_after_a_thousand_unread_epochs(told: list[dict[str, Any]], tap: str) -> None:
-    """And one of an early epoch that is read last."""
-    assert scene(told, "unread_epochs", f"dedicated-{tap}") == [[0, 0]] * 2
 
 
 @pytest.mark.parametrize("mode", ["dedicated", "observe"])

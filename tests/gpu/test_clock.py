@@ -15,8 +15,6 @@ from tests.gpu.device import (
     compiled_part,
     cycles_per_ms,
     needs_gpu,
-    not_in_simulated_real_time,
-    simulated_only,
     standing_still,
 )
 from tests.simulated import device as simulated
@@ -97,38 +95,6 @@ def test_a_mark_of_an_epoch_that_has_not_begun_is_unknown(clock: EventClock, dev
     assert read(clock, mark) <= read(clock, behind)
 
 
-def test_an_epoch_that_was_never_read_does_not_break_the_chain(clock: EventClock) -> None:
-    for _ in range(50):
-        clock.new_epoch()
-    clock.drain()
-    before_ns = time.perf_counter_ns()
-    mark = clock.mark()
-    clock.drain()
-    assert before_ns - PLACE_NS <= read(clock, mark) <= time.perf_counter_ns() + PLACE_NS
-
-
-@simulated_only("it counts the events that are made")
-def test_released_events_are_used_again(clock: EventClock) -> None:
-    def step() -> None:
-        clock.new_epoch()
-        marks = [clock.mark() for _ in range(5)]
-        clock.drain()
-        for mark in marks:
-            read(clock, mark)
-            clock.release(mark)
-
-    for _ in range(3):
-        step()
-    made = simulated.counters().events_created
-    for _ in range(20):
-        step()
-    assert simulated.counters().events_created == made
-    held = [clock.mark() for _ in range(50)]
-    assert simulated.counters().events_created > made
-    for mark in held:
-        clock.release(mark)
-
-
 def test_a_mark_that_is_held_keeps_its_reading_while_others_are_used_again(clock: EventClock) -> None:
     held = clock.mark()
     clock.drain()
@@ -166,16 +132,3 @@ def test_the_facts_say_how_well_the_device_is_placed(clock: EventClock) -> None:
     assert 0 <= facts.bound_at_start_ns < PLACE_NS
     assert facts.drift_ns is not None
     assert abs(facts.drift_ns) <= facts.bound_at_start_ns + facts.bound_at_end_ns + EVENT_NS
-
-
-@simulated_only("a card has no exact account of when an event happened")
-@not_in_simulated_real_time("the host's part of it is not exact")
-def test_a_mark_is_where_the_devices_own_account_has_it(clock: EventClock, device: torch.device) -> None:
-    for _ in range(30):
-        clock.new_epoch()
-        cuda.spin(777_777)
-    own = torch.Event(device=device, enable_timing=True)
-    mark = clock.mark()
-    own.record()
-    clock.drain()
-    assert abs(read(clock, mark) - simulated.event_ns(own)) <= 30 * EVENT_NS

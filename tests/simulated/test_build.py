@@ -20,11 +20,6 @@ def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
-def test_another_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "TORCH", "1.0")
-    assert "is written for torch 1.0" in (build.why_not() or "")
-
-
 def test_no_compiler_is_a_reason_and_a_library_that_is_built_needs_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -43,12 +38,6 @@ def test_a_process_that_asks_for_what_is_not_built_ends(tmp_path: Path) -> None:
     done = python("import torch", AORTA_SIMULATED_DEVICE="virtual", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert build.BUILD_COMMAND in done.stderr
-
-
-def test_a_word_that_is_no_mode_ends_the_process() -> None:
-    done = python("pass", AORTA_SIMULATED_DEVICE="yes")
-    assert done.returncode != 0
-    assert "it is one of virtual, wall" in done.stderr
 
 
 @needs_device

@@ -1,4 +1,4 @@
-"""Streams and events in virtual time, to the nanosecond, on a machine as busy as it likes."""
+"""Streams and events in virtual time, to the nanosecond, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spans(origin_ns: int, kind: str | None = None) -> list[tuple[int, str, int, 
     ]
 
 
-def test_kernels_of_a_stream_queue_behind_one_another(machine: str, origin: int) -> None:
+def test_kernels_of_a_stream_queue_behind_one_another(origin: int) -> None:
     x = torch.ones(8, device="cuda")
     for _ in range(3):
         x.mul_(2)
@@ -45,7 +45,7 @@ def test_kernels_of_a_stream_queue_behind_one_another(machine: str, origin: int)
     assert x[0].item() == 8
 
 
-def test_a_stream_starts_behind_the_event_it_waits_for(machine: str, origin: int) -> None:
+def test_a_stream_starts_behind_the_event_it_waits_for(origin: int) -> None:
     x = torch.ones(8, device="cuda")
     side = torch.cuda.Stream()
     event = torch.cuda.Event()
@@ -71,7 +71,7 @@ def test_a_stream_starts_behind_the_event_it_waits_for(machine: str, origin: int
     device.no_races()
 
 
-def test_events_tell_exact_times_and_elapsed_time_is_float32(machine: str, origin: int) -> None:
+def test_events_tell_exact_times_and_elapsed_time_is_float32(origin: int) -> None:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     torch.cuda._sleep(123_456_789)
@@ -82,7 +82,7 @@ def test_events_tell_exact_times_and_elapsed_time_is_float32(machine: str, origi
     assert device.host_ns() - origin == 123_456_789
 
 
-def test_the_host_goes_on_until_it_waits(machine: str, origin: int) -> None:
+def test_the_host_goes_on_until_it_waits(origin: int) -> None:
     torch.cuda._sleep(500 * US)
     assert device.host_ns() == origin
     device.advance_host(200 * US)
@@ -144,7 +144,7 @@ def test_the_device_sees_what_is_launched_after_the_submission(origin: int) -> N
     assert (device.event_ns(event) - origin) // US == 21
 
 
-def test_a_full_queue_holds_the_host_up(machine: str, origin: int) -> None:
+def test_a_full_queue_holds_the_host_up(origin: int) -> None:
     device.queue_depth(4)
     for _ in range(4):
         torch.cuda._sleep(100 * US)

@@ -13,7 +13,7 @@ from tests.runs import Launcher, job, losses, succeeded
 from tests.simulated.programs import needs_device, scenario
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
-STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp1", 2), ("tp", 2), ("hsdp", 4), ("fsdp_tp", 4))
+STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp_tp", 4))
 SMALL = (
     "training.max_steps=3",
     "dataset.num_samples=256",
