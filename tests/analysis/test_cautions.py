@@ -15,6 +15,8 @@ from aorta.records.schema import ExpertTokens
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.by_json import aggregate, cautions, expert_sentences
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 USUAL = metrics(20, 16, 8, 4)
 
 

@@ -11,6 +11,8 @@ from aorta.analysis.formatting import PAGE, TEXT, json_text, p_value, rough_ms, 
 from aorta.analysis.report.report_folder import write_report
 from tests.analysis.attribution.test_attribute import two_ranks
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 @pytest.mark.parametrize(
     ("count", "text"),

@@ -42,6 +42,8 @@ from tests.analysis.report.by_json import (
     verdict_of,
 )
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def test_marks_of_a_host_that_is_ahead_are_numbers(tmp_path: Path) -> None:
     found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.752)))

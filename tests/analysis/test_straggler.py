@@ -18,6 +18,8 @@ from tests.analysis.by_json import aggregate
 from tests.analysis.by_json import straggler as judge
 from tests.runs import train
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 TRANSFER_MS = 10.0
 
 

@@ -19,15 +19,11 @@ from aorta.errors import InputError
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
 _FOLDERS = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are tested elsewhere and take a second a report."""
-    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda _datasets: ())
 
 
 def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:

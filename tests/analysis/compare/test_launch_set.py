@@ -35,6 +35,8 @@ from tests.analysis.by_json import aggregate
 from tests.analysis.compare.builders import launch, launch_set
 from tests.analysis.compare.test_launch_comparison import compared
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1):
@@ -168,11 +170,6 @@ HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
 PLACES = np.arange(6) - 2.5
 REFERENCE_FIRST, IN_TURNS = "RRRRCCCC", "RCCRRCCR"
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda _datasets: ())
 
 
 def sides(folder: Path, sequence: str, apart_s: float = 60.0, **words: Any) -> tuple[Path, Path]:

@@ -23,6 +23,8 @@ from tests.analysis.by_json import ended, evaluate, junit_xml, markdown_summary
 from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def options(*words: str, sides: bool = True) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="overlap_report.py")

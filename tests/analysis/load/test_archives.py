@@ -25,6 +25,8 @@ from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -17,6 +17,8 @@ from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.docs.pages import ROOT, code, first_column, section
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
 
 
