@@ -41,10 +41,10 @@ from aorta.runner.api_arguments import (
     strategy_of,
 )
 from aorta.runner.calibration import Calibrator, calibration_plan
-from aorta.runner.caller_group import meet
 from aorta.runner.live_loggers import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.profilers import Profiling, profiler_of
+from aorta.runner.rank_process import meet
 from aorta.runner.rank_record import Ending
 from aorta.runner.recorded_run import RunSite, recorded_run
 from aorta.runner.watchdog import noted_phases

@@ -30,7 +30,7 @@ from aorta.profiling.trace_names import Counters, Moment, TracePlace, coordinate
 from aorta.profiling.upload import Destination, destination
 from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 from aorta.runner import trace_accounts
-from aorta.runner.caller_group import meet
+from aorta.runner.rank_process import meet
 from aorta.runner.trace_accounts import SavedTraces
 
 _SIGNAL_WAIT_S = 20.0

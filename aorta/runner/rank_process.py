@@ -1,7 +1,10 @@
 """One rank as a process: its topology, its log, the process group, and its exit code.
 
-Everything is logged to the rank's file, rank 0's messages and every rank's warnings also to the terminal. Must not know
-what is run between opening and closing the process group, or let warnings of other packages reach the terminal.
+Everything is logged to the rank's file, rank 0's messages and every rank's warnings also to the terminal. In a program
+of the user's (`meet`) the process group is the caller's default one, or none in a single process, and ranks communicate
+under a prefix of their own in its store. Must not know what is run between opening and closing the process group, let
+warnings of other packages reach the terminal, or issue a collective in a group of the caller's, where it would be
+counted as the caller's.
 """
 
 from __future__ import annotations
@@ -9,20 +12,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 
-from aorta.config.resolve import Resolved
+from aorta.config.resolve import Resolved, environment_number
 from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import Topology, read_topology, select_device
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
 
 EVERY_RANK = {"every_rank": True}
 """`extra` of messages that every rank shows on the terminal."""
@@ -119,3 +125,55 @@ def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
             # A rank that leaves early looks like a failure to one that is still writing.
             peers.gather("done", True)
     return EXIT_OK if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by
+
+
+_recordings = count()
+
+
+def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
+    """This rank's topology and its peers; every rank of the group must call it. `who` stands in error messages.
+
+    Raises:
+        ConfigError: the launcher's variables name other ranks, but no process group is open.
+        PeerFailed: another rank did not call it within `timeout_s`.
+        InstrumentError: this torch does not expose the store of a process group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        promised = environment_number("WORLD_SIZE", 1)
+        if promised > 1:
+            raise ConfigError(
+                f"{who}: WORLD_SIZE={promised}, but torch.distributed is not initialised; call "
+                "torch.distributed.init_process_group first, or unset WORLD_SIZE"
+            )
+        return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    # The count is the same on every rank: a second recording must not read what the first one left.
+    store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", _store())
+    peers = Peers(store, rank, world_size, timeout_s)
+    return _topology(rank, peers.gather("host", socket.gethostname())), peers
+
+
+def _store() -> dist.Store:
+    group = dist.group.WORLD
+    if group is None or not hasattr(group, "get_group_store"):
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer ProcessGroup.get_group_store, through which ranks agree on a "
+            "folder; use a torch that AORTA supports (>= 2.11)"
+        )
+    return group.get_group_store()
+
+
+def _topology(rank: int, hosts: Sequence[str]) -> Topology:
+    """Nodes are distinguished by host name, since the launcher's variables may belong to something else."""
+    host = hosts[rank]
+    return Topology(
+        rank=rank,
+        world_size=len(hosts),
+        local_rank=hosts[:rank].count(host),
+        local_world_size=hosts.count(host),
+        node_rank=list(dict.fromkeys(hosts)).index(host),
+        restart_count=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
+        elastic_run_id=os.environ.get("TORCHELASTIC_RUN_ID"),
+        host=host,
+        pid=os.getpid(),
+    )
