@@ -2,7 +2,7 @@
 
 `MEANINGS` has one entry for each thing that a colour stands for, and no two share one; `SURFACES` are backgrounds,
 lines and text. Each is a pair: on white, and on the dark page. Pictures take `light(name)`, the page's styles and
-scripts get all of them (`html.theme`).
+scripts get all of them (`html.page_content`).
 
 The colours were chosen by a search that keeps what stands in one chart apart for normal vision and for the three common
 kinds of colour blindness; `tests/analysis/report/test_palette.py` holds the distances and the contrasts. Must not carry

@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """Options of `compare.verdict_rules.Rules`: how launch sets are judged; of single runs only what may be unlike."""
+    """Options of `compare.verdict.Rules`: how launch sets are judged; of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(

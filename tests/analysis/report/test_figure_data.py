@@ -129,6 +129,7 @@ def test_a_counter_that_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: 
     found = Counted(run_of(tmp_path, 3), {"tokens": [4_096, 4_096, 4_096], "loss": [3, 2, 1]})
     charts, notes = step_charts({"x": found})
     assert [chart.title for chart in charts][2:] == ["loss"]
+    assert len({chart.model.x_range.id for chart in charts}) == 1  # all over the same steps
     assert notes == ["tokens does not change over the steps and has no chart: 4,096 (x)."]
 
 
