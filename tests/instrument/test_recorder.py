@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from aorta.instrument import step_recorder as recorder_module
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.open_step import Scalar
 from aorta.instrument.step_recorder import MAX_STEPS_LATE
@@ -17,15 +16,6 @@ from tests.instrument.steps import MS, Pending, Rig
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
-
-
-@pytest.mark.spec("D6")
-def test_marks_of_the_hosts_clock_are_their_own_readings() -> None:
-    host = HostClock()
-    mark = host.mark()
-    assert host.read_ns(mark) == mark
-    assert host.mark() >= mark
-    assert host.facts() is None
 
 
 def test_a_step_is_written_when_its_collectives_have_ended_and_not_before(rig: Rig) -> None:
