@@ -14,18 +14,18 @@ _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
 def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
-    """The dead ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
+    """The ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
     the only one that failed, or those that failed while others run, or those that the running ranks wait for.
 
     Args:
         waited_for: ranks that others wait for and that wait for nobody.
     """
-    ended = [rank for rank in job.ranks.values() if rank.state == "dead"]
+    ended = [rank for rank in job.ranks.values() if rank.has_ended]
     if own := [rank for rank in ended if _by_itself(rank)]:
         return own
     if job.missing:
         return []  # one of them may have ended first
-    running = any(rank.state != "dead" for rank in job.ranks.values())
+    running = any(not rank.has_ended for rank in job.ranks.values())
     failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
     if not running:
         return failed if len(failed) == 1 else []

@@ -82,6 +82,7 @@ class RankState(msgspec.Struct, kw_only=True):
     """Where a rank is.
 
     Attributes:
+        exit: how the process ended or, of one that still runs, how it left its recorded program.
         taken_ns: when the evidence was taken.
         progress_ns: when the rank last made progress: a step or phase began or ended, a collective was issued or
             completed.

@@ -128,14 +128,19 @@ class Rank(RankState, kw_only=True, dict=True):
         return self.age_s(self.progress_ns)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, or is about to: it has left its recorded program, with an error."""
+        return self.state == "dead" or self.exit is not None
+
+    @property
     def gone(self) -> bool:
         """Whether the process cannot go on by itself."""
-        return self.state in ("dead", "stopped") or self.unresponsive
+        return self.has_ended or self.state == "stopped" or self.unresponsive
 
     @property
     def lost_a_peer(self) -> bool:
         """Whether it ended with an error that ranks meet because another one is gone, or keeps them waiting."""
-        error = self.exit.exception if self.state == "dead" and self.exit is not None else None
+        error = self.exit.exception if self.exit is not None else None
         if error is None or _OWN_TIMEOUT in error.lower():
             return False
         return any(word in error.lower() for word in _LOST_A_PEER)

@@ -99,7 +99,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     if undecided:
         return "cannot_decide", sorted(undecided)
     unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
-    ended = [rank for rank in job.ranks.values() if rank.state == "dead"]
+    ended = [rank for rank in job.ranks.values() if rank.has_ended]
     dead = {rank.rank for rank in ended if rank.exit is None or rank.exit.exit_code != 0}
     if unknown or (dead and (waits.open or job.missing)):
         return "cannot_decide", sorted(unknown | dead | (set(job.missing) if dead else set()))
@@ -145,7 +145,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     last = max(there, key=lambda one: one.collective.issued_ns or 0, default=None)
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
-        doing = rank.state if rank.state in ("dead", "stopped") else "no answer"
+        doing = rank.state if rank.state in ("dead", "stopped") else "ending" if rank.has_ended else "no answer"
         doing = "ended in order" if rank.exit is not None and rank.exit.exit_code == 0 else doing
         since = rank.still_s if rank.state == "stopped" else None
     elif last is not None and not rank.is_elsewhere:

@@ -60,10 +60,10 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s
     """Judge evidence. Where it has ages, a rank that moved shortly before shows that nothing is stuck.
 
     Args:
-        watched: the evidence was saved by a watchdog, which has waited already, unless a rank died.
+        watched: the evidence was saved by a watchdog, which has waited already, unless a rank ended.
         stuck_after_s: what is shortly; None: `STUCK_AFTER_S`, or of evidence that was waited for `WATCHED_AFTER_S`.
     """
-    waited = watched and all(one.state != "dead" for one in evidence)
+    waited = watched and all(one.state != "dead" and one.exit is None for one in evidence)
     usual_s = WATCHED_AFTER_S if waited else STUCK_AFTER_S
     return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
 

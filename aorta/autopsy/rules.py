@@ -55,7 +55,7 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
             rank=rank.rank,
             kind="dead",
             rule="dead",
-            reason=f"its process ended{how_it_ended(rank)}",
+            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{how_it_ended(rank)}",
             evidence=[f"last seen {_where(rank)}"],
             phase=rank.phase,
         )
@@ -116,6 +116,8 @@ def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
         for rank in _odd_ones(job, open_there):
             one = open_there[rank]
             awaited = [other for other in open_there.values() if rank in other.behind]
+            if not awaited:
+                continue  # others wait for it in what they issued before: it is in the circle, and not odd in it
             twin = next((other for other in awaited if _alike(other.collective, one.collective)), None)
             others = sorted(circle - {rank})
             where = _in_collective(job, one)

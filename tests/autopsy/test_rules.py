@@ -6,10 +6,13 @@ import pytest
 
 from aorta.autopsy.evidence import RankExit
 from aorta.autopsy.judge import judge
+from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
 from tests.autopsy.hangs import (
     Fault,
+    Group,
     Program,
+    call,
     clipped,
     ddp,
     ended_in,
@@ -135,6 +138,33 @@ def test_a_circle_without_a_past_or_a_majority_is_not_decided() -> None:
 def test_a_circle_without_a_past_is_the_minority_s() -> None:
     (one,) = judge(run(two_groups(3), {1: swapped(0)})).culprits
     assert (one.rank, one.kind) == (1, "order_swapped")
+
+
+def test_a_rank_for_which_others_wait_only_in_what_they_issued_before_is_not_odd_in_a_circle() -> None:
+    """Ranks 1 to 3 wait in one group, rank 4 in another of the same ranks; rank 0 in one with rank 1, which has left a
+    collective with it open.
+    """
+    pair, turned = Group("pair", (0, 1)), Group("turned", (0, 1))
+    one, other = Group("one", (1, 2, 3, 4)), Group("other", (1, 2, 3, 4))
+    size = 400
+    programs = {rank: [call(one, "all_reduce", size)] for rank in (2, 3)}
+    programs[1] = [call(pair, "all_reduce", size, blocking=False), call(one, "all_reduce", size)]
+    programs[4] = [call(other, "all_reduce", size)]
+    programs[0] = [call(turned, "all_reduce", size)]
+    assert [culprit.rank for culprit in judge(run(programs)).culprits] == [4]
+
+
+@pytest.mark.parametrize("lost", ["Connection closed by peer [127.0.0.1]:4711", None])
+def test_a_rank_that_has_left_its_program_with_an_error_is_the_cause_before_its_process_has_ended(
+    lost: str | None,
+) -> None:
+    evidence = run(ddp(4), {2: ended_in("backward", RAISED)})
+    for one in evidence:
+        one.state, one.taken_ns = "running", (one.progress_ns or 0) + 1000  # nobody has waited for long
+    if lost is not None:
+        evidence[1].exit = RankExit(exit_code=1, exception=f"RuntimeError: {lost}")
+    verdict = verdict_on(evidence, watched=True)
+    assert [(one.rank, one.kind) for one in verdict.culprits] == [(2, "dead")]
 
 
 def test_the_chain_is_followed_over_groups() -> None:
