@@ -30,7 +30,9 @@ def slow_ranks(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
 
 
 def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """Of a rank that has just made progress it is not known whether it waited until then."""
+    """Of a rank that has just made progress it is not known whether it waited until then. Several ranks that are half of
+    the job or more depart from nobody: rather is their host busy with something else.
+    """
     slow = []
     for one in found:
         ages = [
@@ -42,7 +44,7 @@ def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]
         if one.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= LONG_WAIT_S:
             one.kind = "slow"
             slow.append(one)
-    return slow
+    return slow if len(slow) == 1 or 2 * len(slow) < len(case.job.ranks) else []
 
 
 def _late_lately(job: JobEvidence) -> list[Accusation]:

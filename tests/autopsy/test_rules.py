@@ -207,6 +207,17 @@ def test_a_rank_that_is_late_once_is_not_slow() -> None:
     assert _of_a_job_that_moves({**programs, 1: late}, 40).kind == "not_stuck"
 
 
+@pytest.mark.parametrize(("ranks", "late", "slow"), [(2, 1, 1), (4, 1, 1), (4, 2, 0), (8, 3, 3), (8, 5, 0)])
+def test_of_half_the_ranks_late_at_once_none_is_slow(ranks: int, late: int, slow: int) -> None:
+    evidence = run(ddp(ranks), {rank: stuck_in("forward") for rank in range(late)})
+    newest = evidence[-1]
+    assert newest.taken_ns is not None
+    newest.progress_ns = newest.taken_ns - 1000  # the job goes on
+    verdict = judge(evidence, stuck_after_s=10)
+    assert [one.rank for one in verdict.culprits] == list(range(slow))
+    assert verdict.kind == ("slow" if slow else "not_stuck")
+
+
 def _of_a_job_that_moves(programs: dict[int, Program], until: int) -> Verdict:
     evidence = run(programs, until=until)
     for one in evidence:
