@@ -1,6 +1,6 @@
-"""What a reader of a dataset's numbers has to bear in mind: a host that sets the pace, few steps, denominators of 0,
-impossible efficiencies; the stall cut-off, and how much the overlap ratio rests on it; and an expert that routers send
-too many tokens.
+"""Warns about a dataset's numbers: a host that sets the pace, few steps, denominators of 0, impossible efficiencies, an
+overlap ratio that rests on the stall cut-off (`cutoffs_ns`, with which `collective_metrics` computes too), an expert
+that routers send too many tokens.
 
 Tokens of all steps after warm-up and of all ranks read are added up, whether or not they found room. An expert is named
 where it is sent at least `HOT_TIMES` the mean of its block, and that mean is at least `MIN_TOKENS`: routing by chance

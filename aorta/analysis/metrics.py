@@ -1,11 +1,8 @@
 """Lists the metrics of a report: unit, which direction is better, and the definition with its denominator.
 
-Must not: compute one; windows are measured by `aorta.timeline` when the run is recorded.
-
-Defines algorithm and bus bandwidth, for records and traces alike.
-
-Takes bytes and transfer times of collectives of one kind, size and group size; gives GB/s (GB = 1e9 bytes), or why
-there is none. Must not: take the world size for a group's (W19), or load numpy or pandas (help loads this).
+Also defines algorithm and bus bandwidth, for records and traces alike: bytes and transfer times of collectives of one
+kind, size and group size give GB/s (GB = 1e9 bytes), or why there is none. Must not compute any other metric
+(`aorta.timeline` measures windows), take the world size for a group's (W19), or load numpy or pandas: help loads this.
 """
 
 from __future__ import annotations
@@ -129,8 +126,8 @@ _METRICS: Final = {
 
 STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KIND_METRICS))
 """Order of step metrics in summaries and tables."""
-_OF_RUNS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
-METRICS_OF_STEPS: Final = (*(name for name in STEP_METRIC_NAMES if name not in _OF_RUNS), RECORDED_2025)
+NOT_OF_STEPS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
+METRICS_OF_STEPS: Final = (*(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS), RECORDED_2025)
 """Those that a single step on a single rank can have."""
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
 

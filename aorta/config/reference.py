@@ -1,7 +1,7 @@
 """Generates `docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
 
 Its sources are the code of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra
-composes it, and the older keys of `arguments`. Must not say anything about a key that is not said there.
+composes it, and the older keys of `override_words`. Must not say anything about a key that is not said there.
 """
 
 from __future__ import annotations

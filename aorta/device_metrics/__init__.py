@@ -1,5 +1,5 @@
 """Device metrics: temperature, power, clocks, utilisation, memory and throttling of the device a rank computes on.
 
-`source_choice` opens the best source available, `sampler` reads it on its own thread, the other files are one source
-each.
+`sampler` opens the requested or the best available source and reads it on a thread of its own. `libraries` has psutil,
+NVML and amdsmi, `smi_programs` amd-smi and rocm-smi; `device_identity` finds the physical device.
 """

@@ -1,5 +1,5 @@
 """The command `aorta ab`, which `scripts/ab.sh` calls too: repeats, A/B and A/A plans; and `aorta demo`, one such plan
-on a bare machine in about a minute, which ends with a verdict.
+on a bare machine in about two minutes, which ends with a verdict.
 
 Must not say in the demo what the plan and the report do not say, or load pandas or start a process before the words
 are known to be good.

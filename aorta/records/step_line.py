@@ -5,8 +5,8 @@
         line.overlap["overlap_ratio"]       # decoded with the line
         [row.end_ns for row in line.waits]  # decoded now
 
-Each field of `records.schema.Step` must be present and be JSON for the line to be accepted. Must not accept a field
-that violates the schema: one that is decoded late raises when it is first read.
+Each field of `records.schema.Step` without a default must be present, and all must be JSON, or the line is refused.
+Must not accept a field that violates the schema: one that is decoded late raises when it is first read.
 """
 
 from __future__ import annotations

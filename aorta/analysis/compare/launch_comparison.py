@@ -109,7 +109,7 @@ def compare_launches(
         collectives: the collectives of each, as in their aggregates.
 
     Raises:
-        InputError: the launches did different work (`comparability.refuse_unlike`).
+        InputError: the launches did different work (`refuse_unlike`).
     """
     allowed = refuse_unlike(*sides, rules)
     before, after = (medians_side(side, rows) for side, rows in zip(sides, collectives, strict=True))
