@@ -30,8 +30,8 @@ def slow_ranks(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
 
 
 def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """Of a rank that has just made progress it is not known whether it waited until then. Several ranks that are half of
-    the job or more are not called slow: rather is their host busy.
+    """Of a rank that has just made progress it is not known whether it waited until then. Several ranks that are half
+    of the job or more are not called slow: rather is their host busy.
     """
     slow = []
     for one in found:
