@@ -1,14 +1,13 @@
-"""Computes the metrics of collectives across all ranks: `collectives` and `stragglers` of `summary.json`.
+"""Computes what a report says of collectives across all ranks, and of overlap against a run's isolated baselines.
 
-`collective_metrics(run)` matches the collectives of all ranks (`collective_matching`) and describes them: one entry per
-kind, group, group size and bytes, and one per group about its straggler. Must not: round a nanosecond before a
-difference is formed, or pool warm-up with steady state (W21).
+Two parts. *Collectives*: `collective_metrics(run)` matches the collectives of all ranks (`collective_matching`) into
+`collectives` and `stragglers` of `summary.json`: one entry per kind, group, group size and bytes, and one per group
+about its straggler. *Baselines*: where a record has steps of the phases `compute_only` and `comm_only` behind its
+training (R10), `overlap_efficiency` (the share of the possible saving) and `compute_slowdown` (what overlapping cost),
+or why each is null.
 
-Compares training with its isolated baselines: how much of the possible saving was achieved, and what overlapping
-cost.
-
-Takes a run whose record has steps of the phases `compute_only` and `comm_only` behind its training (R10), and gives
-`overlap_efficiency` and `compute_slowdown`, or why each is null. Must not: mix phases, or use a warm-up step of any.
+Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), mix phases, or use a
+warm-up step of any phase.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Provides tables of a run as pandas frames: steps, and collectives matched across ranks.
+"""Provides tables of a run as pandas frames: steps, collectives matched across ranks, and, over all ranks, the ranges
+and counters that the caller of `aorta.record` named.
 
-Must not: fill the memory without being asked to (`iter_collectives`), compute an overlap again (metrics come from the
-tables), or leave out warm-up rows (they are flagged; aggregates drop them).
-
-Frames of what the caller of `aorta.record` named: ranges and counters, over all ranks of a run.
-
-Must not: compute a metric from them, or hold a run's lines.
+Must not: fill the memory without being asked to (`iter_collectives`), hold a run's lines, compute a metric or an
+overlap again (metrics come from the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names the rank that the others of its group wait for, where the collectives are sufficient evidence (K3).
 
-In a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for it. So a
-straggler is the rank that waits least. By chance every rank is the last one now and then; the rule
+Two parts. *Waits*: in a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers
+wait for it. So a straggler is the rank that waits least. By chance every rank is the last one now and then; the rule
 (docs/dev/metric-rules.md) therefore requires all of these:
 
 - at least `MIN_COLLECTIVES` collectives known on every rank of the group;
@@ -10,21 +10,19 @@ straggler is the rank that waits least. By chance every rank is the last one now
 - the median wait of every other rank exceeds its own by `margin_ms` and by `MARGIN_SHARE` of the median transfer, so
   that it matters. `margin_ms` is what handing a collective over may take: the stall cut-off of the run's hosts.
 
-Two ranks that are late together hide each other from this rule: none is named then. Where most collectives were queued
-behind another, waits show nothing, and the same rule is applied to issue times: the rank that issues
-last, by more than the margin beyond the bounds of both clocks. Where clocks are not aligned the reason says that a late
-rank cannot be told.
+Two ranks that are late together hide each other from this rule: none is named then.
+
+*Issue times*: where most collectives were queued behind another on their link, all ranks begin at the same time,
+however late one of them issued it, and waits show nothing. The same rule is then applied to issue times on the
+reference rank's clock, as far as the ranks' clocks are aligned (R9): each comparison is good to the sum of both clocks'
+bounds, and the straggler issues last by more than the margin beyond them. Where clocks are not aligned the reason says
+that a late rank cannot be identified.
 
 `Stragglers` takes matched collectives (`add`), then the waits rank by rank (`add_waits`), and gives one entry per
-process group (`entries`). Must not: name a rank on a median alone, or by clocks beyond their
-bounds; waiting is compared within one collective (docs/dev/measuring.md, section 1).
+process group (`entries`).
 
-Compares when the ranks of a group issued the same collective, on the reference rank's clock: what is left to tell a
-late rank where collectives are queued.
-
-Behind another collective on its link all ranks begin at the same time, however late one of them issued it, so that no
-wait shows a straggler. Issue times do, as far as the ranks' clocks are aligned (R9): each comparison is good to the sum
-of both clocks' bounds. Must not: compare times of clocks that were not measured against each other (W11).
+Must not: name a rank on a median alone, or by clocks beyond their bounds, compare waiting of different collectives
+(docs/dev/measuring.md, section 1), or times of clocks that were not measured against each other (W11).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The command `aorta sweep` (`analysis/sweep_report.py`): a sweep's table, as text and CSV, and its heat maps.
+"""Runs the command `aorta sweep` (`analysis/sweep_report.py`): a sweep's table, as text and CSV, and its heat maps.
 
-Must not leave a job out, write a number where there is none, or import pandas or matplotlib before the arguments are
-known to be good.
+A heat map of a sweep or a study over two keys has colour and number in every cell; empty ones say why.
 
-The heat map of a sweep or a study over two keys: colour and number in every cell; empty ones say why. It must not
-import pyplot, or give a value or a colour to a cell that has none.
+Must not: leave a job out, give a number or a colour where there is none, import pandas or matplotlib before the
+arguments are known to be good, or import pyplot at all.
 """
 
 from __future__ import annotations

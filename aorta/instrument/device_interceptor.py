@@ -157,7 +157,11 @@ class DeviceInterceptor(CpuInterceptor):
     def _moved(
         self, issued: InFlight, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
     ) -> Any:
-        """Run it on AORTA's stream (R2), whichever stream the backend would have used."""
+        """Issue the collective, between two marks, on AORTA's stream `side` instead of the backend's (R2).
+
+        `side` first waits for the caller's stream. The caller's stream waits for the collective (cudaStreamWaitEvent):
+        at once if the call is synchronous, otherwise when the returned handle is waited for.
+        """
         self._streams.order(self._streams.current(), side)  # the inputs must be ready (W2)
         with self._streams.use(side):
             issued.start = self.clock.mark()
@@ -170,14 +174,16 @@ class DeviceInterceptor(CpuInterceptor):
         if asynchronous:
             self._hold(issued, args)
         else:
-            # After this wait the caller's stream is in the state it would be in had the backend used it.
+            # Later work of the caller's stream then runs after the collective, as if the backend had used that stream.
             self._join(issued, done)
         return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
     def _watched(
         self, issued: InFlight, args: tuple[Any, ...], key: str, original: Original, *, stacks: bool = False
     ) -> Any:
-        """Leave it on the backend's stream; AORTA's stream waits for it and records the marks (R3)."""
+        """Leave the collective on the backend's stream, and take its marks on a side stream (R3): the start once that
+        has waited for the caller's stream, the end once it has waited for the backend's work.
+        """
         side = self._streams.side(("beside", key))
         if side is None:
             issued.untimed = NO_STREAM
@@ -197,7 +203,7 @@ class DeviceInterceptor(CpuInterceptor):
         return with_work(result, self._handle(issued, work, side))
 
     def _bracketed(self, issued: InFlight, original: Original) -> Any:
-        """The backend runs it on the caller's own stream, where two marks bracket it."""
+        """Issue a collective that the backend runs on the caller's stream, between two marks on that stream."""
         computes = self._streams.computes()
         begin = self.clock.mark() if computes else None  # every user of a mark releases it once
         issued.start = self.clock.mark()
@@ -280,7 +286,10 @@ class DeviceInterceptor(CpuInterceptor):
         return outcome
 
     def _went_on(self, issued: InFlight, begin: Mark | None, *, computes: bool) -> None:
-        """The caller's stream goes on after a collective; if it computes, it may have waited since `begin`."""
+        """Note that work submitted to the caller's stream from now on runs after a collective, because that stream ran
+        it or waits for its event (cudaStreamWaitEvent). The compute stream may have waited since `begin`; for any other
+        one `StreamOrder` keeps the name, for waits of the compute stream for events recorded there.
+        """
         if computes:
             self._on_wait(Waited(name_of(issued), begin, self.clock.mark()))
         else:
@@ -301,7 +310,7 @@ class DeviceInterceptor(CpuInterceptor):
                 if limited:
                     outcome = inner()  # with a timeout the host waits, and may get an error
                 self._join(issued, done)
-            issued.alive = None  # the caller's stream continues after it, as with the backend's own wait
+            issued.alive = None  # the caller's stream now waits for it, as with the backend's own wait
             return outcome
 
         return TimedWork(work, wait, self._kept, issued.waiters, repeatable=True, in_place=True, issued=issued)

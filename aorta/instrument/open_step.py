@@ -104,12 +104,27 @@ class StepFacts:
 class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
 
-    `unseen` says why the step is not observed, if it is not. `native_events` adds those recorded by compiled code, if
-    any. `stalls`: those that no wait for a collective made. `stream_waits`: of the compute stream for another one, and
-    the collectives that this one had joined. `ready`: of buckets that are reduced later, with their bytes. `calls`:
-    times round the calls of backends that may have been stalls. `pipeline`: time among the stages of a pipeline, each
-    range with the name of their process group as its block. `no_copies`: why copies are not looked at, if they are not.
-    `kernels`: those of a window that the step is part of, if of any. `noted`: its collectives in the progress file.
+    Attributes:
+        issued_before, issued_after: each backend's own count of its collectives, at the start and at the end.
+        unseen: why the step is not observed, if it is not.
+        no_copies: why copies are not looked at, if they are not.
+        captured: collectives captured into CUDA graphs in the run so far; their replays cannot be observed.
+        stalls: marks around each local copy that stands in for a collective in a step that only computes.
+        tails: marks around the strategy's work after the last node of each backward pass, where DDP waits for buckets.
+        waits: of the compute stream (on a CPU, of the caller's thread) for one collective each.
+        stream_waits: marks around waits of the compute stream for another one, with the collectives that this one had
+            waited for.
+        calls: start and end of backends' calls on the host's clock, in nanoseconds; those longer than the stall cut-off
+            become stalls.
+        ready: of buckets that are all-reduced later, a mark where their gradients became ready, and their bytes.
+        gradients: bytes and block of each parameter's gradients in the order of readiness, observed in one step.
+        compute, passes: forward and backward ranges of blocks, as marks, and as times where compiled code gives these.
+        aux: ranges of work that is neither computation nor communication.
+        pipeline: ranges in which a pipeline's stages work, with the name of their process group as the block.
+        experts: per block, the tokens sent to each expert and, last, those dropped.
+        native_events: adds what compiled code recorded, if anything.
+        kernels: those of the profiler's window that the step is part of, if of any.
+        noted: indices of its collectives in the rank's progress file.
     """
 
     facts: StepFacts

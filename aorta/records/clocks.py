@@ -1,22 +1,24 @@
-"""`clock_sync.json`: by how much each rank's wall clock was ahead of rank 0's, and what that is worth (R9).
+"""Converts ranks' wall clocks to rank 0's (`clock_sync.json`), and monotonic to wall-clock time.
 
-Each trace of the run repeats its own rank's entry under `TRACE_KEY`, as it was known when the trace was saved.
+Two parts. *Ranks*: by how much each one's clock was ahead of rank 0's, and its error bound (R9). Each trace repeats its
+own rank's entry under `TRACE_KEY`, as known when the trace was saved.
 
     clock = read_clock_sync(folder / CLOCK_SYNC_FILE).of(rank)
     clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
 
-Offsets are measured at the start and at the end of a run; from them follows the correction of any instant between,
-before and after, in exact integer nanoseconds. Must not measure (that is `aorta.distributed.clock_measurement`), or
-state a bound that was not measured.
+Offsets are measured at the start and end of a run; from them follows the correction of any instant between, before and
+after, in exact integer nanoseconds.
 
-Host clocks: read together, and converted from monotonic time to the wall clock (docs/dev/measuring.md, R7).
+*Host clocks*, read together (docs/dev/measuring.md, R7):
 
     anchor = read_clocks()
     to_realtime_ns(time.perf_counter_ns(), anchor)                           # with one reading, while a run lasts
     WallTime([header.clock, footer.clock]).realtime_ns(step.start_mono_ns)   # with all readings, afterwards
 
-`time.perf_counter_ns` is CLOCK_MONOTONIC on Linux; every `_mono_ns` in the record is on that clock. Must not know about
-devices: their events are placed on this clock by `aorta.instrument`.
+`time.perf_counter_ns` is CLOCK_MONOTONIC on Linux; every `_mono_ns` in the record is on that clock.
+
+Must not: measure offsets (`aorta.distributed.clock_measurement` does), state a bound that was not measured, or know
+devices: `aorta.instrument` converts their events to this clock.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Opens and decodes files that came from elsewhere: regular files only, and whole ones only up to a size.
+"""Reads files that came from elsewhere, and writes files that appear under their names only when complete.
+
+Two parts. *Reading*: regular files only, whole ones only up to a size.
 
     with open_regular(path) as file:
         ...
     facts = decode_json(read_small(folder / "rpc.json"), msgspec.json.Decoder(RpcFacts))
 
-A pipe of that name would be waited for without end, and a device such as `/dev/zero` has no end. Must not: know what a
-file is for, or raise anything but OSError and ValueError.
-
-Files that appear under their names only when they are complete.
+A pipe would be waited for without end, and a device such as `/dev/zero` has no end. *Writing*:
 
     with whole_file(folder / "run.json") as part:
         part.write_bytes(text)
 
-Must not keep a part of a file, or touch the file that was there before, where writing fails.
+Must not: know what a file is for, raise anything but OSError and ValueError when reading, or, where writing fails, keep
+a part or touch the file that was there before.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""What the files of a run folder are called, which of them are there, and what `run.json` says.
+"""Names the files of a run folder, lists which exist, and defines what they hold.
+
+Three parts. *Records and manifest* (`run.json`):
 
     for path in rank_files(folder):     # rank_0_metrics.jsonl, rank_1_metrics.jsonl, ...
         ...
     read_manifest(folder)["run_id"]
 
-Every other package finds and reads the manifest of a run through this module; what it makes of one that is missing,
-damaged or of another run is its own affair. Must not write, or judge whose files these are.
+Every other package reads the manifest through this module; what it makes of one that is missing, damaged or of another
+run is its own affair. *RPC runs*: `rpc.json` beside the traces, and the calls that each worker made in a window, one
+JSON line each. *Streams*: `streams.json` of `workload=streams`.
 
-What an RPC run writes beside its traces: `rpc.json`, and the calls that each worker made in a window, one JSON line
-each.
-
-Must not know how calls are seen (`aorta.rpc.tracer`), or what is made of them (`aorta.rpc.rpc_report`).
-
-What a run of `workload=streams` writes: `streams.json`.
-
-Must not know how streams are driven (`aorta.streams`).
+Must not: write, judge whose files these are, or know how calls are seen (`aorta.rpc.tracer`), what is made of them
+(`aorta.rpc.rpc_report`), or how streams are driven (`aorta.streams`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Resolves the labelled locations of a report to runs, traces and launch sets; reads a set one launch after another.
+"""Reads launch sets, one launch after another, and decides whether those of two sides took turns in time.
 
-Keeps of every complete launch a few numbers per metric (the median that `aggregate` publishes, and the medians of
-resampled steps), and lists the other launches with the reason. Must not: define that median again, hold the columns of
-two launches at once, leave a launch out silently, or count one run twice.
-
-Decides whether the launches of two sides took turns in time, so that a drift of the machine falls on both alike.
+Two parts. *Sets*: a report's labelled locations become runs, traces and launch sets. Of each complete launch a few
+numbers per metric are kept (the median that `aggregate` publishes, and the medians of resampled steps); others are
+listed with the reason. *Order*: where they took turns, a drift falls on both sides alike.
 
     order = launch_order(reference, candidate)
     order.comparable        # True, False, or None where the times of some launch are not known
 
 A rank test takes launches for exchangeable. They are not where the machine drifts and one side ran after the other:
-drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8 against 8 (W27; docs/dev/verdicts.md). Must not:
-look at a measured value, only at when launches ran.
+drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8 against 8 (W27; docs/dev/verdicts.md).
+
+Must not: define that median again, hold the columns of two launches at once, leave a launch out silently, count one run
+twice, or judge the order by a measured value.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The rules by which launches are judged, as chosen on the command line, and the decision on one metric by them:
-`regression`, `improvement`, `equivalent`, `inconclusive` or `not tested`, with the reason.
+"""Decides on one metric by the rules chosen on the command line, and states the verdict of a comparison in sentences.
 
-Takes an effect with its interval, a p-value and the numbers of launches. Must not: depend on anything else (the
-simulations of docs/dev/verdicts.md call this very function), let a choice be made after the results were seen (every
-rule is written into the summary), or call a step better that got slower.
-
-States the verdict of a comparison in sentences that an engineer can act on.
+Two parts. *Decision*: `regression`, `improvement`, `equivalent`, `inconclusive` or `not tested`, with the reason, from
+an effect with its interval, a p-value and the numbers of launches. *Sentences* that an engineer can act on:
 
     OVERLAP LOST: 0.510 -> 0.000 of communication hidden (-0.510, 95 % interval -0.552 to -0.468, p 0.029, 4 against 4
     launches). Step time: no difference resolved (263 -> 235 ms, -10.6 %, 95 % interval -52.0 % to +46.0 %, p 0.34).
 
-REGRESSION and IMPROVEMENT alone are of step time; of anything else the headline names what was lost or gained, and
-what the step time did. Must not say a number that is not in the summary, or a ratio without its denominator.
+REGRESSION and IMPROVEMENT alone are of step time; of anything else the headline names what was lost or gained, and what
+the step time did.
+
+Must not: decide by anything else (the simulations of docs/dev/verdicts.md call this very function), let a choice be
+made after the results were seen (every rule is written into the summary), call a step better that got slower, or state
+a number that is not in the summary, or a ratio without its denominator.
 """
 
 from __future__ import annotations

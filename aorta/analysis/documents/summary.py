@@ -1,6 +1,5 @@
-"""`summary.json` as a whole: its datasets, the comparison of two of them, and what a gate decided.
-
-What `run.json` holds, as types: the source of its JSON Schema.
+"""Declares the types of `summary.json` (its datasets, their comparison, what a gate decided) and `run.json`, from which
+their JSON Schemas are made.
 
 The manifest is written as plain values where it is collected (`aorta.distributed`); tests hold real files to these
 types. What differs from configuration to configuration stays open.

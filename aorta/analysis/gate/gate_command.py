@@ -1,15 +1,13 @@
-"""A gate's result for a terminal, as JUnit XML with one test case per condition, and, with its summary, as
-GitHub-flavoured Markdown for the page of a CI job ($GITHUB_STEP_SUMMARY).
+"""Parses the gate's options, judges its conditions, and writes the result as text, JUnit XML and Markdown.
 
-The shape of the XML follows the schema that Jenkins' xUnit plug-in publishes (junit-10.xsd); GitHub, GitLab and Azure
-read the same. A failed condition is a `failure`. An inconclusive one is an `error`, or what `--inconclusive` makes of
-it: `failure` or `skipped`. Times are left out, because nothing was timed. Must not: judge, compute a number, or let a
-word of a file or a label become markup, or a character that XML does not allow.
+Two parts. *Options*: added to a parser; later they put `gate` into a summary and give an exit code and text. *Output*:
+for a terminal; as JUnit XML with one test case per condition; with its summary, as GitHub-flavoured Markdown for the
+page of a CI job ($GITHUB_STEP_SUMMARY). The XML follows the schema that Jenkins' xUnit plug-in publishes
+(junit-10.xsd); GitHub, GitLab and Azure read the same. A failed condition is a `failure`, an inconclusive one an
+`error`, or what `--inconclusive` makes of it: `failure` or `skipped`. Times are left out: nothing was timed.
 
-The command-line options of the gate: parse them, judge the conditions, write the result files.
-
-Adds options to a parser, later puts `gate` into a summary, and returns an exit code and text. Must not: import pandas;
-conditions are parsed together with the other arguments.
+Must not: judge or compute a number for the output, let text of a file or a label become markup, or a character that XML
+does not allow, or import pandas: conditions are parsed together with the other arguments.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Sums up what collectives cost, per kind, group and size, from traces of any source.
 
 `parts_of` reduces the table of one rank in the process that reads it; `costs` joins the parts of all ranks into one row
-per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths, as docs/metrics.md defines them.
-Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum durations that overlap
-(W10), or match collectives of different ranks by their time (W11).
+per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths as docs/metrics.md defines them.
 
 A source without sequence numbers has its collectives numbered by their order, where order identifies them. On a device
 it identifies nothing: steps are cut where the host marked them and the device runs behind its host, so a step may hold
 different collectives on different ranks even if their count agrees.
+
+Must not: take one rank's duration for a transfer (W5), the world size for a group's (W19), sum durations that overlap
+(W10), or match collectives of different ranks by their time (W11).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reads the shapes of matrix products from the arguments that the profiler writes of torch's operators.
+"""Reads the shapes and data types of matrix products from the arguments that the profiler writes of torch's operators.
 
 A product of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations: a multiplication and an addition
-for each of the B x M x N x K pairs of elements (what torch.utils.flop_counter counts). Must not: guess a shape that the
-trace does not hold.
+for each of B x M x N x K pairs of elements (what torch.utils.flop_counter counts). Data types of torch's C++ and NCCL
+map to torch's Python name and the size of an element.
 
-Maps the names of data types in torch's C++ and in NCCL to torch's Python name and the size of an element.
+Must not: guess a shape that the trace does not hold.
 """
 
 from __future__ import annotations

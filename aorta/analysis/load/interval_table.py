@@ -1,11 +1,12 @@
-"""The interval table: what every trace reader returns, whatever tool recorded the trace.
+"""Defines the interval table: what every trace reader returns, whatever tool recorded the trace.
 
 A `Trace` has one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about its source. All
-columns are integers, times in int64 nanoseconds; `NULL` (-1) means "unknown" in every column that allows it. Strings
-are stored once, in tables indexed by codes. Must not: hold a Python object per row.
+columns are integers, times in int64 ns; `NULL` (-1) means "unknown" in every column that allows it. Strings are stored
+once, in tables indexed by codes. `covered_ns` gives how much of each interval others cover, merged first per rank and
+device.
 
-`covered_ns` tells how much of each interval others cover, merged first per rank and device (W15: devices are never
-merged with each other); lengths of intervals that may overlap are never summed (W10).
+Must not: hold a Python object per row, merge devices with each other (W15), or sum lengths of intervals that may
+overlap (W10).
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Classifies kernels and operators by name: compute, copy or communication, and which kind of collective.
+"""Classifies kernels and operators by name, and finds a trace's steps by the texts of its ranges.
 
-Takes each distinct name once, with additional patterns from the command line, and gives codes of
-`interval_table.IntervalClass` and `interval_table.KIND_CODE`. The patterns are unanchored (docs/dev/measuring.md, W12):
-`void ncclDevKernel...` is communication too. Must not: look at anything but the name; where a format has categories,
-its reader selects by them first (W13).
+Two parts. *Classes*: compute, copy or communication, and which kind of collective. Each distinct name is taken once,
+with additional patterns from the command line, and gets codes of `interval_table.IntervalClass` and
+`interval_table.KIND_CODE`. Patterns are unanchored (docs/dev/measuring.md, W12): `void ncclDevKernel...` is
+communication too. *Steps*: of ranges by NVTX, ROCTx or `record_function`; `ProfilerStep#3` is step 3. One family of
+markers is used per process: of `iteration#7` and `ProfilerStep#3` in one trace, only one counts.
 
-Finds the steps of a trace from the texts of its ranges (NVTX, ROCTx, `record_function`).
-
-For example, `ProfilerStep#3` is step 3. One family of markers is used per process: of a trace that holds both
-`iteration#7` and `ProfilerStep#3`, only one counts. Must not: guess a step from anything but a marker.
+Must not: classify by anything but the name (W13: readers select by a format's categories first), or guess a step from
+anything but a marker.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Sums up kernels: by name, matrix products by shape, the gaps between them on a stream, and their hardware counters.
+"""Sums up kernels by name, matrix products by shape, gaps between kernels on a stream, and hardware counters.
 
-Takes the interval table of one trace, gives rows per rank and device (W15: devices are never merged). What a trace does
-not hold is an empty list with a reason, or None inside a row. Must not: invent a shape, a launch or a counter.
-
-Derives occupancy and CU utilisation of kernels from raw counters of rocprofv3, where it was not asked for them.
+Two parts. *Totals*: the interval table of one trace gives rows per rank and device (W15: devices are never merged).
+What a trace does not hold is an empty list with a reason, or None inside a row. *Derived counters*: occupancy and CU
+utilisation from raw counters of rocprofv3, where it was not asked for them.
 
     with_derived(counters, agents) -> the same counters and, per kernel, what follows from them; and what is missing
 
 The formulas are those of rocprofiler-sdk, `counter_defs.yaml`, under its names. Its CSV has the sum of a counter over
 all its instances (`generateCSV.cpp`); a formula that takes the largest of one instance per XCC can be computed from it
-only where there is one XCC. Must not: guess what a device is, or replace a value that rocprofv3 gave.
+only where there is one XCC.
+
+Must not: invent a shape, a launch or a counter, guess what a device is, or replace a value that rocprofv3 gave.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Loads whatever is at a location as a run; the one place that distinguishes records, launch sets and traces.
+"""Loads whatever is at a location as a run; the one module that distinguishes records, launch sets and traces.
 
-A location is a folder of AORTA's records, a folder of several such folders, or anything in which `trace_files` finds
-traces. Must not: trust a file's name, or read a folder of AORTA's records as anything else.
-
-Archives of run folders (tar, gzipped or not, and zip) are unpacked, so that they are read like the folders they hold:
+Two parts. *Loading*: a location is a folder of AORTA's records, a folder of several such folders, or anything in which
+`trace_files` finds traces. *Archives* of run folders (tar, gzipped or not, and zip) are unpacked, and read like the
+folders they hold:
 
     with Archives() as archives:
         run = load_source(archives.folder_of("cuda.tar.gz"))    # read it here: afterwards the copy is gone
 
 Only what a report reads of a run is written: records and manifests, as plain files below one temporary folder. An
-archive without records of AORTA stays as it is; traces are read from within theirs (`open.members`). Must not write
-outside of that folder, whatever members are called, keep it, or trust an archive's name.
+archive without records of AORTA stays as it is; traces are read from within theirs (`open.members`).
+
+Must not: trust the name of a file or an archive, read a folder of AORTA's records as anything else, write outside of
+that folder, whatever members are called, or keep it.
 """
 
 from __future__ import annotations

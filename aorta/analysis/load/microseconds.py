@@ -1,13 +1,13 @@
-"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly.
+"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly; validates times and devices.
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
 nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
-(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times, so whole columns are
-converted: by `of_numbers`, or where that is not exact by `of_texts`. Must not: round to microseconds, or convert
-through float64 what it cannot represent.
+(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times: whole columns are converted,
+by `of_numbers`, or where that is not exact by `of_texts`. Times and device numbers of a damaged file are refused, so
+that arithmetic on them is safe.
 
-Times and device numbers of a file that may be damaged are validated, so that arithmetic on them is safe; a duration is
-not judged here (`trace_health` counts those that are zero, negative or absurd).
+Must not: round to microseconds, convert through float64 what it cannot represent, or judge a duration (`trace_health`
+counts those that are zero, negative or absurd).
 """
 
 from __future__ import annotations

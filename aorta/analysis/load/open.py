@@ -1,17 +1,17 @@
-"""Opens local files, fsspec URLs, gzip files (recognised by their first bytes) and tar archives, and inflates them on
-the fly.
+"""Opens files, inflated on the fly, and reads SQLite files of other tools.
+
+Two parts. *Streams*: local files, fsspec URLs, gzip files (recognised by their first bytes) and tar archives.
 
     with opened("traces/rank0.json.gz") as stream, reading("traces/rank0.json.gz"):
         first = stream.head()
 
-A file that is compressed further than any trace is refused as a gzip bomb. Must not: hold a whole file, write anything
-but a temporary copy that a library needs, or trust a file's name.
+A file that is compressed further than any trace is refused as a gzip bomb. *SQLite*: rows of stored tables in bounded
+chunks, as integer columns and texts, executing nothing stored in the file. Columns that this version of the tool does
+not write are `NULL`.
 
-Reads SQLite files of other tools as integer columns and texts, without executing anything stored in the file.
-
-Yields the rows of stored tables in bounded chunks; columns that this version of the tool does not write are `NULL`.
-Must not: query a view, a virtual table or a generated column (a hostile file could make them endless), or join in SQL:
-every query is one pass over one stored table, so its cost is bounded by the size of the file.
+Must not: hold a whole file, write anything but a temporary copy that a library needs, trust a file's name, query a
+view, a virtual table or a generated column (a hostile file could make them endless), or join in SQL: every query is one
+pass over one stored table, so the file's size bounds its cost.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Builds a `Trace` from what all outputs of rocprofv3 have in common: kernels, copies, RCCL calls and markers of a
+"""Builds a `Trace` from what all outputs of rocprofv3 have in common: kernels, copies, RCCL calls, markers of a
 process.
 
 Times are nanoseconds of CLOCK_BOOTTIME (rocprofiler-sdk: `default_clock_id`), not comparable between machines. Records
-come in buffer order, not in time order. Must not: know how a file stores them.
+come in buffer order, not in time order.
 
 RCCL launches one kernel for every collective (`ncclDevKernel_Generic`), so the name says nothing (W12). A call and its
 kernel share a correlation id where the tracer kept it. Otherwise the n-th launching call of a thread is the n-th kernel
-of that thread, but only if there are equally many and no kernel started before its call. Must not: guess: a count that
-does not match leaves every kernel of that thread unknown.
+of that thread, but only if there are equally many and no kernel started before its call.
+
+Must not: know how a file stores records, or guess: a count that does not match leaves every kernel of that thread
+unknown.
 """
 
 from __future__ import annotations

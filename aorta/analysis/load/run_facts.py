@@ -1,14 +1,15 @@
-"""Read what holds for a run as a whole: its manifest (`run.json`), the headers and footers of its records, and how far
-its collectives were covered.
+"""Reads what holds for a run as a whole, and what ran inside one step of a record.
+
+Two parts. *Run*: its manifest (`run.json`), the headers and footers of its records, and how far its collectives were
+covered.
 
     manifest, why_not = manifest_of(folder, run_id)
     config_of(manifest).get("parallel")
 
-Must not fail a report because the manifest is missing, nor use one that belongs to another run.
+*Step*: read from its line again, as all steps would be too much to hold.
 
-What ran inside one step of a record: read from its line again, because for all steps it would be too much to hold.
-
-Must not: take another line for the step's, should the file have changed since its columns were read.
+Must not: fail a report because the manifest is missing, use one of another run, or take another line for the step's,
+should the file have changed since its columns were read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Groups the files of a directory, glob or URL into units: the files that one process wrote, to be read together.
+"""Detects the format of trace files, and groups those that one process wrote into units, to be read together.
 
-`find_units` lists the units of a location; `read_unit` yields the traces of one, one after the other. Must not: read a
-file only to find out that it is not wanted, or take two files that one process wrote of the same run for two ranks.
+Two parts. *Units*: `find_units` lists those of a directory, glob or URL; `read_unit` yields the traces of one, one
+after the other. *Formats*: the first inflated bytes, for SQLite the path, give the name of a format or None.
 
-Detects the format of a file from its first bytes; its name is never used.
-
-Takes the first inflated bytes, for SQLite the path, and returns the name of a format or None. Must not: read a whole
-file.
+Must not: read a whole file for its format, or any only to find out that it is not wanted, judge a format by the file's
+name, or take two files of one process and run for two ranks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Turns one rank's record into tracks beside its trace: step windows, active lanes, and every collective.
+"""Turns one rank's record into tracks beside its trace, and checks causality across ranks.
 
-Reads `rank_<rank>_metrics.jsonl` line by line and keeps the steps in the time span of the trace. Yields begin and end
-events on threads of a separate process (complete events, `ph` X, remain those of the traces), and collects the
-collectives in that span for the causality check. Must not: hold a whole record.
+Two parts. *Tracks*: step windows, active lanes, and every collective. Reads `rank_<rank>_metrics.jsonl` line by line,
+keeps the steps in the time span of the trace, yields begin and end events on threads of a separate process (complete
+events, `ph` X, remain those of the traces), and collects the collectives in that span. *Check*: takes these of every
+rank (and RPC calls with what they ran elsewhere), on one clock with error bounds, and reports what was checked and
+every effect that precedes its cause by more than the error.
 
-Checks whether any effect precedes its cause by more than the error of the clocks.
-
-Takes the collectives of every rank (and RPC calls with what they ran elsewhere), on one clock with error bounds, and
-reports what was checked and every violation. Must not: call a pair checked whose bound is unknown without saying so.
+Must not: hold a whole record, or call a pair checked whose bound is unknown without saying so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The data of figures, once for pictures and page: which steps are looked at closely, where a step's time goes, curves
-over ranks, and rank by step maps, in as many points as a screen has.
+"""Computes the data of figures, once for pictures and page: which steps are shown closely, where a step's time goes,
+curves over ranks, and rank by step maps, in as many points as a screen has. Arrays hold NaN for a gap.
 
-Arrays hold NaN for a gap. Must not use a warm-up step, or drop a step: where there are more than fit, neighbours share
-a point, and the lowest and highest of them stay in its band. Must not choose a step that some rank does not have, or
-call a time a job step that `summary.json` says is not known.
+Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
+stay in its band), choose a step that some rank does not have, or call a time a job step that `summary.json` says is not
+known.
 """
 
 from __future__ import annotations

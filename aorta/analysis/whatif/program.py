@@ -1,17 +1,13 @@
-"""The program of a run: what each rank did in its own time, with all waiting for other ranks left out.
+"""Defines the program of a run (what each rank did in its own time, without waiting for other ranks), and its changes.
 
-A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
-waited for, the step ends. What it computed between two operations is a span of that time (`ProgramSpans`), placed by
-the operation before it. A collective is known by its costs (`StepProgram`). Another network, a straggler or other
-buckets are a change of these numbers; `replay` says when everything would have happened.
+Two parts. *Program*: a rank is a list of operations with its own time between them (`Operation`): a step begins,
+collectives are issued and waited for, the step ends. What it computed between two operations is a span of that time
+(`ProgramSpans`), positioned by the operation before it. A collective is known by its costs (`StepProgram`). All times
+are integer nanoseconds; arrays of a step have one column per rank. *Changes* of these numbers are another network, a
+straggler or other buckets: how each is written, what it does to the program, in which turn, and its stated error.
+`network_changes`, `rank_changes` and `changes` define one class for each; `changes` lists all.
 
-All times are integer nanoseconds. Arrays of a step have one column per rank. Must not read a file, or decide when
-anything happens.
-
-What every change of a what-if is: how it is written, what it does to a program, in which turn, and its stated error.
-
-`network_changes`, `rank_changes` and `changes` define one class for each; `changes` knows them all. Must not
-replay, or predict anything.
+Must not: read a file, decide when anything happens (`replay` does), or predict anything.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""What ties a kernel to the host: the call that launched it (`correlation`), and the operator that it is a part of
-(`External id`), of matrix products with their shapes.
+"""Links the kernels and copies of a Kineto trace to the host's calls and operators, and to collectives.
 
-Must not: decode more of arguments than that; a trace has one set per kernel and per call.
+Three parts. *Links*: of a kernel to the call that launched it (`correlation`) and its operator (`External id`), of
+matrix products with their shapes. *Collectives*: columns row by row (kind, group, sequence number, bytes, data type)
+from the arguments that `record_param_comms` left on their kernels or on the host's rows; what an argument does not say
+is `NULL`. *Copies*: collectives whose data is moved by copy engines launch no kernel (NCCL with zero-CTA collectives,
+torch's symmetric memory). Of the copies between devices those that a collective launched are selected by their own
+arguments and those of the host's operators; copies that may be either make communication unobserved, with this reason.
 
-Describes collectives from the arguments that `record_param_comms` left on their kernels or on the host's rows.
-
-Fills columns row by row: kind, group, sequence number, bytes, data type. Must not: guess; what an argument does not say
-is `NULL`.
-
-Finds copies that are communication.
-
-Collectives whose data is moved by copy engines launch no kernel (NCCL with zero-CTA collectives, torch's symmetric
-memory), so their rows are copies between devices. Takes the copies of a trace with their own arguments and those of the
-host's operators, and returns the copies that a collective launched. Must not: call a copy communication without
-evidence in the trace; copies that may be either make communication unobserved, with this reason.
+Must not: decode more of arguments for links than these (a trace has one set per kernel and per call), guess, or call a
+copy communication without evidence in the trace.
 """
 
 from __future__ import annotations
