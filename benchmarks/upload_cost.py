@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from aorta.profiling.trace_names import Moment, TraceWindow
-from aorta.profiling.trace_saver import Job, SavedOutput, Saver
+from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from aorta.profiling.upload import destination
 from benchmarks import plans
 
@@ -58,7 +58,7 @@ class Uploads:
             if self.on and self.saver.pending == 0:
                 self._number += 1
                 name = f"{self._number}.json"
-                output = SavedOutput("trace", self._folder / name, self._to, name)
+                output = SavedFile("trace", self._folder / name, self._to, name)
                 window = TraceWindow(0, 0, False, Moment(batch=self._number))
                 self.saver.submit(Job(window, lambda path: path.write_bytes(self._content), [output]))
 

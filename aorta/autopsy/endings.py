@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from aorta.autopsy.job import JobEvidence, Rank
+from aorta.errors import SIGNAL_EXIT_BASE
 
 _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
@@ -27,9 +28,9 @@ def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
         return []  # one of them may have ended first
     running = any(not rank.has_ended for rank in job.ranks.values())
     failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
+    failed = [rank for rank in failed if not rank.lost_a_peer]
     if not running:
         return failed if len(failed) == 1 else []
-    failed = [rank for rank in failed if not rank.lost_a_peer]
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
     return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
 
@@ -46,7 +47,9 @@ def how_it_ended(rank: Rank) -> str:
 
 
 def _by_itself(rank: Rank) -> bool:
-    if rank.exit is None:
+    if (
+        rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE
+    ):  # it ended in order, as a signal asked it to
         return False
     if rank.exit.signal is not None:
         return rank.exit.signal not in _ASKED_TO_END

@@ -31,12 +31,18 @@ _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "
 """No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
 _LOST_A_PEER = (
     "connection closed",
+    "connection was likely closed",
     "connection reset",
     "connection refused",
     "broken pipe",
     "remote process exited",
     "peerfailed",
     "peer closed",
+    "because of a peer",
+    "stops: rank",
+    "store stopped answering",
+    "has said nothing for",
+    "failed to recv",
     "timed out",
     "timeout",
     "ncclremoteerror",

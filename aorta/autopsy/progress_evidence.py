@@ -18,6 +18,7 @@ import msgspec
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
 from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.stacks import fatal_in, stacks_of
+from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import read_small
 from aorta.records.progress_file import (
@@ -56,6 +57,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
 def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> RankEvidence:
     try:
         seen = read_progress(path)
+        taken_ns = time.perf_counter_ns()  # before stacks are asked for, which takes its time
     except (OSError, UnreadableProgress) as error:
         rank = int(path.stem.removeprefix("rank_"))
         return RankEvidence(rank=rank, source="progress", path=str(path), torn=str(error))
@@ -63,15 +65,21 @@ def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> Ran
     if earlier is not None and earlier.pid == seen.facts.pid and earlier.progress_ns == seen.state.progress_ns:
         return earlier
     state = _process_state(seen.facts)
-    ended, at_end = _exit(run_folder, path, seen) if state == "dead" or seen.state.exit_code else (None, [])
+    left = 0 < (seen.state.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
+    ended, at_end = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
     taken: list[ThreadStack] = []
     if stacks and state == "running" and seen.state.exit_code is None:
         taken = stacks_of(seen.facts, stacks_file(path))
-    return _rank_evidence(path, seen, state, ended, taken or at_end)
+    return _rank_evidence(path, seen, taken_ns, state, ended, taken or at_end)
 
 
 def _rank_evidence(
-    path: Path, seen: ProgressSeen, state: ProcessState, ended: RankExit | None, stacks: list[ThreadStack]
+    path: Path,
+    seen: ProgressSeen,
+    taken_ns: int,
+    state: ProcessState,
+    ended: RankExit | None,
+    stacks: list[ThreadStack],
 ) -> RankEvidence:
     facts, loop = seen.facts, seen.state
     return RankEvidence(
@@ -84,7 +92,7 @@ def _rank_evidence(
         pid=facts.pid,
         state=state,
         exit=ended,
-        taken_ns=time.perf_counter_ns() if _is_here(facts) else None,
+        taken_ns=taken_ns if _is_here(facts) else None,
         progress_ns=loop.progress_ns,
         step=loop.step,
         phase=None if loop.phase == "none" else loop.phase,

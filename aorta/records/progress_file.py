@@ -312,11 +312,13 @@ class ProgressFile(Progress):
             self._state[_RING_NS] = max(self._state[_RING_NS], at_ns)
 
     def compile_phases(self, mapping: Any) -> None:
-        """Have step and phase noted by compiled functions from now on.
+        """Have step and phase noted by compiled functions from now on; those that are there already stay.
 
         Args:
             mapping: of this file, by the compiled interceptor: its `Progress`.
         """
+        if "enter" in self.__dict__:
+            return
         number = self._phase_numbers[self._phase]
         enter, begin_step = mapping.phases(_PHASE_WORDS, list(self._phase_numbers), self._step, number)
         self.__dict__.update(enter=enter, begin_step=begin_step)

@@ -9,6 +9,7 @@ import atexit
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
+from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
 from aorta.records.clocks import boot_id
@@ -108,6 +110,8 @@ def _void(_value: object) -> None:
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return SIGNAL_EXIT_BASE + signal.SIGINT
     return int(getattr(error, "exit_code", 1))
 
 

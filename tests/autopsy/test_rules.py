@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.autopsy.evidence import RankExit
+from aorta.autopsy.evidence import ProcessState, RankExit
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
@@ -154,7 +154,15 @@ def test_a_rank_for_which_others_wait_only_in_what_they_issued_before_is_not_odd
     assert [culprit.rank for culprit in judge(run(programs)).culprits] == [4]
 
 
-@pytest.mark.parametrize("lost", ["Connection closed by peer [127.0.0.1]:4711", None])
+LOST = (
+    "Connection closed by peer [127.0.0.1]:4711",
+    "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    "rank 1: a collective failed because of a peer: rank 2 exited without reporting why (abort)",
+    "rank 1 stops: rank 2 failed: ZeroDivisionError: division by zero",
+)
+
+
+@pytest.mark.parametrize("lost", [*LOST, None])
 def test_a_rank_that_has_left_its_program_with_an_error_is_the_cause_before_its_process_has_ended(
     lost: str | None,
 ) -> None:
@@ -165,6 +173,21 @@ def test_a_rank_that_has_left_its_program_with_an_error_is_the_cause_before_its_
         evidence[1].exit = RankExit(exit_code=1, exception=f"RuntimeError: {lost}")
     verdict = verdict_on(evidence, watched=True)
     assert [(one.rank, one.kind) for one in verdict.culprits] == [(2, "dead")]
+
+
+@pytest.mark.parametrize("state", ["running", "dead"])
+def test_those_who_end_in_order_on_the_launcher_s_signal_are_not_the_cause(state: ProcessState) -> None:
+    evidence = run(ddp(4), {3: ended_in("backward", KILLED)})
+    for one in evidence[:3]:
+        one.state, one.exit = state, RankExit(exit_code=143, exception=f"rank {one.rank}: SystemExit: 143")
+    assert [one.rank for one in judge(evidence).culprits] == [3]
+
+
+def test_the_one_rank_that_was_interrupted_is_the_cause_where_the_others_lost_it() -> None:
+    evidence = run(ddp(4), {3: ended_in("backward", RankExit(exit_code=130, exception="interrupted at once"))})
+    for one in evidence[:3]:
+        one.state, one.exit = "dead", RankExit(exit_code=1, exception="RuntimeError: Connection closed by peer")
+    assert [one.rank for one in judge(evidence).culprits] == [3]
 
 
 def test_the_chain_is_followed_over_groups() -> None:

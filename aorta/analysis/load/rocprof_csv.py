@@ -313,9 +313,11 @@ def _add_call(process: _Process, cells: _Cells) -> None:
     if domain.startswith(HIP_API):
         process.launches.add(cells.number("correlation_id"), start)
     elif domain == RCCL_API or domain in MARKERS:
-        rows = process.calls if domain == RCCL_API else process.marks
         name = process.names(cells.text("function"))
-        rows.add(cells.number("thread_id"), cells.number("correlation_id"), start, end, name)
+        if domain == RCCL_API:
+            process.calls.add(cells.number("thread_id"), cells.number("correlation_id"), start, end, name)
+        else:
+            process.marks.add(NULL, NULL, start, end, name)
 
 
 def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:

@@ -35,7 +35,7 @@ class Phases {
   // The phase before; `phase` itself where it is none.
   py::handle enter(py::handle phase) {
     const size_t number = number_of(phase);
-    if (number == names_.size()) {
+    if (number == names_.size()) {  // no phase of the file
       return phase;
     }
     const py::handle before = names_[phase_];
@@ -44,22 +44,22 @@ class Phases {
     return before;
   }
 
-  void begin_step(int64_t step, size_t phase) {
+  void begin_step(int64_t step, py::handle phase) {
     step_ = step;
-    phase_ = phase;
+    phase_ = std::min(number_of(phase), names_.size() - 1);
     store();
   }
 
+ private:
   size_t number_of(py::handle phase) const {
     const auto is_it = [phase](const py::str& name) { return name.ptr() == phase.ptr(); };
     auto name = std::find_if(names_.begin(), names_.end(), is_it);
-    if (name == names_.end()) {  // equal, and not interned
+    if (name == names_.end() && PyUnicode_Check(phase.ptr()) != 0) {  // perhaps equal, and not interned
       name = std::find_if(names_.begin(), names_.end(), [phase](const py::str& other) { return other.equal(phase); });
     }
     return static_cast<size_t>(name - names_.begin());
   }
 
- private:
   // Two stores, each of a whole word: the kernel may end the process between them.
   void store() {
     const int64_t at_ns = now_ns();
@@ -87,9 +87,8 @@ inline PyObject* begin_step(PyObject* self, PyObject* step) {
   if (number == -1 && PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  Phases& phases = phases_of(self);
   static PyObject* const name = PyUnicode_InternFromString("step");
-  phases.begin_step(number, phases.number_of(name));
+  phases_of(self).begin_step(number, name);
   Py_RETURN_NONE;
 }
 
