@@ -141,8 +141,7 @@ def test_another_distribution_of_the_same_import_name_is_refused_by_name(install
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture(scope="module")
-def answers(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, newcomer.Answer]:
+def answers_of(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, newcomer.Answer]:
     """What a newcomer's commands answered: an empty home, a clean checkout, every command as it is printed."""
     home = tmp_path_factory.mktemp("home")
     folder = tmp_path_factory.mktemp("newcomer") / "aorta"
@@ -166,16 +165,20 @@ def test_every_printed_command_is_run_here_or_said_why_not() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.dist
-def test_a_newcomer_s_commands_end_as_the_pages_say(answers: dict[str, newcomer.Answer]) -> None:
+def test_a_newcomer_s_commands_end_and_answer_as_the_pages_say(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One test, because its commands take minutes: a second process would run them again."""
+    answers = answers_of(installed, tmp_path_factory)
     ended = {line: answers[line].code for line in newcomer.HERE}
     assert ended == newcomer.HERE, "\n".join(answers[line].err for line in ended if ended[line] != newcomer.HERE[line])
     for line, answer in answers.items():
         assert "Traceback" not in answer.err, line
+    the_demo_answers_on_one_screen(answers)
+    the_reports_of_getting_started_are_where_it_says(answers)
 
 
-@pytest.mark.thorough
-@pytest.mark.dist
-def test_the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> None:
+def the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> None:
     demo = answers["bash scripts/demo.sh"]
     # On a terminal its progress is one bar, below the line that says what is compared.
     assert 2 + len(demo.out.splitlines()) <= 25, demo.out
@@ -187,9 +190,7 @@ def test_the_demo_answers_on_one_screen(answers: dict[str, newcomer.Answer]) -> 
     assert "demo/report.html" in answers["pages"].out.split()
 
 
-@pytest.mark.thorough
-@pytest.mark.dist
-def test_the_reports_of_getting_started_are_where_it_says(answers: dict[str, newcomer.Answer]) -> None:
+def the_reports_of_getting_started_are_where_it_says(answers: dict[str, newcomer.Answer]) -> None:
     pages = set(answers["pages"].out.split())
     names = ("two_timeline.png", "two_streams.png", "two_breakdown.png", "overlap_ratio.png", "report.html")
     assert {f"two/{name}" for name in names} <= pages
