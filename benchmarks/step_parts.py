@@ -6,7 +6,8 @@ over the steps of rank 0: steps are read several at once (`step_recorder.TOGETHE
 What runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it,
 and `--python` is its upper bound. A part may hold others: `end` is the end of a step and what is read there, `line`,
 `write` and `handed_over` are in it. `progress` is what the watchdog costs the rank, in other parts or between them:
-all that is noted in the progress file of a run with a watchdog; `progress_floor` is what timing as many calls costs.
+all that is noted in the progress file of a run with a watchdog; `progress_floor` is what looking at the clock as often
+costs.
 
 Prints one JSON object last, in microseconds a step; exit 1 when a target is missed with the compiled part: `all`, the
 parts that hold no other, at most 600 us for ddp and for fsdp, and `progress` above its floor at most 10 us.
@@ -54,7 +55,7 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("backward_end", BlockRanges, "_nodes_ran"),
 )
 NOTES = ("begin_step", "end_step", "enter", "group", "issue", "completed")
-"""How the rank notes progress: the part `progress`; `progress_floor` is as many calls that do nothing, timed beside."""
+"""How the rank notes progress: the part `progress`; `progress_floor` is the clock alone, looked at as often."""
 HOOKS = ("register_forward_pre_hook", "register_forward_hook")
 """Through which the instrument comes to modules: the part `forward_hooks`."""
 ALONE = ("begin", "end", "forward_hooks", "backward_ranges", "backward_end", "aux", "scalars")
@@ -80,9 +81,12 @@ class Parts:
             try:
                 return function(*args, **kwargs)
             finally:
-                self._spent[part] = self._spent.get(part, 0) + time.thread_time_ns() - begin
+                self._add(part, time.thread_time_ns() - begin)
 
         return call
+
+    def _add(self, part: str, spent_ns: int) -> None:
+        self._spent[part] = self._spent.get(part, 0) + spent_ns
 
     def watch_notes(self, progress: Progress) -> None:
         """What is noted in this rank's progress file, from now on; compiled functions too, once they are there."""
@@ -97,14 +101,15 @@ class Parts:
             setattr(torch.nn.Module, name, self._registering(getattr(torch.nn.Module, name)))
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        timed, floor = self.timed("progress", function), self.timed("progress_floor", lambda *_: None)
+        timed = self.timed("progress", function)
 
         def call(*args: Any) -> Any:
             if self._within_note:  # one note by another: it is timed with that one
                 return function(*args)
             self._within_note = True
             try:
-                floor(*args)
+                begin = time.thread_time_ns()
+                self._add("progress_floor", time.thread_time_ns() - begin)
                 return timed(*args)
             finally:
                 self._within_note = False
