@@ -56,6 +56,7 @@ from aorta.records.run_files import AUTOPSY_DIR
 from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
 
+PIPELINES: Final = ("pp", "fsdp_pp")
 HELD_OUT_LAYOUTS: Final = frozenset({"fsdp_tp"})
 """Not run while the first rules were written; seen since."""
 STEP: Final = 9
@@ -119,6 +120,7 @@ def run(planned: Planned) -> dict[str, Any]:
         words = (
             *WORKLOAD,
             *LIGHT,
+            *((f"workload.num_layers={planned.ranks}",) if planned.layout in PIPELINES else ()),  # one for each stage
             f"parallel={planned.layout}",
             f"training.output_dir={folder}",
             f"watchdog.timeout_s={timeout_s}",

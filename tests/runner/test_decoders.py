@@ -13,7 +13,7 @@ from tests.runner.decoders import REFERENCES, SHARED_EXPERTS, STEPS
 from tests.runs import program, succeeded
 from tests.trained_ways import DECODERS, Way
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]  # one launch trains all of them
 EXPERTS, TOP_K, TOKENS = 8, 2, 4 * 8 * 2
 """Of a rank in a step: batch x positions x micro-batches."""
 
@@ -49,7 +49,6 @@ def told(folders: dict[int, Path]) -> dict[str, list[dict[str, Any]]]:
 every_way = pytest.mark.parametrize("way", [*DECODERS, *SHARED_EXPERTS[1:]], ids=lambda way: way.name)
 
 
-@pytest.mark.thorough
 @pytest.mark.spec("D7")
 @every_way
 def test_every_mode_trains_alike_to_the_last_bit_and_sees_everything(told: dict[str, Any], way: Way) -> None:
