@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
-from aorta.autopsy.job import Channel, JobEvidence, Rank, join
+from aorta.autopsy.job import Channel, JobEvidence, Rank
+from aorta.autopsy.joining import join
 from aorta.errors import InputError
 from aorta.records.files import whole_file
 

@@ -15,7 +15,7 @@ UNKNOWN_KIND: Final = "unknown"
 """`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
 CollectiveState: TypeAlias = Literal["issued", "started", "completed", "retired"]
 """`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`. `retired`:
-completed or failed, the source does not say which; `aorta.autopsy.job.join` decides.
+completed or failed, the source does not say which; `aorta.autopsy.joining.join` decides.
 """
 Source: TypeAlias = Literal["progress", "flight_recorder", "ras"]
 ProcessState: TypeAlias = Literal["running", "stopped", "dead", "unknown"]

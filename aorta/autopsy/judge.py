@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.job import JobEvidence, Rank, join
+from aorta.autopsy.job import JobEvidence, Rank
+from aorta.autopsy.joining import join
 from aorta.autopsy.rules import RULES, Case
 from aorta.autopsy.slowness import slow_ranks
 from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_words
@@ -68,8 +69,10 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         found += rule(case, found)
     suspects: list[int] = []
     if moving:
-        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or slow_ranks(case, found)
-        kind: Kind = found[0].kind if found else "not_stuck"
+        slow, late_together = slow_ranks(case, found)
+        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or slow
+        suspects = [] if found else late_together
+        kind: Kind = found[0].kind if found else "cannot_decide" if suspects else "not_stuck"
     elif found:
         kind = found[0].kind
     else:

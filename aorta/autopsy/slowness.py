@@ -1,6 +1,6 @@
 """Which ranks the others wait for in a job that goes on.
 
-    slow_ranks(case, found)
+    slow, suspects = slow_ranks(case, found)
 
 The ones that others wait for just now, for longer than a healthy step makes them; or else those that came late several
 times before. Must not accuse in a job that hangs: `aorta.autopsy.rules` does.
@@ -24,15 +24,21 @@ _TIMES: Final = 2
 """How often a rank must have come late, lately: once is an incident."""
 
 
-def slow_ranks(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """The ranks that hold up a job that goes on; `found` is what the rules say of it as if it hung."""
-    return _waited_for_now(case, found) or _late_lately(case.job)
+def slow_ranks(case: Case, found: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
+    """The ranks that hold up a job that goes on, and suspects where that is not decided.
+
+    Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
+    host busy. `found` is what the rules say of the job as if it hung.
+    """
+    now = _waited_for_now(case, found)
+    if len(now) == 1 or 2 * len(now) < len(case.job.ranks):
+        return now or _late_lately(case.job), []
+    lately = _late_lately(case.job)
+    return lately, [] if lately else sorted(one.rank for one in now)
 
 
 def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """Of a rank that has just made progress it is not known whether it waited until then. Several ranks that are half
-    of the job or more are not called slow: rather is their host busy.
-    """
+    """Of a rank that has just made progress it is not known whether it waited until then."""
     slow = []
     for one in found:
         ages = [
@@ -44,7 +50,7 @@ def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]
         if one.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= LONG_WAIT_S:
             one.kind = "slow"
             slow.append(one)
-    return slow if len(slow) == 1 or 2 * len(slow) < len(case.job.ranks) else []
+    return slow
 
 
 def _late_lately(job: JobEvidence) -> list[Accusation]:

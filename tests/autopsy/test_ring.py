@@ -12,7 +12,7 @@ import pytest
 
 from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps
-from aorta.autopsy.job import join
+from aorta.autopsy.joining import join
 from aorta.autopsy.judge import judge
 from tests.autopsy.hangs import Program, clipped, ddp, run, stuck_in
 from tests.autopsy.test_completed_late import noted_late

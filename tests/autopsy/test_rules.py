@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from aorta.autopsy.evidence import ProcessState, RankExit
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
+from aorta.distributed.peers import Peers
+from aorta.errors import PeerFailed
 from tests.autopsy.hangs import (
     Fault,
     Group,
@@ -154,11 +157,20 @@ def test_a_rank_for_which_others_wait_only_in_what_they_issued_before_is_not_odd
     assert [culprit.rank for culprit in judge(run(programs)).culprits] == [4]
 
 
+def errors_of_a_peer() -> list[str]:
+    """What the ranks of a run end with when another one has failed, from those who say it."""
+    store = dist.HashStore()
+    failing, other = Peers(store, 1, 2, 1.0), Peers(store, 0, 2, 1.0)
+    failing.report_failure("ZeroDivisionError: division by zero", own=True)
+    with pytest.raises(PeerFailed) as stopped:
+        other.raise_if_peer_failed()
+    return [str(stopped.value), str(other.explain(dist.DistBackendError("abort")))]
+
+
 LOST = (
     "Connection closed by peer [127.0.0.1]:4711",
     "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
-    "rank 1: a collective failed because of a peer: rank 2 exited without reporting why (abort)",
-    "rank 1 stops: rank 2 failed: ZeroDivisionError: division by zero",
+    *errors_of_a_peer(),
 )
 
 
@@ -238,7 +250,8 @@ def test_of_half_the_ranks_late_at_once_none_is_slow(ranks: int, late: int, slow
     newest.progress_ns = newest.taken_ns - 1000  # the job goes on
     verdict = judge(evidence, stuck_after_s=10)
     assert [one.rank for one in verdict.culprits] == list(range(slow))
-    assert verdict.kind == ("slow" if slow else "not_stuck")
+    assert verdict.kind == ("slow" if slow else "cannot_decide")
+    assert verdict.suspects == ([] if slow else list(range(late)))
 
 
 def _of_a_job_that_moves(programs: dict[int, Program], until: int) -> Verdict:

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,16 @@ class Phases {
   };
 
   Phases(std::shared_ptr<Progress> progress, Layout layout, std::vector<py::str> names, int64_t step, size_t phase)
-      : progress_(std::move(progress)), layout_(layout), names_(std::move(names)), step_(step), phase_(phase) {}
+      : progress_(std::move(progress)),
+        layout_(layout),
+        names_(std::move(names)),
+        step_phase_(number_of(py::str("step"))),
+        step_(step),
+        phase_(phase) {
+    if (step_phase_ == names_.size() || phase_ >= names_.size()) {
+      throw std::invalid_argument("phases without a step");
+    }
+  }
 
   // The phase before; `phase` itself where it is none.
   py::handle enter(py::handle phase) {
@@ -44,9 +54,9 @@ class Phases {
     return before;
   }
 
-  void begin_step(int64_t step, py::handle phase) {
+  void begin_step(int64_t step) {
     step_ = step;
-    phase_ = std::min(number_of(phase), names_.size() - 1);
+    phase_ = step_phase_;
     store();
   }
 
@@ -72,6 +82,7 @@ class Phases {
   const std::shared_ptr<Progress> progress_;
   const Layout layout_;
   const std::vector<py::str> names_;
+  const size_t step_phase_;
   int64_t step_;
   size_t phase_;
 };
@@ -87,8 +98,7 @@ inline PyObject* begin_step(PyObject* self, PyObject* step) {
   if (number == -1 && PyErr_Occurred() != nullptr) {
     return nullptr;
   }
-  static PyObject* const name = PyUnicode_InternFromString("step");
-  phases_of(self).begin_step(number, name);
+  phases_of(self).begin_step(number);
   Py_RETURN_NONE;
 }
 

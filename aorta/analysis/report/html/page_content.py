@@ -44,7 +44,8 @@ from aorta.analysis.report.html.summary_charts import (
     kinds_drawn,
     launch_charts,
 )
-from aorta.analysis.report.html.timeline import TimelineSpans, payload, spans_of, switches, timeline_charts
+from aorta.analysis.report.html.timeline import TimelineSpans, spans_of
+from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, text_on
 from aorta.autopsy.verdict import RankDoing, Verdict
