@@ -141,6 +141,8 @@ def test_all_ranks_killed_at_once_leave_evidence(host: Host) -> None:
 
 def test_a_rank_without_a_file_is_not_waited_for_once_all_others_have_died(host: Host) -> None:
     host.start("sleep")
+    while progress_evidence(host.folder)[0].torn:  # its file is being made
+        pass
     host.ranks[0].kill()
     host.ranks.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
     watchdog = host.watch()
