@@ -7,9 +7,9 @@ on: the tests themselves still ignore what they were told to ignore.
 The simulated device (`tests/simulated`), where AORTA_SIMULATED_DEVICE asks for it: before anybody imports torch.
 
 Hypothesis: `gate` draws the same examples every time, so that the gate answers alike twice, `short` fewer of them; with
-`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `seeds` takes its seed from `--hypothesis-seed`; `mutants` draws
-as `gate` and stops at the first failure. No deadlines and no limit for drawing examples: on a shared machine
-they test the machine. Must not: define what only some rooms need.
+`HYPOTHESIS_PROFILE=soak` it searches anew, and longer; `seeds` takes its seed from `--hypothesis-seed`. No deadlines
+and no limit for drawing examples: on a shared machine they test the machine. Must not: define what only some packages
+need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 
 from tests.allowed_skips import pytest_make_collect_report, pytest_runtest_makereport
 from tests.known_answers import again
@@ -51,7 +51,4 @@ settings.register_profile("gate", _UNTIMED, derandomize=True, max_examples=100)
 settings.register_profile("short", settings.get_profile("gate"), max_examples=25)
 settings.register_profile("soak", _UNTIMED, max_examples=20_000)
 settings.register_profile("seeds", _UNTIMED, max_examples=100, database=None)
-settings.register_profile(
-    "mutants", settings.get_profile("gate"), phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False
-)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
