@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,12 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native import build as native
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode
 from benchmarks import plans
 from tests.simulated import load
 
-MODES, TAPS = ("dedicated", "observe"), ("compiled", "python")
+MODES: Final[tuple[InstrumentMode, ...]] = ("dedicated", "observe")
+TAPS: Final = ("compiled", "python")
 TARGET_US = 25.0
 
 
@@ -53,8 +55,8 @@ def blocks(instrument: Instrumentation, tensor: torch.Tensor, words: Any) -> lis
     """Pairs of blocks, `off` and `on`, which first alternating."""
     pairs = []
     for number in range(words.pairs + 1):
-        pair = {}
-        for arm in ("off", "on") if number % 2 == 0 else ("on", "off"):
+        pair: dict[str, dict[str, float]] = {}
+        for arm in ["off", "on"][:: 1 if number % 2 == 0 else -1]:
             torch.accelerator.synchronize()
             facts = StepFacts(0, number, number, 0.0, warmup=False)
             if arm == "on":
@@ -75,7 +77,7 @@ def worker(words: Any) -> dict[str, Any]:
     assert module is not None, why_not
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)))
+    simulated.lengths(operators=None, **dict.fromkeys(simulated.CLASSES, (0, 0.0)))
     simulated.collective_lengths(default=(0, 0.0))
     found = {}
     with process_group(read_topology(), device, 120):

@@ -139,8 +139,11 @@ def measure(words: Any) -> int:
         added = us(lambda half: half["recorded"]["cpu"] + half["recorded"]["reading"] - half["bare"]["cpu"])
         figures[f"ranks_{ranks}_us"] = {
             **{
-                arm: {clock: us(lambda h, a=arm, c=clock: h[a][c]) for clock in ("cpu", "wall", "cold")} for arm in ARMS
-            },  # type: ignore[misc]
+                arm: {
+                    clock: plans.spread_us([half[arm][clock] for half in halves]) for clock in ("cpu", "wall", "cold")
+                }
+                for arm in ARMS
+            },
             "reading": us(lambda half: half["recorded"]["reading"]),
             "bare_over_plain": us(lambda half: half["bare"]["cpu"] - half["plain"]["cpu"]),
             "off_over_plain": us(lambda half: half["off"]["cpu"] - half["plain"]["cpu"]),

@@ -60,7 +60,7 @@ MEMORY_LIMIT = 1.5 * 2**30
 def template(ranks: int, collectives: int, rng: np.random.Generator) -> Step:
     """A step of a pipeline: forward, then backward with an all-reduce behind each block."""
     now, link = MS, 0
-    compute, comm = [], []
+    compute, comm, intervals = [], [], []
     for block in range(LAYERS):
         length = int(rng.integers(MS, 2 * MS))
         compute.append(ComputeRange(f"layers.{block}", "forward", now, now + length))
@@ -73,12 +73,13 @@ def template(ranks: int, collectives: int, rng: np.random.Generator) -> Step:
             begin = max(now, link)
             link = begin + int(rng.integers(2 * MS, 3 * MS))
             comm.append(Collective("allreduce", "world", 0, BYTES, "bfloat16", now, begin, link, "event"))
+            intervals.append((begin, link))
     stalls = [Stall(now, link)] if link > now else []
     now = max(now, link)
     measured = measure_window(
         (0, now + 2 * MS),
         compute=[(part.start_ns, part.end_ns) for part in compute],
-        comm={"allreduce": [(part.start_ns, part.end_ns) for part in comm]},
+        comm={"allreduce": intervals},
         stalls=[(part.start_ns, part.end_ns) for part in stalls],
         aux=[(now, now + MS)],
     )

@@ -29,13 +29,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from benchmarks import kineto_with_hta
 from benchmarks.kineto_traces import Plan, write_traces
 from benchmarks.rocprof_traces import RocprofPlan, write_results
 
+if TYPE_CHECKING:  # loaded where it is measured
+    from aorta.analysis.load.trace_tables import TraceTables
+
 TIME_LIMIT, OPERATORS_TIME_LIMIT, ROCPROF_TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.5, 0.6, 0.45, 12.0
+Read = TypeVar("Read")
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "current": {},
     "current, Python stacks": {"stacks": True},
@@ -82,7 +86,7 @@ def format_of(path: str) -> str:
     return "rocprofv3-json" if "rocprof" in Path(path).name else "kineto"
 
 
-def scanned(path: str) -> Any:
+def scanned(path: str) -> list[TraceTables]:
     """From the file to the metrics of its windows."""
     from aorta.analysis.load.trace_files import TraceFiles
     from aorta.analysis.load.trace_tables import read_trace_tables
@@ -117,11 +121,12 @@ def with_aorta(path: str) -> dict[str, Any]:
     """What reading takes, in a process of its own."""
     from aorta.analysis.load import trace_tables  # noqa: F401  not part of what is measured
 
-    def figures(found: Any) -> dict[str, Any]:
+    def figures(traces: list[TraceTables]) -> dict[str, Any]:
+        (trace,) = traces
         return {
-            "rows": found.facts[0].counters["rows"],
-            "steps": len(found.devices[0].tables.steps),
-            "overlap_ratio": found.devices[0].whole.metrics["overlap_ratio"],
+            "rows": trace.facts.counters["rows"],
+            "steps": len(trace.devices[0].tables.steps),
+            "overlap_ratio": trace.devices[0].whole.metrics["overlap_ratio"],
         }
 
     return _taken(scanned, path, figures)
@@ -134,7 +139,7 @@ def with_orjson(path: str) -> dict[str, Any]:
     return _taken(parsed, path, lambda _: {})
 
 
-def _taken(way: Callable[[str], Any], path: str, figures: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def _taken(way: Callable[[str], Read], path: str, figures: Callable[[Read], dict[str, Any]]) -> dict[str, Any]:
     before, cpu, began = memory_mib("VmRSS"), time.process_time(), time.perf_counter()
     found = way(path)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu

@@ -301,6 +301,6 @@ def write_traces(plan: Plan, folder: Path) -> Iterator[Path]:
     """One `rank<k>.json.gz` a rank."""
     for rank in range(plan.ranks):
         path = folder / f"rank{rank}.json.gz"
-        with igzip.open(path, "wb", compresslevel=2) as file:
+        with igzip.open(path, "wb", compresslevel=2) as file:  # type: ignore[no-untyped-call]
             file.write(rank_text(plan, rank).encode())
         yield path

@@ -109,14 +109,20 @@ def judged(values: Plan) -> dict[str, ComparedMetric]:
 def is_finding(entry: ComparedMetric) -> bool:
     """Whether the test of a metric finds a difference, whatever its size."""
     p = entry.p if entry.p_corrected is None else entry.p_corrected
-    return bool(entry.verdict != NOT_TESTED and p <= RULES.alpha)
+    return entry.verdict != NOT_TESTED and p is not None and p <= RULES.alpha
 
 
 def contradicts(entry: ComparedMetric) -> bool:
     """Whether a metric's own interval denies its verdict."""
-    low, high, value, margin = entry.effect.low, entry.effect.high, entry.effect.value, entry.margin
     if entry.verdict == NOT_TESTED:
         return False  # nothing is said of it
+    effect, margin = entry.effect, entry.margin
+    assert effect is not None
+    assert margin is not None
+    low, high, value = effect.low, effect.high, effect.value
+    assert low is not None
+    assert high is not None
+    assert value is not None
     apart, within = not low <= 0 <= high, -margin <= low <= high <= margin
     decided = entry.verdict in ("regression", "improvement")
     return bool(
@@ -146,7 +152,8 @@ def setting(launches: int, correlation: float, truth: str, plans: int) -> dict[s
     for _ in range(plans):
         entries = judged(plan(generator, launches, correlation, differing))
         found = {name for name, entry in entries.items() if is_finding(entry)}
-        by_holm = {name for name, p in holm({name: entries[name].p for name in NAMES[1:]}).items() if p <= 0.05}
+        p_values = {name: p for name in NAMES[1:] if (p := entries[name].p) is not None}
+        by_holm = {name for name, p in holm(p_values).items() if p <= 0.05}
         by_holm |= {RULES.primary} & found
         wrong = found - set(differing)
         counts["false_sequence"] += bool(wrong & set(SEQUENCE))

@@ -114,7 +114,7 @@ def results(plan: RocprofPlan) -> dict[str, Any]:
 def write_results(plan: RocprofPlan, path: Path) -> Path:
     """The file, compressed."""
     text = msgspec.json.encode(results(plan))
-    with igzip.open(path, "wb", compresslevel=2) as file:
+    with igzip.open(path, "wb", compresslevel=2) as file:  # type: ignore[no-untyped-call]
         file.write(msgspec.json.format(text, indent=2) if plan.indented else text)
     return path
 

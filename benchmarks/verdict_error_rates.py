@@ -32,13 +32,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare.effects import Effect, estimated, step_medians
+from aorta.analysis.compare.effects import estimated, step_medians
 from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, Sample, drift_inflation
 from aorta.analysis.compare.rank_tests import mann_whitney
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Evidence, Rules, decide
-from aorta.analysis.documents.comparison import ComparedMetric
+from aorta.analysis.documents.comparison import ComparedMetric, Effect
 from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]
@@ -70,9 +70,9 @@ def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> 
     """The judged metrics of one plan in which nothing differs, and its verdict."""
     chosen = generator.permutation(len(noise))[: 2 * launches]
     halves = chosen[:launches], chosen[launches:]
-    sides = [_side([_again(noise[at], generator) for at in half], generator) for half in halves]
-    metrics = pairs(*map(medians_side, sides))
-    verdict, _ = judged(metrics, *sides, RULES)
+    reference, candidate = (_side([_again(noise[at], generator) for at in half], generator) for half in halves)
+    metrics = pairs(medians_side(reference), medians_side(candidate))
+    verdict, _ = judged(metrics, reference, candidate, RULES)
     return metrics, verdict
 
 
@@ -169,8 +169,9 @@ def interval(launches: int, plans: int, variation: float, noise: float) -> dict[
             level = (1 + size) * (1 + variation * generator.standard_normal((launches, 1)))
             values = level * (1 + noise * generator.standard_normal((launches, STEPS)))
             sides.append(np.median(values, axis=1))
-        p = mann_whitney(*sides)
-        seen = estimated("quotient", *sides, p, RULES.alpha)
+        reference, candidate = sides
+        p = mann_whitney(reference, candidate)
+        seen = estimated("quotient", reference, candidate, p, RULES.alpha)
         assert seen.low is not None
         assert seen.high is not None
         held += seen.low <= RULES.margin <= seen.high
@@ -220,7 +221,8 @@ def order(launches: int, plans: int) -> dict[str, float]:
         "a_then_b": false_regressions(values, sides),
         "two_machines": false_regressions(apart, sides),
     }
-    accepted, refused = [], []
+    accepted: list[float] = []
+    refused: list[float] = []
     for _ in range(ORDERS):
         drawn = generator.permutation(sides)
         taken = drift_inflation(np.arange(2 * launches), drawn) <= MOST

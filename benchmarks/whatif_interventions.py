@@ -156,9 +156,14 @@ def row(folder: Path, regime: Regime, number: int, rounds: int) -> Row | None:
         found = [whatif.predict(program(place), whatif.parse_changes(intervention.changes)) for place in places]
     except AortaError as refused:
         return Row(*known, refused=str(refused))
-    step = [_mean([getattr(each.launch_ms, which) for each in found]) for which in ("value", "low", "high")]
     ratios = [each.overlap_ratio.value for each in found if each.overlap_ratio is not None]
-    return Row(*known, *step, _mean(ratios) if len(ratios) == len(found) else None)
+    return Row(
+        *known,
+        predicted_ms=_mean([each.launch_ms.value for each in found]),
+        low_ms=_mean([each.launch_ms.low for each in found]),
+        high_ms=_mean([each.launch_ms.high for each in found]),
+        predicted_ratio=_mean(ratios) if len(ratios) == len(found) else None,
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
