@@ -25,7 +25,7 @@ __all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "r
 
 
 def __getattr__(name: str) -> object:
-    """The public names, loaded when they are first asked for."""
+    """Return the public names, loaded when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Logger":

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _located(word: str) -> Path:
-    """A path, or the run folder of a label."""
+    """Return a path, or the run folder of a label."""
     path = Path(word)
     if path.exists():
         return path
@@ -59,7 +59,7 @@ def _located(word: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes."""
+    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Say which rank of a job that hangs is the cause, which collective the others wait in, and why "
         "(docs/autopsy.md).",

@@ -91,7 +91,7 @@ def say_once(
 
 
 def _is_speaker(folder: Path, key: str, rank: int, asked: Sequence[int]) -> bool:
-    """Whether this rank is the one to speak; it is not where another one has named it, or is about to."""
+    """Return whether this rank is the one to speak; it is not where another one has named it, or is about to."""
     mine, speaker = folder / f"{key}-rank-{rank}", folder / f"{key}-speaker"
     while True:
         try:
@@ -113,12 +113,12 @@ def _is_speaker(folder: Path, key: str, rank: int, asked: Sequence[int]) -> bool
 
 
 def _ranks(folder: Path, key: str, state: str) -> set[int]:
-    """Ranks that met an error and are still to be named (`rank`), or have been (`said`)."""
+    """Return the ranks that met an error and are still to be named (`rank`), or have been (`said`)."""
     return {int(path.name.rpartition("-")[2]) for path in _files(folder, f"{key}-{state}-*")}
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Files of the meeting; none where the last rank has just taken the folder away."""
+    """Return files of the meeting; none where the last rank has just taken the folder away."""
     try:
         return list(folder.glob(pattern))
     except FileNotFoundError:  # between two looks of `glob`
@@ -136,7 +136,7 @@ def _mark_said(folder: Path, key: str, ranks: Iterable[int]) -> None:
 
 
 def _meeting_folder(environment: Mapping[str, str]) -> Path:
-    """A folder for the ranks that one launcher process has started, in this attempt, for this user alone.
+    """Return a folder for the ranks that one launcher process has started, in this attempt, for this user alone.
 
     Raises:
         OSError: it cannot be made, or belongs to somebody else.
@@ -246,7 +246,7 @@ def to_stderr(line: str) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """A path as a person in the current directory would write it: relative below it, otherwise as it is."""
+    """Return a path as a person in the current directory would write it: relative below it, otherwise as it is."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
@@ -276,7 +276,7 @@ def tolerate_closed_terminal() -> Iterator[None]:
 
 
 def rounded_time(seconds: float) -> str:
-    """How long something takes, for people: seconds, minutes or hours."""
+    """Return how long something takes, for people: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

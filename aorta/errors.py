@@ -33,7 +33,7 @@ SIGNAL_EXIT_BASE = 128
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like a mistyped one; None where none is like it."""
+    """Return the known name that is most like a mistyped one; None where none is like it."""
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 

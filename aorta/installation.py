@@ -21,13 +21,13 @@ _TIMEOUT_S: Final = 30
 
 
 def checkout() -> Path | None:
-    """The checkout that this package is part of; None where it is installed without one."""
+    """Return the checkout that this package is part of; None where it is installed without one."""
     root = Path(__file__).resolve().parents[1]
     return root if (root / "train.py").is_file() else None
 
 
 def training_program(tree: Path | None) -> list[str]:
-    """What follows an interpreter or `torchrun` in order to train, in front of the overrides.
+    """Return what follows an interpreter or `torchrun` in order to train, in front of the overrides.
 
     Args:
         tree: the checkout whose code runs; None: the package that the interpreter has installed.
@@ -36,7 +36,7 @@ def training_program(tree: Path | None) -> list[str]:
 
 
 def install_command(*extras: str) -> str:
-    """The command that installs AORTA with these extras. From a checkout: no package index has it, and whoever
+    """Return the command that installs AORTA with these extras. From a checkout: no package index has it, and whoever
     registered its name there would be installed in its place.
     """
     chosen = f"[{','.join(extras)}]" if extras else ""
@@ -44,7 +44,7 @@ def install_command(*extras: str) -> str:
 
 
 def what_to_install(module: str | None) -> str | None:
-    """What to do where a package that AORTA needs is not installed; None for a module of AORTA's own."""
+    """Return what to do where a package that AORTA needs is not installed; None for a module of AORTA's own."""
     name = (module or "").partition(".")[0]
     if name in {"", "aorta"}:
         return None
@@ -99,7 +99,7 @@ def commit_of(tree: Path | None) -> str | None:
 
 
 def _git(tree: Path, *words: str) -> bytes | None:
-    """What git says; None where it fails or is not there."""
+    """Return what git says; None where it fails or is not there."""
     try:
         done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

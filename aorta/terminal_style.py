@@ -47,23 +47,23 @@ class Style:
     terminal_width: int = WIDTH
 
     def bold(self, text: str) -> str:
-        """Text that is read first."""
+        """Emphasise text that is read first."""
         return self._sgr(text, _BOLD)
 
     def faint(self, text: str) -> str:
-        """Text that is read last."""
+        """Fade text that is read last."""
         return self._sgr(text, _FAINT)
 
     def warning(self, text: str) -> str:
-        """Text that a reader must not miss."""
+        """Mark text that a reader must not miss."""
         return self._sgr(text, _YELLOW)
 
     def error(self, text: str) -> str:
-        """What went wrong."""
+        """Colour text that says what went wrong."""
         return self._sgr(text, f"{_BOLD};{_RED}")
 
     def verdict(self, word: str, text: str, *, bold: bool = False) -> str:
-        """Text in the colour of a verdict: red is worse, green is not, yellow is undecided; none without a verdict."""
+        """Colour text as its verdict is: red is worse, green is not, yellow is undecided; none without a verdict."""
         colour = _VERDICTS.get(word, _YELLOW)
         return self._sgr(text, f"{_BOLD};{colour}" if bold else colour)
 
@@ -75,8 +75,8 @@ PLAIN: Final = Style()
 
 
 def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> Style:
-    """The style for a stream, as wide as its terminal. NO_COLOR (https://no-color.org) wins, then FORCE_COLOR and
-    CLICOLOR_FORCE, then CLICOLOR=0 and TERM=dumb; otherwise there is colour where the stream is a terminal.
+    """Return the style for a stream, as wide as its terminal. NO_COLOR (https://no-color.org) wins, then FORCE_COLOR
+    and CLICOLOR_FORCE, then CLICOLOR=0 and TERM=dumb; otherwise there is colour where the stream is a terminal.
     """
     words = os.environ if environment is None else environment
     try:
@@ -95,7 +95,7 @@ def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> St
 
 
 def mark_of(verdict: str | None) -> str:
-    """The character that stands before a verdict; none where there is none."""
+    """Return the character that stands before a verdict; none where there is none."""
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
 
 
@@ -107,7 +107,7 @@ def table(
     gap: int = 2,
     width: int | None = None,
 ) -> list[str]:
-    """Lines of a table, each column as wide as its widest cell; escape sequences have no width.
+    """Return lines of a table, each column as wide as its widest cell; escape sequences have no width.
 
     Args:
         right: columns whose cells stand at their right ends.
@@ -142,17 +142,17 @@ def _padded(text: str, width: int, *, right: bool) -> str:
 
 
 def filled(lines: Iterable[str]) -> str:
-    """Lines no wider than a terminal; a table, whose rows are indented, stays as it is."""
+    """Return lines no wider than a terminal; a table, whose rows are indented, stays as it is."""
     return "\n".join(line if line.startswith("  ") else paragraph(line) for line in lines)
 
 
 def paragraph(line: str) -> str:
-    """One line no wider than a terminal, what follows its first break indented."""
+    """Return one line no wider than a terminal, what follows its first break indented."""
     return textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ")
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:
-    """Each line in at most `width` columns, continued with an indent."""
+    """Return each line in at most `width` columns, continued with an indent."""
     return "\n".join(
         textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         for line in lines
@@ -160,7 +160,7 @@ def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> s
 
 
 def csv_text(rows: Iterable[Sequence[str | float | None]]) -> str:
-    """Rows as CSV: floats with all their digits, an empty cell for None."""
+    """Return the rows as CSV: floats with all their digits, an empty cell for None."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:

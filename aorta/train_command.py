@@ -71,7 +71,7 @@ def run(resolved: Resolved) -> int:
 
 
 def sweep(options: Sequence[str]) -> JobLauncher:
-    """What starts the jobs of `--multirun`: training again, once a job."""
+    """Return what starts the jobs of `--multirun`: training again, once a job."""
     from aorta.experiments import optuna_sweeper
     from aorta.experiments.sweep_launcher import TorchrunJobs
 
@@ -80,7 +80,7 @@ def sweep(options: Sequence[str]) -> JobLauncher:
 
 
 def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The number of ranks that the arguments ask for (`--nproc_per_node`), or None, and the other arguments.
+    """Return the number of ranks that the arguments ask for (`--nproc_per_node`), or None, and the other arguments.
 
     Raises:
         ConfigError: no number of ranks, or torchrun has started this process already.
@@ -198,7 +198,7 @@ def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
 
 
 def explain(error: Exception) -> str:
-    """One message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
+    """Return one message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
     chain = list(_chain(error))
     text = _no_such_option(chain[0]) or _without_internals(str(chain[0]))
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
@@ -213,7 +213,7 @@ def explain(error: Exception) -> str:
 
 
 def _no_such_option(error: BaseException) -> str | None:
-    """The choices in place of what a group does not have; None for another error."""
+    """Return the choices in place of what a group does not have; None for another error."""
     if not isinstance(error, MissingConfigException) or not error.missing_cfg_file or not error.options:
         return None
     group, _, option = error.missing_cfg_file.rpartition("/")

@@ -64,7 +64,7 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per rank and step; warm-up steps are included and flagged.
+    """Return one row per rank and step; warm-up steps are included and flagged.
 
     Args:
         run: what `load_run` takes, or its result.
@@ -87,7 +87,7 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
 
 
 def device_samples(run: str | Path | Run) -> pd.DataFrame:
-    """One row per sample of a rank's device; columns as in `devices.samples_frame`.
+    """Return one row per sample of a rank's device; columns as in `devices.samples_frame`.
 
     Raises:
         InputError: as `load_run`.
@@ -98,7 +98,7 @@ def device_samples(run: str | Path | Run) -> pd.DataFrame:
 
 
 def user_ranges(run: str | Path | Run) -> pd.DataFrame:
-    """One row per range that the loop named (`recording.range`); columns as in `frames.ranges_frame`.
+    """Return one row per range that the loop named (`recording.range`); columns as in `frames.ranges_frame`.
 
     Raises:
         InputError: as `load_run`.
@@ -109,7 +109,7 @@ def user_ranges(run: str | Path | Run) -> pd.DataFrame:
 
 
 def counters(run: str | Path | Run) -> pd.DataFrame:
-    """One row per value that the loop counted (`recording.counter`); columns as in `frames.counters_frame`.
+    """Return one row per value that the loop counted (`recording.counter`); columns as in `frames.counters_frame`.
 
     Raises:
         InputError: as `load_run`.
@@ -126,7 +126,7 @@ def collectives(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """One row per collective and rank; warm-up is included and flagged. Columns as in `frames.iter_collectives`.
+    """Return one row per collective and rank; warm-up is included and flagged. Columns as in `frames.iter_collectives`.
 
     Args:
         ranks, steps, kinds: keep only these rows (`steps`: a half-open range of global steps). Collectives are matched
@@ -141,7 +141,7 @@ def collectives(
 
 
 def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
-    """The same rows in frames of some 100,000, ordered by global step. A frame never splits a step.
+    """Yield the same rows in frames of some 100,000, ordered by global step. A frame never splits a step.
 
     Raises:
         InputError: as `load_run`.

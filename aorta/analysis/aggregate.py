@@ -61,7 +61,7 @@ class LabelledRun:
     run: Run
 
     def table(self, *columns: str, warmup: bool = False) -> pd.DataFrame:
-        """Columns of `frames.steps_frame`, one row per rank-step; warm-up only on request."""
+        """Return the columns of `frames.steps_frame`, one row per rank-step; warm-up only on request."""
         frame = steps_frame(self.run, columns)
         return frame if warmup else frame[self.used]
 
@@ -103,8 +103,8 @@ class LabelledRun:
         return values if own else np.full_like(values, np.nan)
 
     def described(self, name: str, column: str | None = None) -> npt.NDArray[Any]:
-        """A metric, or another `column`, over the rank-steps that the metric is described over; empty where neither
-        marks nor kernels give a reliable value.
+        """Return a metric, or another `column`, over the rank-steps that the metric is described over; empty where
+        neither marks nor kernels give a reliable value.
         """
         basis = self.pace.basis(name)
         rows = np.asarray(step_column(self.run, column or name))
@@ -118,7 +118,7 @@ class LabelledRun:
 
 
 def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
-    """Global step -> job step time in ms: the maximum over `ranks`, for the steps that all of them have.
+    """Return global step -> job step time in ms: the maximum over `ranks`, for the steps that all of them have.
 
     Args:
         frame: `rank`, `global_step` and `step_ms`; rows of other ranks are ignored.
@@ -128,8 +128,8 @@ def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
 
 
 def aggregate(dataset: LabelledRun) -> DatasetEntry:
-    """The entry of one dataset in the summary, but for its gains (`what_if`). Without a usable step it has `count` 0,
-    what was read, and why nothing was used.
+    """Return the entry of one dataset in the summary, but for its gains (`what_if`). Without a usable step it has
+    `count` 0, what was read, and why nothing was used.
     """
     entry = step_entry(dataset)
     if dataset.run.traces is not None:
@@ -142,7 +142,7 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
 
 
 def step_entry(dataset: LabelledRun) -> DatasetEntry:
-    """The part of the entry that needs no matching across ranks."""
+    """Return the part of the entry that needs no matching across ranks."""
     devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
     entry = DatasetEntry(
         count=int(dataset.used.sum()),
@@ -216,12 +216,12 @@ def _described(dataset: LabelledRun, name: str) -> Described:
 
 
 def single_values(run: Run) -> dict[str, Described]:
-    """Metrics of a whole run, which no step has."""
+    """Return the metrics of a whole run, which no step has."""
     return {name: describe_run(run) for name, describe_run in _OF_RUNS.items()}
 
 
 def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
-    """The values behind a median of the aggregate, in ms or as a ratio (NaN = null).
+    """Return the values behind a median of the aggregate, in ms or as a ratio (NaN = null).
 
     Returns:
         The values, one per rank-step that the metric is described over or one per job step; the global step of each;
@@ -244,8 +244,8 @@ def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
 
 
 def ratio_of_sums(dataset: LabelledRun, ratio: str) -> tuple[float | None, str | None]:
-    """The ratio of milliseconds summed over the rank-steps where both parts are known, so that long
-    steps weigh more; or None and why.
+    """Return the ratio of milliseconds summed over the rank-steps where both parts are known, so that long steps weigh
+    more; or None and why.
     """
     part, whole = (np.asarray(dataset.described(ratio, name), np.float64) for name in RATIO_PARTS[ratio])
     known = ~(np.isnan(part) | np.isnan(whole))

@@ -43,7 +43,7 @@ def autopsy_notes(entry: DatasetEntry) -> list[str]:
 
 
 def autopsy_title(entry: DatasetEntry) -> str | None:
-    """What happened to a run, in a few words; None where it has no autopsy, or nothing was stuck."""
+    """Return what happened to a run, in a few words; None where it has no autopsy, or nothing was stuck."""
     found = known(entry.autopsy)
     if found is None or found.kind == "not_stuck":
         return None
@@ -51,7 +51,7 @@ def autopsy_title(entry: DatasetEntry) -> str | None:
 
 
 def cautions(entry: DatasetEntry) -> list[str]:
-    """One sentence for each; none for a dataset without a usable step, which says so itself."""
+    """Return one sentence for each; none for a dataset without a usable step, which says so itself."""
     if not entry.count:
         return []
     return [*pace_notes(entry), *_steps(entry), *_denominators(entry), *_outside(entry)]
@@ -95,7 +95,7 @@ _NOT_RECORDED: Final = "made before records stated their cut-off: how much the r
 
 
 def cutoffs_ns(run: Run) -> list[int]:
-    """The cut-off of each rank that has one, or had the one of its time; empty for accelerators and traces."""
+    """Return the cut-off of each rank that has one, or had the one of its time; empty for accelerators and traces."""
     sources = [tables.source for tables in run.ranks.values()]
     return [
         STALL_CUTOFF_NS if source.stall_cutoff is None else source.stall_cutoff.cutoff_ns
@@ -105,8 +105,8 @@ def cutoffs_ns(run: Run) -> list[int]:
 
 
 def cutoff_entry(run: Run, metrics: Mapping[str, Described]) -> CutoffFacts | None:
-    """The value of `stall_cutoff` of a dataset: the cut-offs of its ranks, where they come from, and the median overlap
-    ratio at half and at twice the cut-off; None where none applies.
+    """Return the value of `stall_cutoff` of a dataset: the cut-offs of its ranks, where they come from, and the median
+    overlap ratio at half and at twice the cut-off; None where none applies.
 
     Args:
         metrics: the dataset's, with `median` each.
@@ -130,7 +130,7 @@ def cutoff_entry(run: Run, metrics: Mapping[str, Described]) -> CutoffFacts | No
 
 
 def cutoff_line(entry: DatasetEntry) -> str | None:
-    """The same as a line of a report; None where no cut-off applies."""
+    """Return the same as a line of a report; None where no cut-off applies."""
     found = known(entry.stall_cutoff)
     if found is None:
         return None
@@ -206,7 +206,7 @@ def _expert_parts(run: Run) -> int | None:
 
 
 def expert_sentences(entry: DatasetEntry) -> list[str]:
-    """The hot expert of a dataset's entry as a sentence; none where no expert is named."""
+    """Return the hot expert of a dataset's entry as a sentence; none where no expert is named."""
     found = entry.experts
     if not found or not found.named:
         return []

@@ -65,7 +65,7 @@ class Matches:
     ranks: Ints
 
     def once_on(self, size: Ints | int) -> Bools:
-        """Whether each match has exactly one row on each of `size` ranks."""
+        """Return whether each match has exactly one row on each of `size` ranks."""
         found: Bools = (self.ranks == size) & (self.rows == size)
         return found
 
@@ -85,8 +85,8 @@ def match(keys: Sequence[Ints], rank: Ints) -> Matches:
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    """One number per row that is equal exactly where all parts are equal: the parts as digits, compacted where they
-    would overflow.
+    """Return one number per row that is equal exactly where all parts are equal: the parts as digits, compacted where
+    they would overflow.
     """
     key, span = np.zeros(len(parts[0]), np.int64), 1
     if not len(key):
@@ -268,7 +268,7 @@ class MatchedCollectives:
 
 
 def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> CollectiveRows:
-    """The collectives of global steps `first` to `last` (exclusive) of all ranks."""
+    """Return the collectives of global steps `first` to `last` (exclusive) of all ranks."""
     ranks, slices, rows, steps, origins, used, safe, first_rows = [], [], [], [], [], [], [], []
     for rank, tables in run.ranks.items():
         number = tables.steps.global_step

@@ -73,7 +73,7 @@ class _Entry:
             self.values[name].append(each)
 
     def describe(self) -> dict[str, tuple[int, Floats | None]]:
-        """Metric -> number of values, and their statistics. Frees the values."""
+        """Return metric -> number of values, and their statistics. Frees the values."""
         numbers = {name: numbers_of(parts) for name, parts in self.values.items()}
         self.values.clear()
         return numbers
@@ -115,8 +115,8 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
 
 
 def with_open_starts(found: CollectiveMetrics, reason: str) -> CollectiveMetrics:
-    """The same where marks leave open when kernels of collectives began: a duration may hold the time to the launch. A
-    transfer is then an upper bound, and waits name no straggler.
+    """Return the same where marks leave open when kernels of collectives began: a duration may hold the time to the
+    launch. A transfer is then an upper bound, and waits name no straggler.
     """
     replace = msgspec.structs.replace
     stragglers = [
@@ -184,7 +184,7 @@ def _add_values(
 
 
 def _by_entry(rank: int, tables: RankTables, names: NumberedNames, used: Bools) -> list[tuple[int, Bools]]:
-    """Each entry that a rank has, with a mask of its rows that count."""
+    """Return each entry that a rank has, with a mask of its rows that count."""
     first = names.first[rank]
     entry_of = names.key[first : first + len(tables.collectives.names)]
     of_row = entry_of[tables.collectives.name] if len(entry_of) else np.empty(0, np.int64)
@@ -309,8 +309,8 @@ def _slowdown(run: Run, rank: int) -> float:
 
 
 def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
-    """The median of the known values over one rank's steps of a phase. A step in which not all collectives were seen
-    does not count: its computation contains stalls on the unseen ones, so it is an upper bound and no busy time.
+    """Return the median of the known values over one rank's steps of a phase. A step in which not all collectives were
+    seen does not count: its computation contains stalls on the unseen ones, so it is an upper bound and no busy time.
 
     Raises:
         _NullError: no step has a value; the message is the reason of the last step.
@@ -331,7 +331,7 @@ def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
 
 
 def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
-    """The steps of one rank in one phase.
+    """Return the steps of one rank in one phase.
 
     Raises:
         _NullError: no step of that phase is left.

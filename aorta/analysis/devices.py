@@ -28,8 +28,8 @@ _DEFAULT_INTERVAL_S: Final = 1.0
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
-    """One row per sample, by rank and time: `rank`, the columns of `records.schema.DeviceSample` (`throttle` a list
-    or None), `failed` and, where it is, `reason`.
+    """Return one row per sample, by rank and time: `rank`, the columns of `records.schema.DeviceSample` (`throttle` a
+    list or None), `failed` and, where it is, `reason`.
     """
     rows = [(rank, *told) for rank, tables in run.ranks.items() for told in tables.details.device_samples()]
     columns: dict[str, Any] = {"rank": pd.Series([rank for rank, _, _ in rows], dtype="int64")}
@@ -64,7 +64,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
 
 
 def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
-    """For each step, the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
+    """Return for each step, the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
     starts, ends = steps[list(_TIMES)].to_numpy().T
     joined = np.full((len(steps), values.shape[1]), np.nan)
     for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):
@@ -97,7 +97,7 @@ def _interval_s(source: Source) -> float:
 
 
 def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> DeviceFacts:
-    """The `devices` entry of a dataset: per rank and in total, over samples taken during the steps used.
+    """Return the `devices` entry of a dataset: per rank and in total, over samples taken during the steps used.
 
     Args:
         used: `rank`, `start_mono_ns` and `end_mono_ns` of the rank-steps that are not warm-up.
@@ -144,7 +144,7 @@ def _described(values: pd.Series[Any]) -> DeviceValue | None:
 
 
 def device_notes(entry: DeviceFacts) -> list[str]:
-    """What every reader of the results must know: throttled ranks, failed samples, missing sources."""
+    """Return what every reader of the results must know: throttled ranks, failed samples, missing sources."""
     notes = []
     for rank, device in entry.ranks.items():
         if device.throttled == "yes":
@@ -160,7 +160,7 @@ def device_notes(entry: DeviceFacts) -> list[str]:
 
 
 def device_line(entry: DeviceFacts) -> str | None:
-    """One line of text about the devices of all ranks; None without a sample."""
+    """Return one line of text about the devices of all ranks; None without a sample."""
     ranks = [device for device in entry.ranks.values() if device.samples > device.samples_failed]
     if not ranks:
         return None

@@ -48,7 +48,7 @@ class NumberFormat:
     effect_digits: int = 1
 
     def number(self, value: float | None, unit: str, *, signed: bool = False, fewer: int = 0) -> str:
-        """A value of a metric without its unit: ms and GB/s with three decimals, ratios with four.
+        """Return a value of a metric without its unit: ms and GB/s with three decimals, ratios with four.
 
         Args:
             signed: write a + as well, for a difference.
@@ -59,12 +59,12 @@ class NumberFormat:
         return self._fixed(value, DIGITS.get(unit, _OTHER_DIGITS) - fewer, signed=signed)
 
     def quantity(self, value: float | None, unit: str, *, signed: bool = False) -> str:
-        """A value of a metric with its unit; a ratio has none."""
+        """Return a value of a metric with its unit; a ratio has none."""
         text = self.number(value, unit, signed=signed)
         return text if value is None or unit == "ratio" else f"{text} {unit}"
 
     def ratio(self, value: float | None) -> str:
-        """A ratio as a sentence states it, with a digit less than in a table."""
+        """Return a ratio as a sentence states it, with a digit less than in a table."""
         return self.number(value, "ratio", fewer=1)
 
     def bounds(self, found: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
@@ -82,20 +82,20 @@ class NumberFormat:
         )
 
     def side(self, pair: ComparedMetric, side: Side) -> str:
-        """One side of a metric that is compared, with its unit: the value, or its bounds."""
+        """Return one side of a metric that is compared, with its unit: the value, or its bounds."""
         ends = pair.ends(side)
         return self.quantity(pair.value(side), pair.unit) if ends is None else self.bounds(ends, pair.unit)
 
     def percent(self, share: float | None, digits: int = 1, *, signed: bool = False) -> str:
-        """A share: 0.123 is 12.3 %."""
+        """Return a share: 0.123 is 12.3 %."""
         return self.unknown if share is None else f"{self._fixed(100 * share, digits, signed=signed)}{self.space}%"
 
     def points(self, difference: float, digits: int = 1, *, signed: bool = False) -> str:
-        """A difference of two shares: 0.123 is 12.3 points."""
+        """Return a difference of two shares: 0.123 is 12.3 points."""
         return f"{self._fixed(100 * difference, digits, signed=signed)}{self.space}points"
 
     def effect(self, value: float | None, kind: str) -> str:
-        """An effect with its sign: the `difference` of two ratios, or a `quotient` less 1."""
+        """Return an effect with its sign: the `difference` of two ratios, or a `quotient` less 1."""
         if value is None:
             return self.unknown
         if kind != "difference":
@@ -105,7 +105,7 @@ class NumberFormat:
         return self._fixed(value, 3, signed=True)
 
     def interval(self, found: Effect) -> str:
-        """From `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
+        """Return from `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
         if found.low is None or found.high is None:
             return self.unknown
         return f"{self.effect(found.low, found.kind).partition(self.space)[0]} to {self.effect(found.high, found.kind)}"
@@ -122,7 +122,7 @@ class NumberFormat:
         return f"{count:.0f}{self.space}B"
 
     def whole(self, value: int) -> str:
-        """A number of things."""
+        """Return a count with its thousands separated."""
         return f"{value:{self.separator}}"
 
     def count(self, value: int, what: str) -> str:
@@ -151,18 +151,18 @@ PAGE: Final = NumberFormat(
 
 
 def is_zero(pair: ComparedMetric) -> bool:
-    """Whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
+    """Return whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
     least = 0.5 * 10.0 ** -DIGITS.get(pair.unit, _OTHER_DIGITS)
     return all(value is not None and abs(value) < least for value in (pair.reference, pair.candidate))
 
 
 def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:
-    """A probability with two significant digits, or three where it stands in a table."""
+    """Return a probability with two significant digits, or three where it stands in a table."""
     return unknown if p is None else f"{p:.{digits}g}"
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A value with so many digits in all, for a sentence that names both sides of a comparison."""
+    """Return a value with so many digits in all, for a sentence that names both sides of a comparison."""
     return f"{value:.{digits}g}"
 
 
@@ -175,7 +175,7 @@ def rough_ms(value_ms: float) -> str:
 
 
 def rough_interval(value: float, low: float, high: float, unit: str = "ms") -> str:
-    """A value with its interval, and no more digits than its width gives a meaning: 20 ms (16 to 23)."""
+    """Return a value with its interval, and no more digits than its width gives a meaning: 20 ms (16 to 23)."""
     half = (high - low) / 2
     digits = 3 if half <= 0 else min(max(-math.floor(math.log10(half / 2)), 0), 3)
     while digits < 3 and low * high > 0 and not (round(low, digits) and round(high, digits)):
@@ -187,7 +187,7 @@ def rough_interval(value: float, low: float, high: float, unit: str = "ms") -> s
 
 
 def rough_percent(share: float) -> str:
-    """A share in whole per cent, for a sentence; none is called 0 or 100 that is not."""
+    """Return a share in whole per cent, for a sentence; none is called 0 or 100 that is not."""
     if 0 < share < 0.005:
         return "less than 1 %"
     if 0.995 <= share < 0.9995:
@@ -196,7 +196,7 @@ def rough_percent(share: float) -> str:
 
 
 def whole_percent(share: float | None) -> str:
-    """A share for a table, or in passing: 0.123 is 12%."""
+    """Return a share for a table, or in passing: 0.123 is 12%."""
     return TEXT.unknown if share is None else f"{share:.0%}"
 
 

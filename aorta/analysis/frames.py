@@ -53,7 +53,7 @@ _NO_REASON = "the record gives no reason"
 
 
 def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """One row per rank and step, by rank, then global step.
+    """Return one row per rank and step, by rank, then global step.
 
     Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds), `RATIO_BOUNDS` and one per metric of the record.
     Times in nanoseconds are int64 (W14); null is NaN. Steps with `by_kernels` are those of a calibration, measured by
@@ -67,7 +67,7 @@ def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
 
 
 def step_column(run: Run, name: str) -> np.ndarray:
-    """One column of `steps_frame`; all NaN where the source does not have it."""
+    """Return one column of `steps_frame`; all NaN where the source does not have it."""
     if name == "rank":
         return run.rank_of_steps()
     if name == STEP_MS:
@@ -89,7 +89,7 @@ def _or_nan(column: Ints | None, length: int) -> np.ndarray:
 
 
 def metric_names(run: Run) -> list[str]:
-    """Metrics that any step of the run has, in the order of `metrics`."""
+    """Return the metrics that any step of the run has, in the order of `metrics`."""
     return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics})
 
 
@@ -238,7 +238,7 @@ def _bandwidths(
     transfer_ms: pd.Series[float],
     unmatched: pd.Series[Any],
 ) -> dict[str, pd.Series[Any]]:
-    """Columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
+    """Return the columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
     ranks, reason = group_size.astype("float64"), unmatched
     for applies, why in (
         (size_bytes < 0, NO_SIZE),
@@ -267,9 +267,9 @@ _COUNTERS = {"rank": "int64", "global_step": "int64", "name": "object", "mono_ns
 
 
 def ranges_frame(run: Run) -> pd.DataFrame:
-    """One row per range, by rank, step and start: `rank`, `global_step` (the step that ended first after it), `name`,
-    `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock), `error` (type
-    of the exception that ended it, or None), `duration_ms`.
+    """Return one row per range, by rank, step and start: `rank`, `global_step` (the step that ended first after it),
+    `name`, `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock),
+    `error` (type of the exception that ended it, or None), `duration_ms`.
     """
     rows = [
         (
@@ -292,7 +292,7 @@ def ranges_frame(run: Run) -> pd.DataFrame:
 
 
 def counters_frame(run: Run) -> pd.DataFrame:
-    """One row per value, by rank and time: `rank`, `global_step` (the step that ended first after it), `name`,
+    """Return one row per value, by rank and time: `rank`, `global_step` (the step that ended first after it), `name`,
     `mono_ns` (the rank's own clock), `value` (NaN where it was not finite).
     """
     rows = [

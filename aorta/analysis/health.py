@@ -26,7 +26,7 @@ class Held:
     slower: int | None
 
     def sentence(self) -> str:
-        """In how many rows the emulation held, as a sentence."""
+        """Return in how many rows the emulation held, as a sentence."""
         if not self.rows:
             return "no collective was seen"
         if self.slower is None:
@@ -122,7 +122,7 @@ class Health:
         return notes
 
     def facts(self, throttled_ranks: list[int]) -> HealthFacts:
-        """Every fact, as `summary.json` has them."""
+        """Return every fact, as `summary.json` has them."""
         told: dict[str, Any] = {
             "ranks_expected": self.world_size or None,
             "ranks_read": list(self.ranks_read),

@@ -78,7 +78,7 @@ class Pace:
         self._bases: dict[str, Basis] = {}
 
     def basis(self, name: str) -> Basis:
-        """The steps over which a metric is described: the rule."""
+        """Return the steps over which a metric is described: the rule."""
         if name not in self._bases:
             self._bases[name] = self._basis(name)
         return self._bases[name]
@@ -132,7 +132,7 @@ class Pace:
         return np.concatenate([low for low, _ in ends]), np.concatenate([high for _, high in ends])
 
     def _known_by_kernels(self, name: str) -> bool:
-        """Whether every rank has a value of a step that was measured by kernels: no rank stands for another."""
+        """Return whether every rank has a value of a step that was measured by kernels: no rank stands for another."""
         return all(
             tables.steps.by_kernels is not None
             and bool((~np.isnan(tables.steps.column(name)[tables.steps.by_kernels & ~tables.steps.warmup])).any())
@@ -140,8 +140,8 @@ class Pace:
         )
 
     def _bounds(self, name: str) -> tuple[float, float] | None:
-        """Medians of at least and of at most over the steps used; a decided step is both. The median of the true values
-        lies between them, since each of those does.
+        """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true
+        values lies between them, since each of those does.
         """
         ends = self._ends(name)
         assert ends is not None, "a metric that is undecided somewhere"
@@ -181,7 +181,7 @@ class Pace:
         return any(self.undecided(name) > MOST_UNDECIDED for name in _DECIDES)
 
     def _column(self, name: str) -> Floats | None:
-        """The known values of the steps used; None without any."""
+        """Return the known values of the steps used; None without any."""
         values = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]
         values = values[~np.isnan(values)]
         return values if len(values) else None
@@ -196,7 +196,7 @@ class Pace:
         return PaceFacts(self.host_bound, lead, undecided, self._calibration(), self._no_calibration())
 
     def _no_calibration(self) -> str | None:
-        """Why no steps were measured by kernels; None where some were, or nobody asked for it."""
+        """Return why no steps were measured by kernels; None where some were, or nobody asked for it."""
         plans = [tables.calibration_plan for tables in self._run.ranks.values() if tables.calibration_plan is not None]
         if self._calibrations:
             return None
@@ -204,7 +204,7 @@ class Pace:
         return next((plan.problem for plan in plans if plan.problem is not None), next(never, None))
 
     def _calibration(self) -> CalibrationFacts | None:
-        """What the calibrations of all ranks found: medians over them; None without one."""
+        """Return what the calibrations of all ranks found: medians over them; None without one."""
         each = self._calibrations
         if not each:
             return None
@@ -263,12 +263,12 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
 
 
 def _lead(pace: PaceFacts) -> str:
-    """How far the host is ahead, in words."""
+    """Return how far the host is ahead, in words."""
     return f"the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median)"
 
 
 def _shown(ratio: Described | None, pace: PaceFacts) -> str:
-    """What the metrics with computation in them are, in words."""
+    """Return what the metrics with computation in them are, in words."""
     calibration = pace.calibration
     if ratio is not None and ratio.source == "kernels":
         steps = 0 if calibration is None else calibration.steps

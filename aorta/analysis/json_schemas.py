@@ -33,12 +33,12 @@ _MODULES: Final = (schema, dataset, traces, comparison, summary, verdict)
 
 
 def file_name(name: str) -> str:
-    """The file of one of `FILES`."""
+    """Return the file of one of `FILES`."""
     return f"{name}-{FILES[name][1]}.schema.json"
 
 
 def json_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of one of `FILES`."""
+    """Return the JSON Schema (draft 2020-12) of one of `FILES`."""
     kind, version, title = FILES[name]
     (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     opened = set()
@@ -72,7 +72,7 @@ def _describe(definition: dict[str, Any], struct: type[msgspec.Struct], version:
 
 
 def _opened(node: Any, opened: set[str]) -> Any:
-    """A schema in which the structs that promise no keys are plain objects."""
+    """Return a schema in which the structs that promise no keys are plain objects."""
     if isinstance(node, list):
         return [_opened(each, opened) for each in node]
     if not isinstance(node, dict):
@@ -83,7 +83,7 @@ def _opened(node: Any, opened: set[str]) -> Any:
 
 
 def _references(node: Any) -> set[str]:
-    """Names of the definitions that a schema refers to."""
+    """Return the names of the definitions that a schema refers to."""
     if isinstance(node, list):
         return set().union(*map(_references, node))
     if not isinstance(node, dict):

@@ -133,8 +133,8 @@ COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_MET
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of that name. One that a newer record added has no better direction, and its unit follows from its
-    suffix.
+    """Return the metric of that name. One that a newer record added has no better direction, and its unit follows from
+    its suffix.
     """
     known = _METRICS.get(name)
     return known or Metric(name, "ms" if name.endswith("_ms") else "ratio", None, "not described by this AORTA")

@@ -41,7 +41,7 @@ def entry(
     medians: Mapping[int, float | None] | None = None,
     null_reasons: Mapping[str, int] | None = None,
 ) -> Described:
-    """The statistics of one metric as a summary has them.
+    """Return the statistics of one metric as a summary has them.
 
     Args:
         numbers: median, p5, p95, mean, min and max; None without values.
@@ -62,7 +62,7 @@ def entry(
 
 
 def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | None]:
-    """Rank -> median of its known values, in order of rank; None where it has none."""
+    """Return rank -> median of its known values, in order of rank; None where it has none."""
     if np.any(ranks[1:] < ranks[:-1]):
         order = np.argsort(ranks, kind="stable")
         values, ranks = values[order], ranks[order]
@@ -72,14 +72,14 @@ def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | N
 
 
 def median_or_none(values: Floats) -> float | None:
-    """The median of the known values; None if there are none."""
+    """Return the median of the known values; None if there are none."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
 
 
 def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
-    """Number of values in all parts together, none of which is NaN, and their median, p5, p95, mean, min and max; None
-    without any.
+    """Return the number of values in all parts together, none of which is NaN, and their median, p5, p95, mean, min and
+    max; None without any.
     """
     values = np.concatenate([np.empty(0), *parts])
     if not len(values):

@@ -122,7 +122,7 @@ def contents_of(
     waits: Iterable[Wait] | None,
     ready: Iterable[BucketReady],
 ) -> StepContents:
-    """The contents of a step from the rows of its record."""
+    """Return the contents of a step from the rows of its record."""
     spans = [(SpanName("compute", row.block, row.phase), row.start_ns, row.end_ns) for row in compute]
     spans += [(SpanName("aux", row.name), row.start_ns, row.end_ns) for row in aux]
     spans += [(SpanName(HAND_OVER, "hand-over"), row.start_ns, row.end_ns) for row in stalls if row.cause == HAND_OVER]
@@ -143,7 +143,7 @@ class _Rows:
         self._ends.append(len(self._numbers))
 
     def of(self, place: int) -> list[list[int]]:
-        """The rows of a step."""
+        """Return the rows of a step."""
         first, last = self._ends[place - 1] if place else 0, self._ends[place]
         return np.array(self._numbers[first:last], np.int64).reshape(-1, self._width).tolist()
 
@@ -174,7 +174,7 @@ class StepColumns:
         self._waits_known.append(step.waits is not None)
 
     def of(self, place: int) -> StepContents:
-        """The contents of the step with this index."""
+        """Return the contents of the step with this index."""
         names, groups = list(self._names), list(self._groups)
         waits = [WaitRow(groups[group], *row) for group, *row in self._waits.of(place)]
         return StepContents(
@@ -206,7 +206,7 @@ class Details(ABC):
 
     @abstractmethod
     def step(self, place: int) -> StepIntervals:
-        """The step with this index in `Steps`.
+        """Return the step with this index in `Steps`.
 
         Raises:
             InputError: it can no longer be read.
@@ -241,5 +241,5 @@ class Details(ABC):
         return 0
 
     def absolute(self) -> Self:
-        """The same with absolute paths, for workers with another working directory."""
+        """Return the same with absolute paths, for workers with another working directory."""
         return self

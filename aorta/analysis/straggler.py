@@ -116,7 +116,7 @@ class IssueLateness:
                 self._last[number][each] += int((at & latest & alone[of_row]).sum())
 
     def of(self, number: int) -> IssueTimes:
-        """What was found of the group with this number."""
+        """Return what was found of the group with this number."""
         late_ms = {rank: float(np.median(np.concatenate(parts))) for rank, parts in self._late_ms[number].items()}
         queued = int(self._queued[number]) if self._on_host else None
         return IssueTimes(queued, int(self._steps[number]), late_ms, self._last[number], self._bound_ms)
@@ -172,8 +172,8 @@ class Stragglers:
             self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
 
     def entries(self) -> list[Straggler]:
-        """One entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or why
-        nobody is named. Warm-up is left out (W21).
+        """Return one entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or
+        why nobody is named. Warm-up is left out (W21).
 
         `late_ms` is the median over the peers' median waits, less the rank's own: how much longer they wait for it in
         each collective.
@@ -277,7 +277,7 @@ def judge_queued(found: Straggler, times: IssueTimes, needed_ms: float, why_not:
 
 
 def sentences(entries: Sequence[Straggler]) -> list[str]:
-    """One sentence per straggler; none where nobody is named."""
+    """Return one sentence per straggler; none where nobody is named."""
     return [_sentence(entry) for entry in entries if entry.rank is not None]
 
 

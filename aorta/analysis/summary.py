@@ -85,7 +85,7 @@ def summarize(
 
 
 def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
-    """The entry of a dataset; of a launch set that of its representative launch, and what is said of the set."""
+    """Return the entry of a dataset; of a launch set that of its representative launch, and what is said of the set."""
     entry = aggregate(subject.dataset)
     entry.what_if = most_to_gain(subject.dataset.run)
     autopsy = read_autopsy(Path(subject.dataset.run.location))
@@ -100,7 +100,7 @@ def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
 
 
 def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, DatasetEntry], rules: Rules) -> Comparison:
-    """The comparison of two sides; it has verdicts where a side is a launch set."""
+    """Return the comparison of two sides; it has verdicts where a side is a launch set."""
     before, after = (side.dataset for side in sides)
     if any(side.launches for side in sides):
         collectives = entries[0].matched, entries[1].matched
@@ -112,7 +112,7 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
 
 
 def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: Engine | None) -> Attribution:
-    """Where the difference is; of sides that cannot be compared, why that is not said."""
+    """Return where the difference is; of sides that cannot be compared, why that is not said."""
     if not is_comparable(compared):
         return Attribution(definition=DEFINITION, sentence=None, reason=title(compared))
     before, after = (side.datasets(engine) for side in sides)

@@ -186,12 +186,12 @@ class Steps:
         return np.diff(self.rows_end, prepend=0)
 
     def rows_of(self, first: int, last: int) -> slice:
-        """The collectives of the steps with indices `first` to `last` (exclusive)."""
+        """Return the collectives of the steps with indices `first` to `last` (exclusive)."""
         return slice(int(self.rows_end[first - 1]) if first else 0, int(self.rows_end[last - 1]) if last else 0)
 
     def column(self, name: str) -> Floats:
-        """A metric or a loss; all NaN where no step has it. A kind that this rank never used is 0 where kinds are
-        known.
+        """Return a metric or a loss; all NaN where no step has it. A kind that this rank never used is 0 where kinds
+        are known.
         """
         known = self.metrics.get(name)
         if known is None:
@@ -203,7 +203,7 @@ class Steps:
         return np.full(len(self), np.nan)
 
     def _seen(self, name: str) -> Floats:
-        """A metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
+        """Return a metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
         values = self.metrics[name]
         return np.where(np.isnan(values), self.bounds[name][0], values) if name in self.bounds else values
 
@@ -353,7 +353,7 @@ class RankTables:
     calibration_plan: CalibrationPlan | None = None
 
     def step_intervals(self, global_step: int) -> StepIntervals | None:
-        """What ran when inside one step; None where the rank does not have it.
+        """Return what ran when inside one step; None where the rank does not have it.
 
         Raises:
             InputError: it can no longer be read.
@@ -407,16 +407,16 @@ class Run:
         return sum(len(tables.collectives) for tables in self.ranks.values())
 
     def over_ranks(self, column: Callable[[Steps], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """A column of the steps over all ranks, by rank, then global step."""
+        """Return a column of the steps over all ranks, by rank, then global step."""
         return np.concatenate([column(tables.steps) for tables in self.ranks.values()])
 
     def rank_of_steps(self) -> Ints:
-        """The rank of each step, in the order of `over_ranks`."""
+        """Return the rank of each step, in the order of `over_ranks`."""
         return np.repeat(np.array(list(self.ranks), np.int64), [len(tables.steps) for tables in self.ranks.values()])
 
 
 def global_steps(ranks: Iterable[RankTables]) -> Ints:
-    """Every global step that at least one rank has, in order."""
+    """Return every global step that at least one rank has, in order."""
     found = np.empty(0, np.int64)
     for tables in ranks:
         if not np.array_equal(tables.steps.global_step, found):
@@ -425,7 +425,7 @@ def global_steps(ranks: Iterable[RankTables]) -> Ints:
 
 
 def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
-    """Global steps that some of the ranks lack."""
+    """Return the global steps that some of the ranks lack."""
     steps = global_steps(ranks)
     missing = np.zeros(len(steps), bool)
     for tables in ranks:

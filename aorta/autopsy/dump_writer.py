@@ -88,7 +88,7 @@ def _dump(job: JobEvidence, rank: Rank) -> dict[str, Any]:
 
 
 def _first_kept(job: JobEvidence, group: str) -> int:
-    """The number from which on no rank has dropped a collective of the group."""
+    """Return the number from which on no rank has dropped a collective of the group."""
     channel = Channel(group)
     oldest = [min(rank.channels[channel]) for rank in job.ranks.values() if rank.channels.get(channel)]
     return max(oldest, default=0)

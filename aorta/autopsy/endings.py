@@ -15,7 +15,7 @@ _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
 def ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
-    """The ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
+    """Return the ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
     the only one that failed, or those that failed while others run, or those that the running ranks wait for.
 
     Args:

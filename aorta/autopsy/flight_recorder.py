@@ -161,7 +161,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _read(path: Path) -> _Dump | str:
-    """One dump, or why it cannot be read."""
+    """Return one dump, or why it cannot be read."""
     try:
         content = read_small(path)
         if not content:
@@ -181,7 +181,7 @@ def _read(path: Path) -> _Dump | str:
 
 
 def _ranks(said: str | list[int]) -> tuple[int, ...]:
-    """Ranks of a group, which torch writes as text."""
+    """Return the ranks of a group, which torch writes as text."""
     return tuple(sorted(map(int, re.findall(r"\d+", said)) if isinstance(said, str) else said))
 
 
@@ -244,8 +244,8 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
 
 
 def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> list[CollectiveEvidence]:
-    """The last finished collectives of groups, from a dump of unfinished ones only. Not of gloo, which has no version
-    and counts messages too, and whose finished work is in every dump.
+    """Return the last finished collectives of groups, from a dump of unfinished ones only. Not of gloo, which has no
+    version and counts messages too, and whose finished work is in every dump.
     """
     version = dump.comm_lib_version or dump.nccl_version
     if not version or any(entry.state == "completed" for entry in dump.entries):
@@ -288,7 +288,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
 
 
 def _peer(rank: int, name: str, group: GroupEvidence) -> int:
-    """The global rank of the other side of `send 0->1` or `recv 1<-0`, whose numbers count in the group."""
+    """Return the global rank of the other side of `send 0->1` or `recv 1<-0`, whose numbers count in the group."""
     sides = [int(number) for number in re.findall(r"\d+", name)]
     if len(sides) != 2:
         return rank
@@ -297,6 +297,6 @@ def _peer(rank: int, name: str, group: GroupEvidence) -> int:
 
 
 def _users_frame(frames: Sequence[_Frame]) -> str | None:
-    """The innermost frame outside of torch."""
+    """Return the innermost frame outside of torch."""
     outside = [frame for frame in frames if "/torch/" not in frame.filename]
     return f"{outside[0].filename}:{outside[0].line} {outside[0].name}" if outside else None

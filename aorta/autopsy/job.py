@@ -96,26 +96,26 @@ class Rank(RankState, kw_only=True, dict=True):
         return dict(found)
 
     def open(self, channel: Channel) -> CollectiveEvidence | None:
-        """The oldest collective there that is not finished."""
+        """Return the oldest collective there that is not finished."""
         left = [one for one in self.channels.get(channel, {}).values() if one.state != "completed"]
         return min(left, key=lambda one: one.number, default=None)
 
     def front(self, channel: Channel) -> int:
-        """The number of the oldest collective there that is not finished: open, or the next."""
+        """Return the number of the oldest collective there that is not finished: open, or the next."""
         oldest = self.open(channel)
         return oldest.number if oldest is not None else max(self.channels.get(channel, {}), default=-1) + 1
 
     def has_issued(self, channel: Channel, number: int) -> bool:
-        """Whether the host has issued that one, or a later one."""
+        """Return whether the host has issued that one, or a later one."""
         return number <= max(self.channels.get(channel, {}), default=-1)
 
     def may_lack(self, one: CollectiveEvidence) -> bool:
-        """Whether the evidence of this rank can be without a collective that another rank issued."""
+        """Return whether the evidence of this rank can be without a collective that another rank issued."""
         older = self.not_after_ns is not None and one.issued_ns is not None and self.not_after_ns < one.issued_ns
         return older or not self.complete
 
     def age_s(self, since_ns: int | None) -> float | None:
-        """Seconds from a moment to when the evidence was taken."""
+        """Return the seconds from a moment to when the evidence was taken."""
         if since_ns is None or self.taken_ns is None:
             return None
         return max(0.0, (self.taken_ns - since_ns) / _S)
@@ -179,20 +179,20 @@ class JobEvidence:
         return [rank for rank in self.world if rank not in self.ranks]
 
     def members(self, channel: Channel) -> tuple[int, ...]:
-        """Global ranks that take part in a channel."""
+        """Return the global ranks that take part in a channel."""
         if channel.sender is not None and channel.receiver is not None:
             return (channel.sender, channel.receiver)
         return self.groups[channel.group].ranks
 
     def name(self, channel: Channel, one: CollectiveEvidence) -> CollectiveName:
-        """How a collective is named in the answer."""
+        """Return how a collective is named in the answer."""
         description = self.groups[channel.group].description
         return CollectiveName(
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
         )
 
     def has_issued_less(self, rank: Rank) -> bool:
-        """Whether a peer of a rank has issued what that one, of its evidence, has not."""
+        """Return whether a peer of a rank has issued what that one, of its evidence, has not."""
         return any(
             rank.rank in self.members(channel)
             and not rank.has_issued(channel, number)
@@ -210,14 +210,14 @@ class JobEvidence:
 
 
 def channel_of(one: CollectiveEvidence, rank: int) -> Channel:
-    """The channel that one rank's collective, send or receive belongs to."""
+    """Return the channel that one rank's collective, send or receive belongs to."""
     if one.kind in _POINT_TO_POINT and one.peer is not None:
         return Channel(one.group, *((rank, one.peer) if one.kind == "send" else (one.peer, rank)))
     return Channel(one.group)
 
 
 def signature(one: CollectiveEvidence, rank: int) -> Signature:
-    """What ranks have to agree on; the size is bytes where known, or else the shapes."""
+    """Return what ranks have to agree on; the size is bytes where known, or else the shapes."""
     size = one.input_sizes if one.bytes is None else one.bytes
     kind = "message" if one.kind in _POINT_TO_POINT and one.peer is not None else one.kind
     return Signature(channel_of(one, rank), kind, size, one.dtype)

@@ -54,21 +54,21 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
 
 
 def _read_late(job: JobEvidence) -> JobEvidence:
-    """A job whose completions are noted late: what one rank has noted of a collective that needs all ranks, holds on
-    all of them.
+    """Return a job whose completions are noted late: what one rank has noted of a collective that needs all ranks,
+    holds on all of them.
     """
     return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
 
 
 def _noted(job: JobEvidence, channel: Channel) -> int:
-    """The number of the newest collective there that some rank has noted, and no rank completes alone."""
+    """Return the number of the newest collective there that some rank has noted, and no rank completes alone."""
     seen = [rank.channels.get(channel, {}).values() for rank in job.ranks.values()]
     completed = [one for each in seen for one in each if one.state == "completed" and one.kind in _NEED_ALL_RANKS]
     return max((one.number for one in completed), default=-1)
 
 
 def _completed_up_to(job: JobEvidence, newest: Mapping[Channel, int]) -> JobEvidence:
-    """The job with all collectives up to these completed, on ranks that note completions late."""
+    """Return the job with all collectives up to these completed, on ranks that note completions late."""
     ranks = {}
     for number, rank in job.ranks.items():
         settled = tuple(
@@ -82,9 +82,9 @@ def _completed_up_to(job: JobEvidence, newest: Mapping[Channel, int]) -> JobEvid
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:
-    """A rank whose retired collectives are completed or, where that cannot be, open: the newest of a channel failed if
-    a rank that it needs has not issued it. Where such a rank may be one of which there is no evidence, the newest of
-    all may have failed, which ends a rank as well, so this one is not known to hold up others.
+    """Return a rank whose retired collectives are completed or, where that cannot be, open: the newest of a channel
+    failed if a rank that it needs has not issued it. Where such a rank may be one of which there is no evidence, the
+    newest of all may have failed, which ends a rank as well, so this one is not known to hold up others.
     """
     failed = {
         (channel, newest.number)
@@ -117,7 +117,7 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
 
 
 def _least_size(job: JobEvidence, group: str) -> int:
-    """How many ranks a group has at least: what an all-gather makes of the share of each says it."""
+    """Return how many ranks a group has at least: what an all-gather makes of the share of each says it."""
     gathers = [
         (sum(map(math.prod, one.output_sizes)), sum(map(math.prod, one.input_sizes)))
         for rank in job.ranks.values()
@@ -165,7 +165,7 @@ def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str
 
 
 def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world: tuple[int, ...]) -> GroupEvidence:
-    """A group with its ranks: torch's default group is all, of another that nobody lists those that used it."""
+    """Return a group with its ranks: torch's default group is all, of another that nobody lists those that used it."""
     if listed:
         return group
     if group.description == _DEFAULT_GROUP:
@@ -175,7 +175,7 @@ def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world
 
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
-    """One rank, of all its sources."""
+    """Return one rank, of all its sources."""
     known = RankState(rank=several[0].rank)
     for one in several:
         for field in RankState.__struct_fields__:
@@ -207,7 +207,7 @@ def _renamed(one: CollectiveEvidence, name: str) -> CollectiveEvidence:
 
 
 def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:
-    """Where one source says of a process what another denies."""
+    """Return where one source says of a process what another denies."""
     found = []
     for rank, several in sorted(by_rank.items()):
         states = {one.source: one.state for one in several if one.state != "unknown"}

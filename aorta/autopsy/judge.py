@@ -95,7 +95,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
 
 
 def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
-    """What is known where no rule accuses a rank, and which ranks it may be."""
+    """Return what is known where no rule accuses a rank, and which ranks it may be."""
     job, waits = case.job, case.waits
     undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
     undecided |= {rank for circle in waits.circles for rank in circle}
@@ -121,7 +121,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
 
 
 def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
-    """Who waits for whom, those next to a culprit first; where there is none, all that wait."""
+    """Return who waits for whom, those next to a culprit first; where there is none, all that wait."""
     distance = case.waits.waiters(culprits)
     joined: dict[tuple[object, int], list[OpenCollective]] = {}
     for one in case.waits.open:
@@ -143,7 +143,7 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    """What a rank does: in a collective, in a phase, or ended."""
+    """Return what a rank does: in a collective, in a phase, or ended."""
     there = case.waits.of_rank(rank.rank)
     last = max(there, key=lambda one: one.collective.issued_ns or 0, default=None)
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
@@ -175,7 +175,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
 def _summary(
     kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[WaitingRanks], job: JobEvidence
 ) -> str:
-    """The answer in one sentence."""
+    """Return the answer in one sentence."""
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for another for longer than usual"
     if kind == "stuck_inside" and not found:
@@ -195,7 +195,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _notes(job: JobEvidence) -> list[str]:
-    """What limits the answer."""
+    """Return what limits the answer."""
     torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
     unlisted = sorted(
         group_words(name, group.description)

@@ -55,7 +55,7 @@ class Mismatch:
         return "order_swapped" if self.swapped else "signature_mismatch"
 
     def reason(self, rank: int) -> str:
-        """Why one rank is accused, in words."""
+        """Return why one rank is accused, in words."""
         others = sorted(set(self.issued) - set(self.accused))
         own, theirs = self.issued[rank], self.issued[others[0]]
         said = f"it issued {_said(own, self.aspect)} as number {self.number} of {self.group}"
@@ -65,7 +65,7 @@ class Mismatch:
         return f"{said}; that is what follows on the others: it skipped one or swapped two" if self.ahead else said
 
     def evidence(self) -> list[str]:
-        """What each camp issued, and from where."""
+        """Return what each camp issued, and from where."""
         return [
             f"{name_ranks(ranks)}: {_said(self.issued[ranks[0]], self.aspect)}{_from(self.issued[ranks[0]])}"
             for ranks in self.camps.values()
@@ -73,7 +73,7 @@ class Mismatch:
 
 
 def mismatches(job: JobEvidence) -> list[Mismatch]:
-    """The first mismatch of every channel."""
+    """Return the first mismatch of every channel."""
     found = []
     for channel in job.channels:
         members = [rank for rank in job.members(channel) if rank in job.ranks]
@@ -117,8 +117,8 @@ def _mismatch(
 
 
 def _odd(job: JobEvidence, channel: Channel, number: int, camps: Mapping[object, tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks of the camps that depart from their past where one camp follows its own, at most half of the group; or
-    all but the camp that most of the group is in. None where both are known and disagree.
+    """Return the ranks of the camps that depart from their past where one camp follows its own, at most half of the
+    group; or all but the camp that most of the group is in. None where both are known and disagree.
     """
     members = job.members(channel)
     past = {value: {conforms(job.ranks[rank], channel, number) for rank in ranks} for value, ranks in camps.items()}
@@ -135,7 +135,7 @@ def _odd(job: JobEvidence, channel: Channel, number: int, camps: Mapping[object,
 def _order(
     job: JobEvidence, channel: Channel, number: int, issued: Mapping[int, CollectiveEvidence], accused: tuple[int, ...]
 ) -> tuple[bool, bool]:
-    """Whether the accused are one collective ahead, and whether they issued the one left out behind it."""
+    """Return whether the accused are one collective ahead, and whether they issued the one left out behind it."""
     others = [rank for rank in issued if rank not in accused]
     if not accused or not others:
         return False, False

@@ -21,13 +21,13 @@ _LEAST_CONTEXT: Final = 2
 
 
 def sequence(rank: Rank) -> list[Signature]:
-    """What a rank has issued, in order."""
+    """Return what a rank has issued, in order."""
     return [signature(one, rank.rank) for one in rank.collectives]
 
 
 def expected(issued: Sequence[Signature], at: int) -> Signature | None:
-    """What followed earlier wherever the most of what precedes position `at` preceded too; None where nothing did, or
-    different things.
+    """Return what followed earlier wherever the most of what precedes position `at` preceded too; None where nothing
+    did, or different things.
     """
     best, followers = _LEAST_CONTEXT - 1, set[Signature]()
     for earlier in range(1, at):
@@ -42,7 +42,7 @@ def expected(issued: Sequence[Signature], at: int) -> Signature | None:
 
 
 def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
-    """Whether a collective is what the rank's own past lets one expect."""
+    """Return whether a collective is what the rank's own past lets one expect."""
     places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
     if not places:
         return None
@@ -52,6 +52,6 @@ def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
 
 
 def next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:
-    """What the rank's past lets one expect behind a collective."""
+    """Return what the rank's past lets one expect behind a collective."""
     places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
     return expected(sequence(rank), places[0] + 1) if places else None

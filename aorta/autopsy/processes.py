@@ -23,7 +23,7 @@ class ProcessFacts(NamedTuple):
 
 
 def process_facts(pid: int) -> ProcessFacts | None:
-    """What /proc says of a process; None: there is none, or no /proc."""
+    """Return what /proc says of a process; None: there is none, or no /proc."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -34,7 +34,7 @@ def process_facts(pid: int) -> ProcessFacts | None:
 
 
 def process_state(pid: int, start_ticks: int) -> ProcessState:
-    """State of a process of this host. A later process with the same pid does not count."""
+    """Return the state of a process of this host. A later process with the same pid does not count."""
     facts = process_facts(pid)
     if facts is None or facts.state in "ZX" or facts.start_ticks != start_ticks:
         return "dead"
@@ -42,7 +42,7 @@ def process_state(pid: int, start_ticks: int) -> ProcessState:
 
 
 def exit_of_zombie(pid: int, start_ticks: int) -> RankExit | None:
-    """How a process ended whose parent has not asked yet; None where that is not to be known."""
+    """Return how a process ended whose parent has not asked yet; None where that is not to be known."""
     facts = process_facts(pid)
     if facts is None or facts.state not in "ZX" or facts.start_ticks != start_ticks:
         return None
@@ -50,7 +50,7 @@ def exit_of_zombie(pid: int, start_ticks: int) -> RankExit | None:
 
 
 def exit_from(code: int) -> RankExit:
-    """An exit as Python's subprocess has it: the code, or minus the number of the signal."""
+    """Return an exit as Python's subprocess has it: the code, or minus the number of the signal."""
     if code >= 0:
         return RankExit(exit_code=code)
     try:
@@ -60,7 +60,7 @@ def exit_from(code: int) -> RankExit:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, which would end it otherwise."""
+    """Return whether a process has a handler for a signal, which would end it otherwise."""
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:

@@ -107,7 +107,7 @@ def _rank_evidence(
 
 
 def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
-    """What the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
+    """Return what the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
     try:
         return msgspec.json.decode(
             read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), type=RankEvidence
@@ -117,7 +117,7 @@ def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
 
 
 def stacks_file(progress_file: Path) -> Path:
-    """Where the rank of a progress file writes its stacks."""
+    """Return where the rank of a progress file writes its stacks."""
     return progress_file.with_name(STACKS_FILE.format(rank=progress_file.stem.removeprefix("rank_")))
 
 
@@ -149,7 +149,7 @@ def _process_state(facts: ProgressFacts) -> ProcessState:
 
 
 def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | None, list[ThreadStack]]:
-    """How a rank ended, from whoever says so, and its stacks at that moment where it left them."""
+    """Return how a rank ended, from whoever says so, and its stacks at that moment where it left them."""
     facts = seen.facts
     ended, stacks = fatal_in(stacks_file(path), facts.main_thread)
     if ended is not None:
@@ -167,7 +167,7 @@ def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | 
 
 
 def _exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
-    """What the footer of the rank's record says; None where the record ends without one."""
+    """Return what the footer of the rank's record says; None where the record ends without one."""
     try:
         with (run_folder / RANK_FILE.format(rank=rank)).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
@@ -180,7 +180,7 @@ def _exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
 
 
 def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
-    """The exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
+    """Return the exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
     try:
         content: Any = json.loads(read_small(Path(facts.error_file or "")))
         message = content["message"]

@@ -120,7 +120,7 @@ def _read(place: str) -> bytes:
 
 
 def _asked(place: str) -> bytes:
-    """The answer of the RAS that listens there."""
+    """Return the answer of the RAS that listens there."""
     host, _, port = place.rpartition(":")
     if not port.isdecimal():
         raise InputError(f"--ras {place}: a file, or HOST:PORT as localhost:28028")

@@ -69,7 +69,7 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s
 
 
 def is_watched(folder: Path) -> bool:
-    """Whether a watchdog has saved evidence in a run's folder."""
+    """Return whether a watchdog has saved evidence in a run's folder."""
     return any((folder / AUTOPSY_DIR).glob("rank_*.json"))
 
 
@@ -97,7 +97,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 
 def read_autopsy(folder: Path) -> Verdict | None:
-    """The report that `write_verdict` left in a run's folder; None where there is none.
+    """Return the report that `write_verdict` left in a run's folder; None where there is none.
 
     Raises:
         InputError: it cannot be read; names the file.
@@ -112,5 +112,5 @@ def read_autopsy(folder: Path) -> Verdict | None:
 
 
 def as_json(verdict: Verdict) -> bytes:
-    """The document that `docs/schemas/autopsy-1.schema.json` describes."""
+    """Return the document that `docs/schemas/autopsy-1.schema.json` describes."""
     return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"

@@ -37,11 +37,11 @@ class _Twins(NamedTuple):
     ring: dict[int, CollectiveEvidence]
 
     def pairs(self, apart: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
-        """Collectives of both, if the ring's numbers are so much higher."""
+        """Return the collectives of both, if the ring's numbers are so much higher."""
         return [(one, self.ring[number + apart]) for number, one in self.ours.items() if number + apart in self.ring]
 
     def agree(self, apart: int) -> bool:
-        """Whether both then saw the same collectives."""
+        """Return whether both then saw the same collectives."""
         return all(_alike(*pair) for pair in self.pairs(apart))
 
 
@@ -106,7 +106,7 @@ def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str])
 
 
 def _numbers_apart(twins: Iterable[Mapping[str, _Twins]]) -> dict[str, int]:
-    """By how much the ring's numbers of a group are higher than ours: what most ranks say."""
+    """Return by how much the ring's numbers of a group are higher than ours: what most ranks say."""
     votes: dict[str, Counter[int]] = defaultdict(Counter)
     for groups in twins:
         for name, both in groups.items():
@@ -116,8 +116,8 @@ def _numbers_apart(twins: Iterable[Mapping[str, _Twins]]) -> dict[str, int]:
 
 
 def _apart(both: _Twins) -> int | None:
-    """Of all ways to put the newer half of the shorter list beside the other in which kinds and bytes agree: one with
-    like times of issue, in which the newest stand beside each other or nearly so. In a hang nobody issues any more.
+    """Return the offset between both numberings with which kinds and bytes agree in the newer half of the shorter list:
+    one with like times of issue, with which the newest match or nearly so, as in a hang nobody issues any more.
     """
     newest = max(both.ring) - max(both.ours)
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
@@ -134,13 +134,13 @@ def _apart(both: _Twins) -> int | None:
 
 
 def _spread_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> int:
-    """How far the difference of both clocks usually is from its median."""
+    """Return how far the difference of both clocks usually is from its median."""
     middle = _clock_ahead_ns(pairs)
     return 0 if middle is None else round(median(abs(each - middle) for each in _differences_ns(pairs)))
 
 
 def _clock_ahead_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> float | None:
-    """The median by which the ring's clock is ahead of ours; None: no collective has both times of issue."""
+    """Return the median by which the ring's clock is ahead of ours; None: no collective has both times of issue."""
     return median(differences) if (differences := _differences_ns(pairs)) else None
 
 
@@ -162,8 +162,8 @@ def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
 def _completed(
     progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]
 ) -> RankEvidence:
-    """A progress file with what the ring knows of its collectives. A group's collectives run one after another: what is
-    older than a row that the device has begun is completed. A full ring may have dropped what is not.
+    """Return a progress file with what the ring knows of its collectives. A group's collectives run one after another:
+    what is older than a row that the device has begun is completed. A full ring may have dropped what is not.
     """
     begun = {
         group: min((number for number, row in both.ring.items() if row.state in _BEGUN), default=-1)
@@ -201,8 +201,8 @@ def _with_row(ours: CollectiveEvidence, row: CollectiveEvidence) -> CollectiveEv
 
 
 def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> list[str]:
-    """The oldest collective of each group that our file says is completed and the ring has open, and what only the
-    ring has of those issued before the file was read.
+    """Return the oldest collective of each group that our file says is completed and the ring has open, and what only
+    the ring has of those issued before the file was read.
     """
     said, rank = [], progress.rank
     for name, both in matched.items():

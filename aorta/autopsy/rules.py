@@ -37,7 +37,7 @@ class Case:
         return cls(job, WaitGraph.of(job), tuple(mismatches(job)))
 
     def is_held(self, one: OpenCollective) -> bool:
-        """Whether a mismatch in its channel, at its number or before, explains an open collective."""
+        """Return whether a mismatch in its channel, at its number or before, explains an open collective."""
         return any(found.channel == one.channel and found.number <= one.collective.number for found in self.mismatches)
 
 
@@ -45,7 +45,7 @@ Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
 
 
 def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
-    """A process that ended by itself is a cause (`aorta.autopsy.endings`). Assumes that ranks which ended on a
+    """Accuse each process that ended by itself (`aorta.autopsy.endings`). Assumes that ranks which ended on a
     launcher's signal, or with an error that names a lost connection or a timeout, did so because of another cause, if
     there is one, and that a rank which met a mismatch was ended by it unless it was killed: gloo aborts there.
     """
@@ -65,7 +65,7 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
 
 
 def stopped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """A process that is held makes no progress. Assumes that nobody holds healthy ranks."""
+    """Accuse each process that a signal or a debugger has stopped. Assumes that nobody stops healthy ranks."""
     return [
         Accusation(
             rank=rank.rank,
@@ -82,9 +82,9 @@ def stopped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
 
 
 def signature_mismatch(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """Ranks that met in one collective must agree in kind, size and type of data. The one that departs from its own
-    past while the others follow theirs is accused, or else the minority of a group of which most agree; with two equal
-    camps, nobody is (`aorta.autopsy.mismatches`). Assumes that all-to-alls, gathers and scatters may differ in size.
+    """Accuse ranks that met the others in one collective with another kind, size or type of data: the one that departs
+    from its own past while the others follow theirs, or else the minority of a group of which most agree; with two
+    equal camps, nobody (`aorta.autopsy.mismatches`). Assumes that all-to-alls, gathers and scatters may differ in size.
     """
     return [
         Accusation(
@@ -104,9 +104,9 @@ def signature_mismatch(case: Case, before: Sequence[Accusation]) -> list[Accusat
 
 
 def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """Ranks that wait for each other in a circle issued collectives in different orders, or in different groups.
-    Accuses the ranks whose open collective is not what their past lets one expect where it is on all others, or else
-    the minority where most of the circle is in one collective. Assumes that a rank waits for what it has open.
+    """Accuse ranks that wait for each other in a circle, having issued collectives in different orders or groups: those
+    whose open collective is not what their past lets one expect where it is on all others, or else the minority where
+    most of the circle is in one collective. Assumes that a rank waits for what it has open.
     """
     job, waits, found = case.job, case.waits, []
     for circle in waits.circles:
@@ -144,8 +144,8 @@ def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
 
 
 def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """A rank that others wait for, directly or through ranks that wait themselves, and that waits for nobody holds them
-    up. Assumes that a rank whose list of collectives is whole has issued none that is not on it. A rank that is in a
+    """Accuse a rank that waits for nobody and that others wait for, directly or through ranks that wait themselves.
+    Assumes that a rank whose list of collectives is whole has issued none that is not on it. A rank that is in a
     collective with all of its peers is not accused: what holds them all up is there.
     """
     job, waits, found = case.job, case.waits, []
@@ -183,8 +183,8 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
 
 
 def unfinished_alone(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """A rank that is still in a collective which every other rank of the group has finished is stuck in it. Assumes
-    that evidence of all ranks was taken within the time a collective takes, or while nothing moved.
+    """Accuse a rank that is still in a collective which every other rank of the group has finished. Assumes that
+    evidence of all ranks was taken within the time a collective takes, or while nothing moved.
     """
     job = case.job
     return [
@@ -215,8 +215,8 @@ def unfinished_alone(case: Case, before: Sequence[Accusation]) -> list[Accusatio
 
 
 def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """Beside another cause, a rank that waits for nobody and makes no progress in a phase of its own is a cause too,
-    though nobody waits for it yet. Assumes that a healthy rank of a job that hangs waits in a collective.
+    """Accuse, beside another cause, a rank that waits for nobody and makes no progress in a phase of its own, though
+    nobody waits for it yet. Assumes that a healthy rank of a job that hangs waits in a collective.
     """
     if not before:
         return []
@@ -232,8 +232,8 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
 
 
 def nobody_waits(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """Where no rank has a collective open and none makes progress, each that is in a step is stuck by itself. Assumes
-    that the evidence has ages, and that somebody has judged them long.
+    """Accuse each rank that is in a step, where no rank has a collective open and none makes progress. Assumes that the
+    ages of the evidence are known, and were judged to be long.
     """
     if before or case.waits.open or case.job.missing:
         return []
@@ -298,7 +298,7 @@ def _in_collective(job: JobEvidence, one: OpenCollective) -> str:
 
 
 def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
-    """How far every member of a channel is."""
+    """Return how far every member of a channel is."""
     issued: dict[int, list[int]] = {}
     for member in job.members(one.channel):
         if member in job.ranks:
@@ -314,7 +314,7 @@ def _since(rank: Rank) -> float | None:
 
 
 def _as_long(rank: Rank, accused: Sequence[Rank]) -> bool:
-    """Whether a rank has made no progress for half as long as one that is accused, as far as times are known."""
+    """Return whether a rank has made no progress for half as long as one that is accused, as far as times are known."""
     times = [one.still_s for one in accused if one.still_s is not None]
     return rank.still_s is not None and (not times or rank.still_s >= min(times) / 2)
 
@@ -330,7 +330,7 @@ def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
 
 
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
-    """Ranks of a circle that are the cause of it, or none where that cannot be told."""
+    """Return the ranks of a circle that are the cause of it, or none where that cannot be told."""
     as_before = {
         rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
     }

@@ -25,7 +25,7 @@ _TIMES: Final = 2
 
 
 def slow_ranks(case: Case, found: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
-    """The ranks that hold up a job that goes on, and suspects where that is not decided.
+    """Return the ranks that hold up a job that goes on, and suspects where that is not decided.
 
     Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
     host busy. `found` is what the rules say of the job as if it hung.
@@ -54,9 +54,9 @@ def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]
 
 
 def _late_lately(job: JobEvidence) -> list[Accusation]:
-    """Ranks that spent longer than all of their peers before they issued a collective, at least `_TIMES` lately.
-    Compares durations within ranks, so that their clocks need not agree; assumes that peers do the same work between
-    two collectives.
+    """Return the ranks that spent longer than all of their peers before they issued a collective, at least `_TIMES`
+    lately. Compares durations within ranks, so that their clocks need not agree; assumes that peers do the same work
+    between two collectives.
     """
     late = defaultdict[int, list[float]](list)
     before = {rank.rank: _seconds_before(rank) for rank in job.ranks.values()}
@@ -84,8 +84,8 @@ def _late_lately(job: JobEvidence) -> list[Accusation]:
 
 
 def _seconds_before(rank: Rank) -> dict[tuple[Channel, int], float]:
-    """Seconds from the last thing that a rank's collectives did to the issue of each recent one; none where one of
-    them completed at a time that is not known, until which the rank may have waited.
+    """Return the seconds from the last thing that a rank's collectives did to the issue of each recent one; none where
+    one of them completed at a time that is not known, until which the rank may have waited.
     """
     recent = [
         one for one in rank.collectives if (age_s := rank.age_s(one.issued_ns)) is not None and age_s <= _RECENT_S

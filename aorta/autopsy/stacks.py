@@ -109,13 +109,13 @@ def _answer(server: socket.socket, file: BinaryIO) -> None:
 
 
 def _address(pid: int, ticks: int) -> str:
-    """An abstract socket's (unix(7)): no file, and gone with the process."""
+    """Return the address of an abstract socket (unix(7)), which is no file and ends with the process."""
     return f"\0aorta-stacks-{pid}-{ticks}"
 
 
 def stacks_of(facts: ProgressFacts, path: Path) -> list[ThreadStack]:
-    """The stacks of a running rank, which writes them to `path`; of its main thread alone, where compiled code keeps
-    the interpreter lock. Empty where it does not answer within two seconds (a process that is stopped does not).
+    """Return the stacks of a running rank, which writes them to `path`; of its main thread alone, where compiled code
+    keeps the interpreter lock. Empty where it does not answer within two seconds (a process that is stopped does not).
     """
     try:
         before = path.stat().st_size
@@ -129,7 +129,7 @@ def stacks_of(facts: ProgressFacts, path: Path) -> list[ThreadStack]:
 
 
 def _asked(facts: ProgressFacts) -> bool:
-    """Whether the rank's thread has answered."""
+    """Return whether the rank's thread has answered."""
     with socket.socket(socket.AF_UNIX) as asker:
         asker.settimeout(_ANSWER_S)
         try:
@@ -145,7 +145,7 @@ def _signal(facts: ProgressFacts) -> None:
 
 
 def _settled(read: Callable[[], bytes]) -> bytes:
-    """What `read` gives once it has given the same twice, and something; or after `_ANSWER_S`."""
+    """Return what `read` gives once it has given the same twice, and something; or after `_ANSWER_S`."""
     deadline, last = time.monotonic() + _ANSWER_S, b""
     while time.monotonic() < deadline:
         time.sleep(0.02)

@@ -40,7 +40,7 @@ Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 
 
 def group_words(name: str, description: str | None) -> str:
-    """A group in words: its description, or `group 0`."""
+    """Return a group in words: its description, or `group 0`."""
     return description or f"group {name}"
 
 

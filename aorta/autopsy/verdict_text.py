@@ -18,7 +18,7 @@ _GOOD: Final = ("not_stuck", "slow")
 
 
 def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False) -> str:
-    """The text for the terminal.
+    """Return the text for the terminal.
 
     Args:
         stacks: show the stacks of each rank that left some, those of its main thread first.
@@ -60,14 +60,14 @@ def _accused(one: Accusation) -> Iterator[str]:
 
 
 def waiting_sentence(one: WaitingRanks) -> str:
-    """Who waits for whom, in which collective, and for how long."""
+    """Return who waits for whom, in which collective, and for how long."""
     for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
     verb = "waits" if len(one.ranks) == 1 else "wait"
     return f"{name_ranks(one.ranks)} {verb}{for_whom} in {_named(one.collective)}{_age(one.since_s)}"
 
 
 def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
-    """What ranks do, those that do the same in one line."""
+    """Yield what ranks do, those that do the same in one line."""
     alike: dict[tuple[str, str, int | None], list[RankDoing]] = {}
     for one in ranks:
         alike.setdefault((one.doing, one.state, one.step), []).append(one)

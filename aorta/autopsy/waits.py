@@ -66,7 +66,7 @@ class WaitGraph:
         return cls(tuple(found), dict(blockers), dict(unknown))
 
     def of_rank(self, rank: int) -> list[OpenCollective]:
-        """What a rank has open, in the order of channels."""
+        """Return what a rank has open, in the order of channels."""
         return [one for one in self.open if one.rank == rank]
 
     @property
@@ -87,7 +87,7 @@ class WaitGraph:
         return sorted(found, key=sorted)
 
     def waiters(self, ranks: Iterable[int]) -> dict[int, int]:
-        """Rank -> how many waits lie between it and the nearest of `ranks`, of all that wait for one of them."""
+        """Return rank -> how many waits lie between it and the nearest of `ranks`, of all that wait for one of them."""
         distance = dict.fromkeys(ranks, 0)
         near = list(distance)
         for blocking in near:  # grows
@@ -109,7 +109,7 @@ class WaitGraph:
 
 
 def _waits(rank: Rank) -> bool:
-    """Whether a rank waits for what it has open, or did until it gave up."""
+    """Return whether a rank waits for what it has open, or did until it gave up."""
     return rank.lost_a_peer if rank.gone else not rank.is_elsewhere
 
 
@@ -128,7 +128,7 @@ def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvid
 
 
 def is_behind(rank: Rank, channel: Channel, of: CollectiveEvidence) -> bool:
-    """Whether a rank is behind another one that has this collective open."""
+    """Return whether a rank is behind another one that has this collective open."""
     if rank.completed_late:  # what it has open may be completed
         return not rank.has_issued(channel, of.number)
     if rank.front(channel) != of.number:

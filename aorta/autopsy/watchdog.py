@@ -79,7 +79,7 @@ class Patience:
         self._quiet_until_ns = 0
 
     def timeout_s(self, states: dict[int, ProgressState]) -> float:
-        """The limit now."""
+        """Return the present limit in seconds."""
         if min(state.steps_done for state in states.values()) < self._ready:
             return max(self._grace_s, self._timeout_s or 0)
         return self._timeout_s or max(LEAST_S, TIMES_LARGEST_GAP * self._largest_gap_ns / 1e9)
@@ -186,7 +186,7 @@ class HostWatchdog:
         return bool(self._watches)
 
     def _alive(self) -> dict[int, ProgressState]:
-        """State of each rank that is in its recorded loop; notes those that have died in there."""
+        """Return the state of each rank that is in its recorded loop; notes those that have died in there."""
         states = {}
         for rank, watch in self._watches.items():
             state, facts = watch.state(), watch.facts
@@ -200,8 +200,8 @@ class HostWatchdog:
         return states
 
     def _failed(self) -> list[int]:
-        """Ranks that died in their recorded loop, or left it with an error; a run that a signal ends in order has
-        none.
+        """Return the ranks that died in their recorded loop, or left it with an error; a run that a signal ends in
+        order has none.
         """
         failed = []
         for rank, watch in self._watches.items():
@@ -224,7 +224,7 @@ class HostWatchdog:
         _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
 
     def _went_on(self) -> bool:
-        """Whether every rank has made progress since the report."""
+        """Return whether every rank has made progress since the report."""
         now = self._progress_ns()
         return bool(self._reported) and all(now[rank] > at for rank, at in self._reported.items())
 
@@ -258,8 +258,8 @@ def _say(what: str) -> None:
 
 
 def _explained(folder: Path) -> str:
-    """The answer, and where the report is, once it is written; every host writes it, from the evidence that it can
-    see.
+    """Return the answer, and where the report is, once it is written; every host writes it, from the evidence that it
+    can see.
     """
     there = folder / AUTOPSY_DIR
     try:

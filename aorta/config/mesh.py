@@ -27,7 +27,7 @@ from aorta.config.schema import (
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
-    """How many different batches are trained on at once: ranks that compute one together share it."""
+    """Return how many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
         case FSDPPP(pp_size=pp_size):
             return world_size // pp_size
@@ -42,13 +42,13 @@ def data_parallel_size(config: Config, world_size: int) -> int:
 
 
 def pipeline_ranks(parallel: PP, world_size: int) -> int:
-    """How many ranks one pipeline has."""
+    """Return how many ranks one pipeline has."""
     return parallel.pp_size if isinstance(parallel, FSDPPP) else world_size
 
 
 def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
-    """The stages that a rank computes: of P ranks of a pipeline every Pth; where the schedule is V-shaped the second
-    counts from the end. Ranks that follow one another have the same stages of pipelines beside each other.
+    """Return the stages that a rank computes: of P ranks of a pipeline every Pth; where the schedule is V-shaped the
+    second counts from the end. Ranks that follow one another have the same stages of pipelines beside each other.
     """
     ranks = pipeline_ranks(parallel, world_size)
     place = rank // (world_size // ranks)
@@ -58,8 +58,8 @@ def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
 
 
 def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
-    """One message per broken rule: the ranks must fill the mesh, and the layers must divide into as many parts as it
-    has.
+    """Yield one message per broken rule: the ranks must fill the mesh, and the layers must divide into as many parts as
+    it has.
     """
     parallel = config.parallel
     match parallel:
@@ -158,7 +158,7 @@ def _expert_rules(workload: Workload, strategy: str, parts: int) -> Iterator[str
 
 
 def _layers(workload: Workload) -> int | None:
-    """How many there are to cut into stages; None where a rule of the workload refuses it anyway."""
+    """Return how many layers there are to cut into stages; None where a rule of the workload refuses it anyway."""
     match workload:
         case Ranking() as shape:
             return shape.num_layers

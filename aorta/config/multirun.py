@@ -110,7 +110,7 @@ class JobLauncher(Protocol):
         """
 
     def finish(self) -> int:
-        """The exit code of a sweep that ran to its end.
+        """Return the exit code of a sweep that ran to its end.
 
         Raises:
             RunIncomplete: names the jobs that failed.

@@ -162,7 +162,7 @@ def quoted(key: str, value: str) -> str:
 
 
 def config_path(value: str, caller: Path, root: Path) -> Path:
-    """The file that `--config` names: relative to the caller's folder, else to the repository.
+    """Return the file that `--config` names: relative to the caller's folder, else to the repository.
 
     Raises:
         ConfigError: there is none.
@@ -204,7 +204,7 @@ def _quote(override: str) -> str:
 
 
 def key_of_today(word: str) -> str:
-    """The key that an override sets, under today's name."""
+    """Return the key that an override sets, under today's name."""
     key = word.partition("=")[0].lstrip("+~")
     if key in RETRANSLATED:
         return next(iter(RETRANSLATED[key].values())).partition("=")[0]
@@ -268,7 +268,7 @@ def expand(words: Sequence[str], caller: Path, root: Path) -> tuple[list[str], l
 
 
 def _older(value: str, caller: Path, root: Path) -> Mapping[str, Any] | None:
-    """The content of a file of AORTA 2025; None for a file of today."""
+    """Return the content of a file of AORTA 2025; None for a file of today."""
     path = config_path(value, caller, root)
     try:
         if path.suffix == ".json":

@@ -72,7 +72,7 @@ class Entry:
 
 
 def entries(node: type[Any]) -> list[Entry]:
-    """The keys of a schema class in order; a field declared again keeps its base's comment."""
+    """Return the keys of a schema class in order; a field declared again keeps its base's comment."""
     comments: dict[str, str] = {}
     for base in reversed(node.__mro__[:-1]):
         comments |= {name: text for name, text in _comments(base).items() if text or name not in comments}
@@ -81,7 +81,7 @@ def entries(node: type[Any]) -> list[Entry]:
 
 
 def reference() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     return "\n".join(_page()) + "\n"
 
 
@@ -128,7 +128,7 @@ def _section(
 
 
 def _comment_of(group: str, option: str) -> str:
-    """The comment at the top of an option's file, for options that share a schema class."""
+    """Return the comment at the top of an option's file, for options that share a schema class."""
     lines = (CONFIG_DIR / group / f"{option}.yaml").read_text().splitlines()
     return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
 
@@ -159,7 +159,7 @@ def _older_names() -> Iterator[str]:
 
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values composed from `config/`, and the option chosen in each group."""
+    """Return the values composed from `config/`, and the option chosen in each group."""
     multirun.register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("default", list(overrides), return_hydra_config=True)
@@ -186,7 +186,7 @@ def _comments(node: type[Any]) -> dict[str, str]:
 
 
 def _kind(hint: Any, written: str) -> str:
-    """A type as text, an enum by its choices; "" for a section."""
+    """Return a type as text, an enum by its choices; "" for a section."""
     if is_dataclass(hint):
         return ""
     first = written.partition(" | ")[0]
@@ -197,7 +197,7 @@ def _kind(hint: Any, written: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a table cell: escapes `<`, which would begin a tag, and `|`, which would end the cell."""
+    """Return text for a table cell: escapes `<`, which would begin a tag, and `|`, which would end the cell."""
     return text.replace("<", "&lt;").replace("|", "\\|")
 
 

@@ -70,7 +70,7 @@ def keys_named(name: str) -> list[str]:
 
 
 def choices(key: str) -> Iterator[str]:
-    """Lines that list the alternatives to the last part of `key`; none where the key itself is right."""
+    """Yield lines that list the alternatives to the last part of `key`; none where the key itself is right."""
     *parents, last = key.split(".")
     if not last:
         return
@@ -139,7 +139,7 @@ def resolve(composed: DictConfig, world_size: int | None = None) -> Resolved:
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
-    """An integer from an environment variable such as torchrun sets.
+    """Return an integer from an environment variable such as torchrun sets.
 
     Raises:
         ConfigError: it is not an integer.
@@ -182,7 +182,7 @@ def _hash(plain: dict[str, Any]) -> str:
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
-    """A hash of a configuration (JSON types) in 16 hexadecimal digits."""
+    """Return a hash of a configuration (JSON types) in 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

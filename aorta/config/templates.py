@@ -27,7 +27,7 @@ _SAMPLES |= {"run_name": "run", "file": "file"}
 
 
 def fields_of(template: str) -> set[str]:
-    """Names of the variables in a template.
+    """Return the names of the variables in a template.
 
     Raises:
         ValueError: its braces do not match.
@@ -36,7 +36,7 @@ def fields_of(template: str) -> set[str]:
 
 
 def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | None:
-    """What is wrong with a template, as text; None when it can be used."""
+    """Return what is wrong with a template, as text; None when it can be used."""
     try:
         unknown = sorted(fields_of(template) - set(known))
         if unknown:
@@ -48,7 +48,7 @@ def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | Non
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with every variable in `values` replaced, format included; others stay as they are written.
+    """Return the template with every variable in `values` replaced, format included; others stay as they are written.
 
     Raises:
         ValueError: a format does not suit its value, or the braces do not match.
@@ -71,6 +71,6 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 
 def tells_ranks_apart(*templates: str) -> bool:
-    """Whether two ranks always get different names."""
+    """Return whether two ranks always get different names."""
     names = set().union(*map(fields_of, templates))
     return "rank" in names or {"local_rank", "node_rank"} <= names

@@ -20,7 +20,7 @@ _MOST_VALUES: Final = 100_000
 
 
 def load_yaml(path: Path) -> Any:
-    """The configuration in a file, as `OmegaConf.load` gives it.
+    """Return the configuration in a file, as `OmegaConf.load` gives it.
 
     Raises:
         OSError: it cannot be read.
@@ -41,7 +41,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The text of a configuration file, in whatever syntax.
+    """Return the text of a configuration file, in whatever syntax.
 
     Raises:
         OSError: it cannot be read.
@@ -57,7 +57,7 @@ def read_text(path: Path) -> str:
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values in a node with its aliases unfolded, each node counted once."""
+    """Return the number of values in a node with its aliases unfolded, each node counted once."""
     if id(node) not in known:
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]

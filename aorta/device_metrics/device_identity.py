@@ -35,7 +35,7 @@ class DeviceIdentity:
 
 
 def identify(device: torch.device, environment: Mapping[str, str] = os.environ) -> DeviceIdentity:
-    """The identity of torch's `device`."""
+    """Return the identity of torch's `device`."""
     platform = platform_of(device)
     if platform not in _VISIBLE:
         return DeviceIdentity(platform)
@@ -59,7 +59,7 @@ def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, s
 
 
 def match(identity: DeviceIdentity, found: Sequence[tuple[str | None, T]]) -> T | None:
-    """The entry of `found` (PCI address, thing; in the tool's order) that is this device; None where that is
+    """Return the entry of `found` (PCI address, thing; in the tool's order) that is this device; None where that is
     ambiguous.
     """
     wanted = pci_key(identity.pci)
@@ -79,7 +79,7 @@ def match(identity: DeviceIdentity, found: Sequence[tuple[str | None, T]]) -> T 
 
 
 def _pci(properties: object) -> str | None:
-    """The PCI address, where torch reports it; older versions allow identification only by uuid."""
+    """Return the PCI address, where torch reports it; older versions allow identification only by uuid."""
     parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     if not all(isinstance(part, int) for part in parts):
         return None

@@ -45,7 +45,7 @@ class Host(SampleSource):
         self._throttled = self._throttle_count()
 
     def read(self) -> Values:
-        """The current values; utilisation and throttling since the previous reading."""
+        """Return the current values; utilisation and throttling since the previous reading."""
         return ask_all(
             {
                 "temp_c": _temperature,
@@ -79,7 +79,7 @@ class Host(SampleSource):
         return ["thermal"] if count > before else []
 
     def _throttle_count(self) -> int | None:
-        """How often packages were throttled by temperature; only Intel's driver counts this."""
+        """Return how often packages were throttled by temperature; only Intel's driver counts this."""
         counts = []
         for file in self._cpus.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"):
             try:
@@ -89,7 +89,7 @@ class Host(SampleSource):
         return sum(counts) if counts else None
 
     def settings(self) -> dict[str, Any]:
-        """The clock governor's settings."""
+        """Return the clock governor's settings."""
         no_turbo = self._setting("intel_pstate/no_turbo")
         try:
             frequency = psutil.cpu_freq()
@@ -110,7 +110,7 @@ class Host(SampleSource):
 
 
 def _temperature() -> float | None:
-    """The highest of the processor's sensors."""
+    """Return the highest of the processor's sensors."""
     sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     found = [entry.current for driver in _SENSORS for entry in sensors.get(driver, []) if entry.current]
     return max(found, default=None)
@@ -180,7 +180,7 @@ class Nvml(SampleSource):
         return nvml.nvmlDeviceGetHandleByIndex(index)
 
     def read(self) -> Values:
-        """The current values; those of a sensor that the card lacks are None."""
+        """Return the current values; those of a sensor that the card lacks are None."""
         nvml, device = self._nvml, self._device
         return ask_all(
             {
@@ -273,7 +273,7 @@ class AmdSmi(SampleSource):
         self._device = found
 
     def read(self) -> Values:
-        """The current values; those of a sensor that the card lacks are None."""
+        """Return the current values; those of a sensor that the card lacks are None."""
         smi, device = self._smi, self._device
         return ask_all(
             {
@@ -290,7 +290,7 @@ class AmdSmi(SampleSource):
         )
 
     def _temperature(self) -> float | None:
-        """The hot spot's, like rocm-smi's junction; MI300 has no edge sensor."""
+        """Return the hot spot's, like rocm-smi's junction; MI300 has no edge sensor."""
         smi = self._smi
         kinds, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
         try:

@@ -127,7 +127,7 @@ class DeviceSampler:
         return DeviceTelemetry(name, self._opened.interval_s, self._opened.problem)
 
     def facts(self) -> dict[str, Any] | None:
-        """The manifest's entry for this rank's device; None if no metrics were requested."""
+        """Return the manifest's entry for this rank's device; None if no metrics were requested."""
         header = self.header
         return None if header is None else {**msgspec.structs.asdict(header), "settings": self.settings}
 
@@ -157,7 +157,7 @@ class DeviceSampler:
             )
 
     def onto(self, step: Step) -> Step:
-        """The step, with the samples taken since the last call."""
+        """Return the step, with the samples taken since the last call."""
         with self._lock:
             samples, self._samples = self._samples, []
             raw, self._raw = self._raw, {}
@@ -226,5 +226,5 @@ class DeviceSampler:
 
 
 def is_failed(sample: DeviceSample) -> bool:
-    """Whether the sample holds no value."""
+    """Return whether the sample holds no value."""
     return all(getattr(sample, name) is None for name in DeviceSample.__struct_fields__[2:])

@@ -172,7 +172,7 @@ class AmdSmiProgram(_SmiSource):
         raise DeviceUnreadable(f"amd-smi: no device {self._index} in its output")
 
     def read(self) -> Values:
-        """The current values."""
+        """Return the current values."""
         values = amd_smi_values(self._card())
         if values.empty:
             raise DeviceUnreadable("amd-smi: every value is N/A")
@@ -195,7 +195,7 @@ class AmdSmiProgram(_SmiSource):
 
 
 def entries(document: Any) -> list[Mapping[str, Any]]:
-    """The devices in either shape of output.
+    """Return the devices in either shape of output.
 
     Raises:
         DeviceUnreadable: it has neither shape.
@@ -207,7 +207,7 @@ def entries(document: Any) -> list[Mapping[str, Any]]:
 
 
 def amd_smi_values(card: Mapping[str, Any]) -> Values:
-    """The values of one device of `amd-smi metric --json`."""
+    """Return the values of one device of `amd-smi metric --json`."""
     power, temperature, memory = _section(card, "power"), _section(card, "temperature"), _section(card, "mem_usage")
     clocks = _section(card, "clock")
     return Values(
@@ -224,13 +224,13 @@ def amd_smi_values(card: Mapping[str, Any]) -> Values:
 
 
 def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of the document; empty where it is missing or "N/A"."""
+    """Return a part of the document; empty where it is missing or "N/A"."""
     part = of.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
 def _mean_clock(clocks: Mapping[str, Any], kind: str) -> float | None:
-    """Mean over the dies of a card (gfx_0 to gfx_7); missing ones are N/A."""
+    """Return the mean over the dies of a card (gfx_0 to gfx_7); missing ones are N/A."""
     parts = [value for name, value in clocks.items() if name == kind or name.startswith(f"{kind}_")]
     found = [clock for part in parts if (clock := number(_clock_of(part))) is not None]
     return sum(found) / len(found) if found else None
@@ -270,7 +270,7 @@ class RocmSmi(_SmiSource):
         self._raw: dict[str, Any] = {}
 
     def read(self) -> Values:
-        """The current values."""
+        """Return the current values."""
         if self._keep_words:
             self._raw = {}  # a failed reading has no raw output
             text, self._raw = words_of(self._program)
@@ -299,7 +299,7 @@ class RocmSmi(_SmiSource):
         }
 
     def raw(self) -> dict[str, Any]:
-        """The raw output of the last reading, returned once."""
+        """Return the raw output of the last reading, returned once."""
         raw, self._raw = self._raw, {}
         return raw
 

@@ -21,12 +21,12 @@ _ON_HOST = "gloo"
 
 
 def default_backend(device: torch.device) -> str | None:
-    """The backend torch.distributed uses for tensors of this device by default; None if there is none."""
+    """Return the backend torch.distributed uses for tensors of this device by default; None if there is none."""
     return dist.Backend.default_device_backend_map.get(device.type) if dist.is_available() else None
 
 
 def lacks_backend(device: torch.device) -> Iterator[str]:
-    """Why a run cannot communicate on this accelerator itself, as one clause; empty where it can."""
+    """Yield why a run cannot communicate on this accelerator itself, as one clause; empty where it can."""
     backend = default_backend(device)
     if backend is None:
         yield "torch.distributed has no backend for it"
@@ -37,7 +37,7 @@ def lacks_backend(device: torch.device) -> Iterator[str]:
 
 
 def lacks_streams(device: torch.device) -> Iterator[str]:
-    """What the measurement needs and this accelerator, the current one, lacks; one clause each.
+    """Yield what the measurement needs and this accelerator, the current one, lacks; one clause each.
 
     CUDA and HIP have everything; on others features are tried, which waits for the device once.
     """
@@ -59,7 +59,7 @@ def lacks_streams(device: torch.device) -> Iterator[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """The vendor's name of the device; `cpu`, or the device's type where the vendor's module gives no name."""
+    """Return the vendor's name of the device; `cpu`, or the device's type where the vendor's module gives no name."""
     if device.type == "cpu":
         return "cpu"
     named = getattr(_module(device), "get_device_name", None)
@@ -67,7 +67,7 @@ def device_name(device: torch.device) -> str:
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """Torch's random states on the host and on an accelerator, by `cpu` and `device`."""
+    """Return torch's random states on the host and on an accelerator, by `cpu` and `device`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         states["device"] = _module(device).get_rng_state(device)

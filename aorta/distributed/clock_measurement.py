@@ -157,7 +157,7 @@ class ClockSynchronisation:
         return self.result
 
     def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
-        """Every rank's sample, or why there is none; the same on all reachable ranks."""
+        """Return every rank's sample, or why there is none; the same on all reachable ranks."""
         peers, samples = self._peers, self._settings.sync_samples
         store, mine = peers.store, f"clock/{when}/{peers.rank}"
         with _patience(store, _ANSWERS_S):

@@ -22,7 +22,7 @@ _called: list[Callable[[], None]] = []
 
 
 def device_count() -> int:
-    """Devices that torch sees; 0 in a build without CUDA and HIP."""
+    """Return devices that torch sees; 0 in a build without CUDA and HIP."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -34,7 +34,7 @@ def spin(cycles: int) -> None:
 
 
 def is_capturing() -> bool:
-    """Whether the current stream is being captured into a graph; False in a build without CUDA and HIP."""
+    """Return whether the current stream is being captured into a graph; False in a build without CUDA and HIP."""
     built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
     return built and torch.cuda.is_current_stream_capturing()
 
@@ -53,14 +53,14 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def nccl_version() -> str | None:
-    """Version of NCCL, or of RCCL on ROCm, e.g. `2.27.3`; None without it or without a device."""
+    """Return version of NCCL, or of RCCL on ROCm, e.g. `2.27.3`; None without it or without a device."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
 def has_ranges() -> bool:
-    """Whether this build has NVTX or ROCTx; emits a mark of that name where it has."""
+    """Return whether this build has NVTX or ROCTx; emits a mark of that name where it has."""
     try:
         torch.cuda.nvtx.mark("aorta")  # type: ignore[no-untyped-call]
     except RuntimeError:  # raised by torch's stub in a build without it

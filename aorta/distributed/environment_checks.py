@@ -57,7 +57,7 @@ class EnvironmentWarning(NamedTuple):
 def streams_used(
     own: Mapping[int, int], groups: int, *, looking: bool, priority: int | None = None
 ) -> Mapping[int, int]:
-    """How many accelerator streams a run uses at most, by priority.
+    """Return how many accelerator streams a run uses at most, by priority.
 
     Each process group has one of the backend's, for asynchronous collectives and for sends and receives (a group that
     is bound to no device has one more for each rank it sends to or receives from, which is not counted: nobody knows
@@ -78,7 +78,7 @@ def streams_used(
 def knobs_found(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], *, timing_events: bool
 ) -> list[EnvironmentWarning]:
-    """The environment settings that change the measurement on this platform.
+    """Return the environment settings that change the measurement on this platform.
 
     Args:
         environment: names and values as the process started with them.
@@ -144,7 +144,7 @@ def _found(
 
 
 def one_connection(environment: Mapping[str, str]) -> bool:
-    """Whether all streams of a CUDA device share one hardware queue."""
+    """Return whether all streams of a CUDA device share one hardware queue."""
     return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
@@ -154,8 +154,8 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
-    """What it does to a run that its collectives are timed from Python; None where they are not, and on a CPU where the
-    configuration asks for it.
+    """Return what it does to a run that its collectives are timed from Python; None where they are not, and on a CPU
+    where the configuration asks for it.
 
     Args:
         interceptor: what times them, as the manifest has it (`native.build.interceptor_for`).
@@ -173,7 +173,7 @@ def timed_from_python(interceptor: str | None, platform: Platform) -> Environmen
 
 
 def one_rank(world_size: int, devices: int, started: Sequence[str]) -> EnvironmentWarning | None:
-    """What a run of one rank lacks, and the command that has communication; None for more ranks.
+    """Return what a run of one rank lacks, and the command that has communication; None for more ranks.
 
     Args:
         devices: how many devices, or cores, this machine has to offer.
@@ -196,7 +196,7 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Environme
 
 
 def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> EnvironmentWarning | None:
-    """Whether the ranks of this host compute on a CPU that has fewer cores than they are; None where it has enough."""
+    """Return a warning where more ranks of this host compute on its CPU than it has cores; None where it has enough."""
     if platform != "cpu" or local_world_size <= cores:
         return None
     there = f"{cores} core{'s' if cores > 1 else ''}"
@@ -232,7 +232,7 @@ _INJECTED = (
 
 
 def tracer_present(environment: Mapping[str, str]) -> Tracer | None:
-    """The tracer that started this process; None without one.
+    """Return the tracer that started this process; None without one.
 
     rocprofv3 preloads its tool library and names it in ROCP_TOOL_LIBRARIES (rocprofv3.py of ROCm 7.0); nsys numbers its
     session in NSYS_PROFILING_SESSION_ID (which NVTX.jl and GROMACS rely on too). Neither has been run here.
@@ -243,7 +243,7 @@ def tracer_present(environment: Mapping[str, str]) -> Tracer | None:
 
 
 def untraced(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a helper program that must not be traced."""
+    """Return the environment for a helper program that must not be traced."""
     if tracer_present(environment) is None:
         return dict(environment)
     return {name: value for name, value in environment.items() if name not in _INJECTED}

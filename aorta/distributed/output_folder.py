@@ -55,11 +55,11 @@ class RunFolder:
     attempt: int
 
     def record(self, rank: int) -> Path:
-        """The rank's JSON Lines file."""
+        """Return the rank's JSON Lines file."""
         return self.path / RANK_FILE.format(rank=rank)
 
     def log(self, rank: int) -> Path:
-        """The rank's log file."""
+        """Return the rank's log file."""
         return self.path / LOG_DIR / f"rank_{rank}.log"
 
     @property
@@ -68,7 +68,7 @@ class RunFolder:
         return self.path / CHECKPOINT_DIR
 
     def traces(self, rank: int) -> Path:
-        """Folder of the rank's torch.profiler traces."""
+        """Return folder of the rank's torch.profiler traces."""
         return self.path / TRACE_DIR / f"rank{rank}"
 
 
@@ -117,8 +117,8 @@ def prepare(
 
 
 def began_unix_s(path: Path, topology: Topology) -> float | None:
-    """When the run that this process restarts began, in Unix seconds (to the second, from its id); None for a first
-    start.
+    """Return when the run that this process restarts began, in Unix seconds (to the second, from its id); None for a
+    first start.
     """
     if topology.restart_count == 0:
         return None
@@ -151,7 +151,7 @@ def _identity(path: Path, topology: Topology) -> tuple[str, int]:
 
 
 def _earlier_manifest(path: Path) -> dict[str, Any]:
-    """What the run that was here before says of itself; nothing where that cannot be read."""
+    """Return what the run that was here before says of itself; nothing where that cannot be read."""
     try:
         return read_manifest(path)
     except (OSError, ValueError):

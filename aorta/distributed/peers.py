@@ -41,7 +41,7 @@ class Peers:
         return json.loads(self.store.get(f"fact/{key}"))
 
     def gather(self, key: str, value: Any) -> list[Any]:
-        """Every rank's `value` (JSON types), in rank order; also a barrier."""
+        """Return every rank's `value` (JSON types), in rank order; also a barrier."""
         self.store.set(f"gather/{key}/{self.rank}", json.dumps(value))
         names = [f"gather/{key}/{rank}" for rank in range(self.world_size)]
         self._wait(names, list(range(self.world_size)), key)
@@ -110,7 +110,7 @@ class Peers:
         return "; ".join(parts) or "no rank reported an error of its own"
 
     def explain(self, error: Exception) -> AortaError:
-        """The error to report for this rank: its own, or a peer's, which is named. Publishes it for the others.
+        """Return the error to report for this rank: its own, or a peer's, which is named. Publishes it for the others.
 
         Call it while the store still answers; calling it again with its own result changes nothing.
         """
@@ -147,7 +147,7 @@ class Peers:
 
 
 def _is_communication(error: Exception) -> bool:
-    """Whether a collective failed. gloo raises plain RuntimeErrors, so the message is the only evidence."""
+    """Return whether a collective failed. gloo raises plain RuntimeErrors, so the message is the only evidence."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _COMMUNICATION_WORDS)
@@ -160,7 +160,7 @@ def _first_line(error: BaseException) -> str:
 def gather_when_idle(
     peers: Peers, key: str, busy: Callable[[], bool], value: Callable[[], Any], beat_s: float = _BEAT_S
 ) -> list[Any]:
-    """Every rank's `value()`, in rank order, once no rank is `busy()` any more.
+    """Return every rank's `value()`, in rank order, once no rank is `busy()` any more.
 
     Each rank sends a heartbeat every `beat_s` seconds; a rank is given up only after a silence of the peers'
     `timeout_s`.

@@ -50,7 +50,7 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def rank_facts(
     topology: Topology, device: torch.device, device_telemetry: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What each rank contributes to the manifest.
+    """Return what each rank contributes to the manifest.
 
     Args:
         device_telemetry: the source of its device samples, and the device's settings (power cap, clock limits and
@@ -78,7 +78,7 @@ def build_manifest(
     ranks: list[dict[str, Any]],
     plan: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `run.json`; JSON types only.
+    """Return the content of `run.json`; JSON types only.
 
     Args:
         ranks: `rank_facts` of every rank, in rank order.
@@ -118,7 +118,7 @@ def build_manifest(
 
 
 def recorded_command(words: list[str]) -> list[str]:
-    """The command line, without the values of options and keys whose names look like secrets."""
+    """Return the command line, without the values of options and keys whose names look like secrets."""
     return hide(words)
 
 

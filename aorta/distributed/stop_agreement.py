@@ -61,7 +61,7 @@ class StopAgreement:
         self.stopped_by = self.stopped_by or by
 
     def may_start(self, step: int) -> bool:
-        """Whether `step` (a global step) may begin; blocks while the ranks agree on the last one."""
+        """Return whether `step` (a global step) may begin; blocks while the ranks agree on the last one."""
         if self._thread is None:
             return self.stopped_by is None
         with self._lock:

@@ -65,7 +65,7 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> Topology:
 
 
 def select_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of this rank, made current.
+    """Select the device of this rank, and make it current.
 
     Args:
         wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.

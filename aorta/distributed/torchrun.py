@@ -43,7 +43,7 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The rank whose failure explains the others, and that failure.
+    """Return the rank whose failure explains the others, and that failure.
 
     torchrun looks at its ranks now and then and notes the time in whole seconds, and a rank that names a failed peer
     may end before that peer. So an error of a rank's own comes first, then the earliest; of the same second, a request

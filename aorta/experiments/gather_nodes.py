@@ -229,7 +229,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="The output folders of several nodes without a shared disk -> one run folder.",
         epilog="Taken: records, run.json, clock_sync.json, rpc.json, logs/, torch_profiler/. History, checkpoints and "
@@ -282,7 +282,7 @@ def url_of(word: str) -> str:
 
 
 def files_of(word: str, also: Sequence[str] = ()) -> list[NodeFile]:
-    """Everything of a run in one folder, in order of name.
+    """Return everything of a run in one folder, in order of name.
 
     Args:
         word: the folder, as a user gives it.
@@ -322,7 +322,7 @@ def _within(word: str, system: Any, root: str, folder: str) -> Iterator[NodeFile
 
 
 def _below(root: str, path: str) -> str | None:
-    """The name below the root; None for anything that is not there, whatever a server lists."""
+    """Return the name below the root; None for anything that is not there, whatever a server lists."""
     if not path.startswith(f"{root}/"):
         return None
     name = PurePosixPath(path[len(root) + 1 :])

@@ -124,7 +124,7 @@ SweepLine: TypeAlias = SweepRequest | JobPlanned | JobEnded
 
 
 def now() -> str:
-    """The time as lines have it."""
+    """Return the time as lines have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -174,7 +174,7 @@ class Journal:
             raise RecordWriteError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _torn(self) -> bool:
-        """Whether the last line has no end."""
+        """Return whether the last line has no end."""
         if not self._file.seek(0, os.SEEK_END):
             return False
         self._file.seek(-1, os.SEEK_END)
@@ -182,12 +182,12 @@ class Journal:
 
 
 def plan_journal(folder: Path) -> Journal:
-    """The journal of the plan in a folder. Raises as `Journal`."""
+    """Return the journal of the plan in a folder. Raises as `Journal`."""
     return Journal(folder / PLAN_JOURNAL, "another process runs this plan; wait for it, or stop it")
 
 
 def sweep_journal(folder: Path) -> Journal:
-    """The journal of the sweep in a folder. Raises as `Journal`."""
+    """Return the journal of the sweep in a folder. Raises as `Journal`."""
     return Journal(folder / SWEEP_FILE, "another process runs a sweep there; give this one another label=NAME")
 
 
@@ -232,16 +232,16 @@ class PlanHistory:
         return [start for start in self.started if start.id not in ended]
 
     def starts_of(self, launch: str) -> int:
-        """How often a launch was started."""
+        """Return how often a launch was started."""
         return sum(start.launch == launch for start in self.started)
 
     def seconds(self) -> list[float]:
-        """How long the good launches lasted."""
+        """Return how long the good launches lasted."""
         return [end.seconds for end in self.ended if end.outcome == DONE and end.seconds is not None]
 
 
 def read_plan_history(folder: Path) -> PlanHistory:
-    """The launches of the plan in a folder, without lines that a kill cut short; none where there is no journal.
+    """Return the launches of the plan in a folder, without lines that a kill cut short; none where there is no journal.
 
     Raises:
         ConfigError: the journal cannot be read.
@@ -286,7 +286,7 @@ class Sweep:
     problems: tuple[str, ...] = field(default=())
 
     def run_folder(self, job: JobHistory) -> Path:
-        """Where the job's run wrote."""
+        """Return where the job's run wrote."""
         return self.folder / job.name
 
     @property
@@ -297,12 +297,12 @@ class Sweep:
 
 
 def job_name(number: int) -> str:
-    """The folder of a job: `00`, `01`, ..., `99`, `100`."""
+    """Return the folder of a job: `00`, `01`, ..., `99`, `100`."""
     return f"{number:02d}"
 
 
 def is_job_name(name: str) -> bool:
-    """Whether a folder of that name is a job's."""
+    """Return whether a folder of that name is a job's."""
     return name.isascii() and name.isdigit()
 
 

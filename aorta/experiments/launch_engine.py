@@ -224,7 +224,7 @@ class _PlanRunner:
 
 
 def _lacking(folder: Path, side: Side) -> str | None:
-    """What a launch that ended with 0 should have left in its run folder and did not."""
+    """Return what a launch that ended with 0 should have left in its run folder and did not."""
     lacks = run_of(folder)[1]
     if lacks is None:
         return None

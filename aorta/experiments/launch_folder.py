@@ -64,8 +64,8 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
 
 
 def inherited() -> dict[str, str]:
-    """Variables of the caller that change a measurement and go to every launch: a plan taken up again in another shell
-    would otherwise mix two environments (W18).
+    """Return the variables of the caller that change a measurement and go to every launch: a plan taken up again in
+    another shell would otherwise mix two environments (W18).
     """
     recorded = {
         name: value
@@ -180,7 +180,7 @@ def _made(path: Path, text: str) -> bool:
 
 
 def host() -> dict[str, Any]:
-    """The machine that runs the plan."""
+    """Return the machine that runs the plan."""
     return {
         "name": platform.node(),
         "machine": platform.machine(),
@@ -191,7 +191,7 @@ def host() -> dict[str, Any]:
 
 
 def run_of(folder: Path) -> tuple[str | None, str | None]:
-    """The run id of a complete run folder and None, or None and what is missing."""
+    """Return the run id of a complete run folder and None, or None and what is missing."""
     try:
         manifest = read_manifest(folder)
         run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
@@ -219,13 +219,13 @@ def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
 
 
 def log_file(plan: Plan, launch: PlannedLaunch, starts: int) -> Path:
-    """Where the output of a launch goes; `starts`: how often it was started before."""
+    """Return where the output of a launch goes; `starts`: how often it was started before."""
     again = f"-{starts + 1}" if starts else ""
     return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of what a launch said."""
+    """Return the end of what a launch said."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
@@ -277,7 +277,7 @@ def make_room(folder: Path) -> None:
 
 
 def launch_id(folder: Path, job: str) -> str:
-    """What marks the processes of a job: no two launches of one machine write to one folder at a time."""
+    """Return what marks the processes of a job: no two launches of one machine write to one folder at a time."""
     return str(folder / job)
 
 
@@ -314,7 +314,7 @@ _NOTHING: Final = _Nothing()
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
+    """Return where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
 
     Args:
         there: as it was read from a file.

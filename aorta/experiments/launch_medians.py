@@ -43,14 +43,14 @@ class LaunchMedians:
     problem: str | None = None
 
     def of(self, metric: str) -> tuple[float | None, str | None]:
-        """The median, or None and why."""
+        """Return the median, or None and why."""
         if metric in self.medians:
             return self.medians[metric], None
         return None, self.reasons.get(metric) or self.problem or f"{metric} is not in the record"
 
 
 def check_metric(name: str, option: str) -> str:
-    """The name, if runs have such a metric.
+    """Return the name, if runs have such a metric.
 
     Raises:
         InputError: lists those there are.
@@ -135,7 +135,7 @@ class NoiseFloor(msgspec.Struct, frozen=True):
 
 
 def noise_floor(plan: Plan) -> NoiseFloor:
-    """Of each metric the median of every launch, in the order of the launches, and how those medians vary.
+    """Return, of each metric, the median of every launch, in the order of the launches, and how those medians vary.
 
     Raises:
         RunIncomplete: launches are missing. InputError: a run folder cannot be read.
@@ -160,7 +160,7 @@ def noise_floor(plan: Plan) -> NoiseFloor:
 
 
 def variation(medians: Sequence[float | None], sides: Sequence[str], unit: Unit) -> MetricNoise:
-    """How the medians of launches vary.
+    """Return how the medians of launches vary.
 
     Args:
         medians: one per launch, None where it has none. sides: the side of each launch.
@@ -213,7 +213,7 @@ def publish(plan: Plan) -> str:
 
 
 def noise_table(floor: NoiseFloor, path: Path) -> str:
-    """The metrics one looks at first; the file has them all."""
+    """Return the metrics one looks at first; the file has them all."""
     lines = [
         f"noise floor of {floor.launches} launches of the same (A/A): medians of launches",
         f"{'':20}{'median':>11}{'sd':>11}{'relative sd':>13}{'min':>11}{'max':>11}{'B - A':>11}",

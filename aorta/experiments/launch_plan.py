@@ -62,7 +62,7 @@ class Side:
         return not self.launcher or any(mark in word for word in self.launcher for mark in (TORCHRUN, "{python}"))
 
     def as_json(self) -> dict[str, Any]:
-        """What was asked for; values whose names look like secrets are hidden."""
+        """Return what was asked for; values whose names look like secrets are hidden."""
         return {
             "words": hide(self.words),
             "python": self.python if self.uses_python else None,
@@ -114,8 +114,8 @@ class Plan:
     aa: bool = False
 
     def order(self) -> Iterator[PlannedLaunch]:
-        """A B B A A B B A ...: a drift of the machine that is linear in time falls on both sides alike
-        (docs/dev/measuring.md, section 5). One side: one launch after the other.
+        """Yield the launches in the order A B B A A B B A ...: a drift of the machine that is linear in time falls on
+        both sides alike (docs/dev/measuring.md, section 5). One side: one launch after the other.
         """
         place = 0
         for number in range(self.launches):
@@ -124,7 +124,7 @@ class Plan:
                 place += 1
 
     def run_folder(self, launch: PlannedLaunch) -> Path:
-        """Where a launch writes: the folder of one run."""
+        """Return where a launch writes: the folder of one run."""
         return self.output / launch.name
 
     def words_of(self, side: Side) -> list[str]:
@@ -133,7 +133,7 @@ class Plan:
         return [*self.words, *side.words, *seed]
 
     def command(self, launch: PlannedLaunch) -> list[str]:
-        """The command line of a launch. The last words win, so that no other word moves its run folder."""
+        """Return the command line of a launch. The last words win, so that no other word moves its run folder."""
         side, output = launch.side, self.run_folder(launch)
         values = {
             "{python}": side.python,
@@ -153,7 +153,7 @@ class Plan:
         return [*words, _output_word(output), "label=null"]
 
     def as_json(self) -> dict[str, Any]:
-        """What was asked for, as `plan.json` keeps it: two plans are the same if this is equal."""
+        """Return what was asked for, as `plan.json` keeps it: two plans are the same if this is equal."""
         return {
             "launches": self.launches,
             "aa": self.aa,
@@ -178,7 +178,7 @@ class Setting(Protocol):
 
 
 def with_candidates(base: Plan, output: Path, settings: Sequence[Setting]) -> Plan:
-    """A plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ...
+    """Return a plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ...
 
     Raises:
         ConfigError: a setting has overrides, and the base is no train.py.
@@ -203,7 +203,7 @@ def with_candidates(base: Plan, output: Path, settings: Sequence[Setting]) -> Pl
 
 
 def _output_word(folder: Path) -> str:
-    """The word that says where a run writes; in quotes only where Hydra's grammar needs them."""
+    """Return the word that says where a run writes; in quotes only where Hydra's grammar needs them."""
     if re.fullmatch(r"[A-Za-z0-9_/.-]+", str(folder)):
         return f"training.output_dir={folder}"
     from aorta.config.override_words import quoted  # brings Hydra along, for which --help need not wait
@@ -279,12 +279,12 @@ class StudyWords:
     notes: tuple[str, ...]
 
     def cells(self) -> list[StudyCell]:
-        """Every combination; the last key varies fastest."""
+        """Return every combination; the last key varies fastest."""
         return [StudyCell(dict(zip(self.varied, values, strict=True))) for values in product(*self.varied.values())]
 
 
 def preset(name: str | None) -> tuple[str, ...]:
-    """The words of a preset; none without a name.
+    """Return the words of a preset; none without a name.
 
     Raises:
         InputError: lists those there are.
@@ -343,7 +343,7 @@ def read_words(words: Sequence[str]) -> StudyWords:
 
 
 def _values(word: str) -> tuple[str, ...]:
-    """The values of a word, as they were written; one where it varies nothing."""
+    """Return the values of a word, as they were written; one where it varies nothing."""
     key, _, text = word.lstrip("+").partition("=")
     if key.startswith(VARIABLE):
         values = tuple(text.split(","))

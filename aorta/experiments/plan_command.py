@@ -67,7 +67,7 @@ DEMO_OVERRIDES: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes, up to `--`."""
+    """Return the arguments that the command takes, up to `--`."""
     words = command_parser(_DESCRIPTION, _EXAMPLES)
     words.add_argument(
         "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
@@ -120,12 +120,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of the command, and its words."""
+    """Return the options of the command, and its words."""
     return parse_mixed(parser(), arguments)
 
 
 def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Options and words mixed, then behind `--` words only; argparse does not take both."""
+    """Return options and words mixed, then behind `--` words only; argparse does not take both."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = words.parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
@@ -133,7 +133,7 @@ def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> arg
 
 
 def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
-    """Of a command that launches plans; the texts are printed as they stand."""
+    """Return the parser of a command that launches plans; the texts are printed as they stand."""
     return argparse.ArgumentParser(
         description=description,
         epilog=examples,
@@ -173,8 +173,8 @@ def add_search_arguments(words: argparse.ArgumentParser, file: str) -> None:
 
 
 def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """The exit code of a command, also where ctrl-C finds it before the first launch or after the last: during one it
-    is a stop of the plan.
+    """Run a command and return its exit code, also where ctrl-C arrives before the first launch or after the last:
+    during one it stops the plan.
     """
     try:
         return run(options)
@@ -185,7 +185,7 @@ def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Na
 def base_plan(
     options: argparse.Namespace, words: Sequence[str], whose: str, environment: Mapping[str, str] | None = None
 ) -> Plan:
-    """The base alone, as `aorta ab` would read it.
+    """Return the base alone, as `aorta ab` would read it.
 
     Args:
         options: of `add_plan_arguments`, and `output`.
@@ -238,7 +238,7 @@ def _ab(options: argparse.Namespace) -> int:
 
 
 def no_verdict(plan: Plan) -> str | None:
-    """Why no verdict can come of an A/B with so few launches; None of others."""
+    """Return why no verdict can come of an A/B with so few launches; None of others."""
     from aorta.analysis.compare.verdict import Rules, least_launches
 
     least = least_launches(Rules().alpha)
@@ -312,7 +312,7 @@ def shown(path: Path) -> str:
 
 
 def demo_parser() -> argparse.ArgumentParser:
-    """The options of `aorta demo`."""
+    """Return the options of `aorta demo`."""
     found = argparse.ArgumentParser(
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "

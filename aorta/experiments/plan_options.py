@@ -61,7 +61,7 @@ class PlanFile(SideFile):
 
 
 def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
-    """The plan that the options ask for, and `--plan FILE` where they say nothing; words of both are joined.
+    """Return the plan that the options ask for, and `--plan FILE` where they say nothing; words of both are joined.
 
     Args:
         options: of `plan_command.parser`.
@@ -105,7 +105,7 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
 
 
 def words_in(value: Any, key: str) -> tuple[str, ...]:
-    """A list of words as it is; a text taken apart as a shell would.
+    """Return a list of words as it is; a text taken apart as a shell would.
 
     Raises:
         ConfigError: something else, or a quote that is not closed.
@@ -123,7 +123,7 @@ def words_in(value: Any, key: str) -> tuple[str, ...]:
 
 
 def _file(path: str | None) -> PlanFile:
-    """The YAML file; every key at its default without one."""
+    """Return the YAML file; every key at its default without one."""
     if path is None:
         return PlanFile()
     from omegaconf import DictConfig, OmegaConf
@@ -163,7 +163,7 @@ def _keys(node: type[SideFile]) -> list[str]:
 
 
 def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
-    """The file, with what the command line adds or replaces."""
+    """Return the file, with what the command line adds or replaces."""
     for key in ("output", "launches", "nproc_per_node", "seed", "timeout_s"):
         value = getattr(options, key)
         if value is not None:
@@ -267,7 +267,7 @@ def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
 
 
 def _interpreter(word: str | None, folder: Path, key: str) -> str:
-    """An absolute path; links are kept, for an environment's interpreter is one."""
+    """Return an absolute path; links are kept, for an environment's interpreter is one."""
     if word is None:
         return sys.executable
     found = shutil.which(word) if os.sep not in word else str(_absolute(folder, word))

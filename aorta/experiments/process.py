@@ -113,7 +113,7 @@ class StopRequest:
 
 
 def launch_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables a launch starts with: the caller's, without those a torchrun around the caller put there."""
+    """Return the variables a launch starts with: the caller's, without those a torchrun around the caller put there."""
     return {
         name: value
         for name, value in environment.items()
@@ -244,7 +244,7 @@ def _kill_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What a new process does first on Linux: ask for SIGTERM when its parent dies, be it by SIGKILL."""
+    """Return what a new process does first on Linux: ask for SIGTERM when its parent dies, be it by SIGKILL."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None, use_errno=True)

@@ -63,7 +63,7 @@ def select_for_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def rules(candidates: int, margin: float) -> Rules:
-    """The rules by which each of several candidates is judged: on step time, at its share of `ALPHA`."""
+    """Return the rules by which each of several candidates is judged: on step time, at its share of `ALPHA`."""
     return Rules(primary=JOB_STEP, alpha=ALPHA / max(candidates, 1), margin=margin)
 
 
@@ -107,7 +107,7 @@ def compared(plan: Plan, judged_by: Rules) -> dict[str, Comparison]:
 
 
 def recommended(judgements: Mapping[str, Comparison]) -> tuple[str | None, str]:
-    """The side to recommend, or None, and the reason.
+    """Return the side to recommend, or None, and the reason.
 
     Args:
         judgements: side -> its comparison with the base.
@@ -123,7 +123,7 @@ def recommended(judgements: Mapping[str, Comparison]) -> tuple[str | None, str]:
 
 
 def unlike(recorded: Path, launched: Path) -> list[str]:
-    """Where the run that the predictions come from was configured otherwise than the base that was launched."""
+    """Return where the run that the predictions come from was configured otherwise than the base that was launched."""
     sides = [facts(load_run(folder)) for folder in (recorded, launched)]
     return [
         f"{each.key}: {each.reference!r} in the run predicted from, {each.candidate!r} in the base launched"

@@ -87,7 +87,7 @@ recommendation, 1 the plan cannot be run, 2 an argument or input is wrong,
 
 
 def study_parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes, up to `--`."""
+    """Return the arguments that the command takes, up to `--`."""
     words = plan_command.command_parser(_STUDY, _STUDY_EXAMPLES)
     words.add_argument(
         "words", nargs="*", metavar="KEY=VALUE[,VALUE...]", help="for train.py, or env.NAME=...; after -- also options"
@@ -140,7 +140,7 @@ def _study(options: argparse.Namespace) -> int:
 
 
 def tune_parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes, up to `--`."""
+    """Return the arguments that the command takes, up to `--`."""
     words = plan_command.command_parser(_TUNE, _TUNE_EXAMPLES)
     words.add_argument("words", nargs="*", metavar="OVERRIDE", help="of the base, for train.py; after -- also options")
     words.add_argument("--output", metavar="DIR", required=True, help="folder of the base run, the launches, tune.json")
@@ -167,7 +167,7 @@ def tune_parser() -> argparse.ArgumentParser:
 
 
 def parse_tune(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of the command, and its words."""
+    """Return the options of the command, and its words."""
     return plan_command.parse_mixed(tune_parser(), arguments)
 
 
@@ -178,7 +178,7 @@ def tune(arguments: Sequence[str]) -> int:
 
 
 def base_plan(options: argparse.Namespace) -> Plan:
-    """The base alone. Raises as `plan_command.base_plan`."""
+    """Return the base alone. Raises as `plan_command.base_plan`."""
     plan = plan_command.base_plan(options, options.words, "aorta tune")
     if plan.sides[0].command is not None:
         raise InputError(
@@ -245,7 +245,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int | None]:
-    """The run to predict from, launched where it is not there; or None, and how the command ends."""
+    """Return the run to predict from, launched where it is not there; or None, and how the command ends."""
     if options.recorded is not None:
         from aorta.analysis.locate import is_location, locate
         from aorta.installation import checkout
@@ -269,8 +269,8 @@ def _recorded(options: argparse.Namespace, plan: Plan) -> tuple[Path | None, int
 
 
 def _launched_once(once: Plan, *, dry_run: bool) -> tuple[Path | None, int | None]:
-    """The run folder of a plan of one launch, which is made where it is not there; None where it was stopped, with the
-    exit code, and where nothing may be launched.
+    """Return the run folder of a plan of one launch, which is made where it is not there; None where it was stopped,
+    with the exit code, and where nothing may be launched.
     """
     from aorta.experiments.launch_folder import run_of
 

@@ -57,7 +57,7 @@ class Search:
         return [warning for found in self.judgements.values() for warning in found.warnings]
 
     def conclusion(self, name: str) -> Iterator[str]:
-        """The last lines: the recommendation, `name` in the words a person copies; or why there is none."""
+        """Yield the last lines: the recommendation, `name` in the words a person copies; or why there is none."""
         if self.chosen is None:
             yield paragraph(f"no recommendation: {self.reason}")
             return
@@ -66,7 +66,7 @@ class Search:
         yield paragraph(f"  step time {format_effect(step.effect)}; {self.reason}")
 
     def details(self, launches: Path) -> str:
-        """The command that compares a side with the base, to be copied: in one line."""
+        """Return the command that compares a side with the base, to be copied: in one line."""
         side = self.chosen or next(iter(self.judgements))
         reference, candidate = (str(shown_path(launches / name)) for name in (REFERENCE, side))
         return f"details: {shlex.join(['aorta', 'report', f'--{REFERENCE}', reference, f'--{CANDIDATE}', candidate])}"
@@ -91,7 +91,7 @@ class Study(Search):
         return next(iter(self.judgements.values())).metrics
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `study.json`."""
+        """Return the content of `study.json`."""
         asked, cells = self.asked, {side: cell for side, cell, _ in self.sides()}
         chosen = None if self.chosen is None else cells[self.chosen]
         return {
@@ -114,7 +114,7 @@ class Study(Search):
         }
 
     def text(self, written: Sequence[str], launches: Path) -> str:
-        """The end of the command: a table, the notes, the files, the recommendation."""
+        """Return the end of the command: a table, the notes, the files, the recommendation."""
         asked_of_all = [*shown_variables(self.asked.environment), *hide(self.asked.words)]
         rows = [("", f"{JOB_STEP}", "delta, interval", "overlap", "verdict")]
         base = self.base
@@ -203,7 +203,7 @@ class Tuning(Search):
         return {f"{CANDIDATE}-{number}": one for number, one in enumerate(tried, start=1)}
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `tune.json`."""
+        """Return the content of `tune.json`."""
         sides = {id(one): side for side, one in self.sides.items()}
         chosen = None if self.chosen is None else self.sides[self.chosen].as_json()
         return {
@@ -238,7 +238,7 @@ class Tuning(Search):
         return list(dict.fromkeys([*self.notes, *flags, *self.warnings]))
 
     def proposals_text(self) -> str:
-        """The proposals as predicted."""
+        """Return the proposals as predicted."""
         problem = None if self.base is None else self.base.identity.problem()
         lines = [] if problem is None else [f"check: {problem}"]
         for side, one in self.sides.items():
@@ -247,7 +247,7 @@ class Tuning(Search):
         return filled([*lines, *self._not_launched(), *(f"note: {note}" for note in self.all_notes)])
 
     def text(self, plan: Plan) -> str:
-        """The end of the command: a table, what was not launched, the notes, the recommendation."""
+        """Return the end of the command: a table, what was not launched, the notes, the recommendation."""
         lines = [*self._table(), *self._not_launched(), *(f"note: {note}" for note in self.all_notes)]
         more = [self.details(plan.output)] if self.judgements else []
         name = "" if self.chosen is None else self.sides[self.chosen].name

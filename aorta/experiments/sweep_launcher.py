@@ -131,7 +131,7 @@ class TorchrunJobs:
         return journal
 
     def _done_before(self, name: str, job: SweepJob) -> JobEnded | None:
-        """How a job ended that is done and need not run again.
+        """Return how a job ended that is done and need not run again.
 
         Raises:
             ConfigError: the job of that number was another one.
@@ -181,7 +181,7 @@ class TorchrunJobs:
 
 
 def _without_placing_keys(job: SweepJob) -> list[str]:
-    """The job's words but for those that say where it writes: the sweep's folder was made from them."""
+    """Return the job's words but for those that say where it writes: the sweep's folder was made from them."""
     parsed = OverridesParser.create().parse_overrides(list(job.words))
     return [word for word, override in zip(job.words, parsed, strict=True) if override.key_or_group not in PLACING_KEYS]
 

@@ -38,11 +38,11 @@ class JobRow:
     result: LaunchMedians
 
     def value(self, metric: str) -> float | None:
-        """The median over the rank-steps of the run; None where the job is not done or has none."""
+        """Return the median over the rank-steps of the run; None where the job is not done or has none."""
         return self.result.of(metric)[0] if self.job.status == "done" else None
 
     def why_not(self, metric: str) -> str | None:
-        """Why there is no value."""
+        """Return why there is no value."""
         if self.job.status != "done":
             reason = None if self.job.ended is None else self.job.ended.reason
             return self.job.status if reason is None else f"{self.job.status}: {reason}"
@@ -83,7 +83,7 @@ class SweepReport:
         return csv_text(lines)
 
     def as_text(self, metrics: Sequence[str]) -> str:
-        """What a terminal shows: one line a job, then everything that is missing and why."""
+        """Return what a terminal shows: one line a job, then everything that is missing and why."""
         asked, swept = self.sweep.asked, self.sweep.swept
         lines = [f"sweep {self.sweep.folder}: {len(self.rows)} jobs, {asked.nproc} rank(s) each, begun {asked.started}"]
         lines.append(f"  {' '.join(asked.words)}")
@@ -99,7 +99,7 @@ class SweepReport:
         return "\n".join(lines)
 
     def _notes(self, metrics: Sequence[str]) -> Iterator[str]:
-        """Why values are missing, and what could not be read."""
+        """Yield why values are missing, and what could not be read."""
         by_reason: dict[str, dict[str, None]] = {}
         for row in self.rows:
             for name in metrics:
@@ -110,7 +110,7 @@ class SweepReport:
         yield from self.sweep.problems
 
     def heat_maps(self, metrics: Sequence[str], heat: Sequence[str] | None) -> tuple[list[HeatGrid], list[str]]:
-        """What to draw, over the keys asked for or the two that were swept; or why nothing is drawn.
+        """Return what to draw, over the keys asked for or the two that were swept; or why nothing is drawn.
 
         Raises:
             InputError: keys that were asked for and do not serve.
@@ -126,7 +126,7 @@ class SweepReport:
             return [], [f"not drawn: {error}"]
 
     def heat_map(self, metric: str, x_key: str, y_key: str) -> HeatGrid:
-        """A metric over two keys.
+        """Return a metric over two keys.
 
         Raises:
             InputError: the keys do not serve.
@@ -179,7 +179,7 @@ def _title(report: SweepReport) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="A sweep made by python train.py -m: one row a job, and a metric over two keys as a heat map.",
         epilog="Files of an earlier report in the output folder are replaced. Exit codes: 0 done (jobs that failed are "

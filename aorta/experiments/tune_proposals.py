@@ -77,7 +77,7 @@ class Proposal:
         return " ".join([*shown_variables(self.environment), *self.overrides])
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order."""
+        """Return plain JSON values, in a stable order."""
         return {
             "name": self.name,
             "changes": list(self.changes),
@@ -120,7 +120,7 @@ class Refined:
 
 
 def overrides(changes: Sequence[str]) -> tuple[str, ...]:
-    """The overrides for train.py that make these changes."""
+    """Return the overrides for train.py that make these changes."""
     words: dict[str, None] = {}
     for change in changes:
         target, _, value = change.partition("=")
@@ -129,7 +129,7 @@ def overrides(changes: Sequence[str]) -> tuple[str, ...]:
 
 
 def grid(strategy: str | None, *, overlap: bool, gradient_bytes: int) -> list[tuple[str, ...]]:
-    """Every setting of a strategy that is looked at, as changes; the base itself is not among them.
+    """Return every setting of a strategy that is looked at, as changes; the base itself is not among them.
 
     Args:
         overlap: whether the base overlaps.
@@ -181,14 +181,14 @@ def read_base(folder: Path) -> tuple[Base | None, list[Proposal]]:
 
 
 def replay_of(folder: Path) -> Base:
-    """The replay of a run. Raises InputError where it cannot be read, or predicted from."""
+    """Return the replay of a run. Raises InputError where it cannot be read, or predicted from."""
     return base_of(program_of(load_run(folder, contents=True)))
 
 
 def predicted(
     base: Base, cells: Sequence[Sequence[str]], made: Sequence[str] = (), base_ms: float | None = None
 ) -> list[Proposal]:
-    """What the replay says of each setting, or why it says nothing; the shortest step first.
+    """Return what the replay says of each setting, or why it says nothing; the shortest step first.
 
     Args:
         made: changes that the run predicted from has already; each setting has them too, or others in their place.
@@ -220,8 +220,8 @@ def predicted_again(
     source: str,
     known: Collection[tuple[str, ...]] = (),
 ) -> list[Proposal]:
-    """The same proposals, the setting that was made and its neighbours predicted anew from its record; the shortest
-    step first.
+    """Return the same proposals, the setting that was made and its neighbours predicted anew from its record; the
+    shortest step first.
 
     A neighbour has what the setting changes, to whatever value, and perhaps more; whether there is overlap is the same.
     The less there is to change, the smaller the error of a prediction: docs/dev/what-if-model.md has both.
@@ -258,13 +258,13 @@ def _rank(proposal: Proposal) -> tuple[float, int]:
 
 
 def leader(proposals: Sequence[Proposal], threshold: float) -> Proposal | None:
-    """The one that would be launched first."""
+    """Return the one that would be launched first."""
     return next((one for one in best(proposals, 1, threshold) if one.why == TRIED and one.gain is not None), None)
 
 
 def best(proposals: Sequence[Proposal], count: int, threshold: float) -> list[Proposal]:
-    """The same proposals, each with whether it is launched: the first `count` that are predicted to gain more than
-    `threshold`, a part of the base's step.
+    """Return the same proposals, each with whether it is launched: the first `count` that are predicted to gain more
+    than `threshold`, a part of the base's step.
     """
     left, judged = count, []
     for one in proposals:
@@ -281,7 +281,7 @@ def best(proposals: Sequence[Proposal], count: int, threshold: float) -> list[Pr
 
 
 def of_environment(texts: Sequence[str]) -> list[Proposal]:
-    """One proposal for each value of `NAME=VALUE,VALUE,...`; the replay knows nothing of any.
+    """Return one proposal for each value of `NAME=VALUE,VALUE,...`; the replay knows nothing of any.
 
     Raises:
         InputError: a text has another form, asks for the same twice, or a known variable does not take its value.

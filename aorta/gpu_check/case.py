@@ -50,7 +50,7 @@ MOST_COST = 1.01
 
 
 def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
-    """The configuration of one case: the full-size workload, changed by the caller's overrides."""
+    """Return the configuration of one case: the full-size workload, changed by the caller's overrides."""
     return (
         "experiment=full",
         "training.device=cuda",
@@ -71,7 +71,7 @@ class StrategyCheck:
         self.loop = Loop(resolved(*chosen(strategy, words)).config, topology, device, self.lines.append)
 
     def rows(self) -> list[CheckRow]:
-        """Everything there is to say; the order matters: the profiler slows what comes behind it."""
+        """Measure everything and return its rows, in this order: the profiler slows what comes after it."""
         for _ in range(WARM_UP):
             self.loop.step()
         waits = self._no_synchronisation()
@@ -158,7 +158,7 @@ def _row(case: str, what: str, found: str, bound: str, passed: bool | None) -> C
 
 
 def _intervals(line: Step) -> list[Interval]:
-    """The collectives of a step that have an end, in nanoseconds of the Unix epoch."""
+    """Return the collectives of a step that have an end, in nanoseconds of the Unix epoch."""
     begin = line.t_start_ns
     return [
         (begin + row.start_ns, begin + row.end_ns)

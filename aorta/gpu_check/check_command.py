@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def processes(environment: Mapping[str, str], devices: int) -> int:
-    """Number of ranks: NPROC, else one per device.
+    """Return the number of ranks: NPROC, else one per device.
 
     Raises:
         ConfigError: there is no device, or NPROC is no number of processes.
@@ -91,7 +91,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes."""
+    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument(
         "--json",

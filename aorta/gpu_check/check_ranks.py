@@ -68,11 +68,11 @@ class Kind:
     result_value: Callable[[float, int], float]
 
     def result(self, device: torch.device) -> torch.Tensor:
-        """A tensor for the result; holds a value that none of the checks uses."""
+        """Return a tensor for the result; holds a value that none of the checks uses."""
         return torch.full((self.result_elements(dist.get_world_size()),), -1.0, device=device)
 
     def is_right(self, result: torch.Tensor, value: float) -> bool:
-        """Whether this is the result of every rank's `value`."""
+        """Return whether this is the result of every rank's `value`."""
         return bool((result == self.result_value(value, dist.get_world_size())).all().item())
 
 
@@ -136,7 +136,7 @@ KINDS = {
 
 
 def slow_producer(kind: Kind, device: torch.device) -> bool:
-    """The input is written after a long kernel: the collective must wait for it (W2)."""
+    """Check that a collective waits for its input, which is written after a long kernel (W2)."""
     source = torch.zeros(ELEMENTS, device=device)
     result = kind.result(device)
     torch.accelerator.synchronize()
@@ -147,7 +147,7 @@ def slow_producer(kind: Kind, device: torch.device) -> bool:
 
 
 def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
-    """The collective is delayed: the next operation must not read the result before.
+    """Check that the next operation does not read the result of a delayed collective before its end.
 
     Args:
         busy: another stream than the current one, of the same priority.
@@ -160,8 +160,8 @@ def late_consumer(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
 
 
 def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> bool:
-    """The caller drops the input while the collective is delayed, and then allocates the same size many times at once:
-    the input's memory must not be reused (W3).
+    """Check that the input's memory is not reused (W3): the caller drops the input while the collective is delayed, and
+    then allocates the same size many times at once.
 
     Args:
         busy: another stream than the current one, of the same priority.

@@ -54,7 +54,7 @@ def pooled_ratio(steps: Sequence[KernelWindow]) -> float | None:
 
 
 def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> list[KernelWindow]:
-    """The kernels of one device that start in each step, and the waits of the host in it.
+    """Return the kernels of one device that start in each step, and the waits of the host in it.
 
     Args:
         trace: as `json.load` reads it.
@@ -75,7 +75,7 @@ def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> li
 
 
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:
-    """Of the time of all steps, the share in which a kernel ran; None where no kernel was seen."""
+    """Return the share of the time of all steps in which a kernel ran; None where no kernel was seen."""
     lengths = [
         measure(merge(clip([*window.comm, *window.compute], (low, high))))
         for window, (low, high) in zip(seen, steps, strict=True)
@@ -144,7 +144,7 @@ class CheckReport(msgspec.Struct):
 
 
 def report_of(facts: dict[str, Any], rows: list[list[CheckRow]]) -> CheckReport:
-    """Rows of all ranks, counted."""
+    """Return the rows of all ranks, counted."""
     everything = [row for of_rank in rows for row in of_rank]
 
     def count(verdict: CheckVerdict) -> int:
@@ -175,7 +175,7 @@ def render(report: CheckReport) -> str:
 
 
 def busy_row(case: str, share: float | None, lead_ms: float | None = None) -> CheckRow:
-    """Whether the device, not the host, sets the pace."""
+    """Return whether the device, not the host, sets the pace."""
     what, bound = "kernels run, share of the step", f">= {BUSY_SHARE:.0%}, to judge times"
     if share is None:
         return CheckRow(case, what, "-", bound, CheckVerdict.NOT_JUDGED, "the profiler saw no kernel")
@@ -186,7 +186,7 @@ def busy_row(case: str, share: float | None, lead_ms: float | None = None) -> Ch
 
 
 def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> CheckRow:
-    """How far the host is ahead of the device, and what that leaves open (docs/metrics.md)."""
+    """Return how far the host is ahead of the device, and what that leaves open (docs/metrics.md)."""
     found = "-" if lead_ms is None else f"{lead_ms:.3f} ms; marks leave {undecided or 0:.0%} of the blocks' time open"
     return CheckRow(case, "host ahead of the device", found, "for information", CheckVerdict.INFORMATION)
 
@@ -204,8 +204,8 @@ def time_row(
 def ratio_between(
     hidden_ms: tuple[float, float] | None, exposed_ms: tuple[float, float] | None
 ) -> tuple[float, float] | None:
-    """The overlap ratio at least and at most, from what is hidden and exposed at least and at most; None where they are
-    not known, or nothing was communicated.
+    """Return the overlap ratio at least and at most, from what is hidden and exposed at least and at most; None where
+    they are not known, or nothing was communicated.
     """
     if hidden_ms is None or exposed_ms is None or not hidden_ms[1] + exposed_ms[1]:
         return None
@@ -240,7 +240,7 @@ def ratio_row(
 
 
 def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[CheckRow]:
-    """Each collective against its kernel: durations (K2: within the larger of 2 % and 10 us), ends, and starts.
+    """Return each collective against its kernel: durations (K2: within the larger of 2 % and 10 us), ends, and starts.
 
     The offset between the two clocks is the same for every collective, so it is estimated from the ends, checked
     against its own bound, and subtracted before ends are compared. A collective may wait in a queue: its start in the

@@ -131,7 +131,7 @@ class BlockRanges:
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:
-    """Tensors in nested containers that a backward pass will reach."""
+    """Return tensors in nested containers that a backward pass will reach."""
     if isinstance(values, torch.Tensor):
         return [values] if values.requires_grad else []
     if isinstance(values, dict):
@@ -142,7 +142,7 @@ def needing_gradient(values: Any) -> list[torch.Tensor]:
 
 
 def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """A hook for `count` gradients that passes on only the last of them."""
+    """Return a hook for `count` gradients that passes on only the last of them."""
     left = [count]
 
     def came(gradient: torch.Tensor) -> None:

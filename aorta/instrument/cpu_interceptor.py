@@ -100,7 +100,7 @@ class Member(NamedTuple):
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without its module: `torch.float32` -> `float32`."""
+    """Return the name without its module: `torch.float32` -> `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -111,7 +111,7 @@ DTYPES: Final = tuple(
 
 
 def group_seen(process_group: dist.ProcessGroup) -> Group:
-    """The facts about a process group that the record needs."""
+    """Return the facts about a process group that the record needs."""
     return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
 
 
@@ -240,7 +240,7 @@ class CpuInterceptor:
         return member
 
     def _is_moved(self, _member: Member, _async_at: int | None) -> bool:
-        """Whether an asynchronous collective of device tensors is issued synchronously, on AORTA's stream."""
+        """Return whether an asynchronous collective of device tensors is issued synchronously, on AORTA's stream."""
         return False
 
     def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
@@ -295,8 +295,8 @@ class CpuInterceptor:
         return True
 
     def _wait(self, issued: InFlight, inner: Callable[[], bool], _limited: bool) -> bool:
-        """The caller's wait: timed as a stall, and as the end where nothing else has stamped it. A caller that arrives
-        after the collective has ended is not blocked.
+        """Wait for the caller, timed as a stall, and as the end where nothing else has stamped it. A caller that
+        arrives after the collective has ended is not blocked.
         """
         begin, blocked, over = time.perf_counter_ns(), not issued.look(), False
         try:

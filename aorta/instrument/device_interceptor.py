@@ -266,8 +266,8 @@ class DeviceInterceptor(CpuInterceptor):
         return not kept
 
     def _done(self, side: torch.Stream) -> _Lent:
-        """An event after everything on `side`, owned by the caller alone. The end mark's own event returns to the
-        clock when the step is read, possibly before the caller waits.
+        """Return an event after everything on `side`, owned by the caller alone. The end mark's own event returns to
+        the clock when the step is read, possibly before the caller waits.
         """
         event = self._done_events.popleft() if self._done_events else torch.Event(device=self._device)
         event.record(side)

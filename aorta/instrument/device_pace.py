@@ -75,7 +75,7 @@ class DevicePace:
             self._mark_ns = min(self._mark_ns, at_ns - before_ns)
 
     def block(self, stretch: Stretch) -> list[Interval]:
-        """When a block certainly computed. Marks of the stream inside it cut it into stretches."""
+        """Return when a block certainly computed. Marks of the stream inside it cut it into stretches."""
         if stretch.sent_ns is None:
             return [stretch.span]
         if stretch.sent_ns + self._slack_ns <= stretch.start_ns and not self._mark_ns:
@@ -89,17 +89,17 @@ class DevicePace:
         return found
 
     def reached_after_recording(self, stretch: Stretch) -> bool:
-        """Whether the device came by the second mark some time after the host had recorded it: what is between them
-        ended there, not before.
+        """Return whether the device came by the second mark some time after the host had recorded it: what is between
+        them ended there, not before.
         """
         return stretch.sent_ns is None or stretch.sent_ns + self._slack_ns < stretch.end_ns
 
     def marks_ns(self, count: int) -> int:
-        """How long the device takes to write so many marks."""
+        """Return how long the device takes to write so many marks."""
         return count * self._mark_ns
 
     def certain_span(self, stretch: Stretch, begins_late: int = 0, ends_early: int = 1) -> list[Interval]:
-        """When a single thing between two marks certainly ran.
+        """Return when a single thing between two marks certainly ran.
 
         Args:
             begins_late, ends_early: how many marks the device writes between the first mark and its beginning, and from
@@ -113,15 +113,15 @@ class DevicePace:
 
 
 def lead_ms(stretches: Iterable[Stretch]) -> float | None:
-    """How far the host is ahead of the device: the median over the marks that end blocks of the time from the host
-    recording it to the device coming by.
+    """Return how far the host is ahead of the device: the median over the marks that end blocks of the time from the
+    host recording it to the device coming by.
     """
     leads = [stretch.end_ns - stretch.sent_ns for stretch in stretches if stretch.sent_ns is not None]
     return median(leads) / 1e6 if leads else None
 
 
 def nearly_all(possible: Sequence[Iterable[Interval]], certain: Sequence[Iterable[Interval]]) -> bool:
-    """Whether what is certain is all that is possible, but for less than anybody could see.
+    """Return whether what is certain is all that is possible, but for less than anybody could see.
 
     Args:
         possible, certain: intervals of computation, of communication, and of stalls.

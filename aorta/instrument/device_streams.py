@@ -103,11 +103,11 @@ class DeviceStreams:
         self.compute = self.current()
 
     def current(self) -> torch.Stream:
-        """The caller's stream."""
+        """Return the caller's stream."""
         return torch.accelerator.current_stream(self._device)
 
     def computes(self) -> bool:
-        """Whether the caller's stream is the one that computes; strategies also wait on streams of their own."""
+        """Return whether the caller's stream is the one that computes; strategies also wait on streams of their own."""
         return self.current() == self.compute
 
     def side(self, key: Hashable) -> torch.Stream | None:
@@ -124,7 +124,7 @@ class DeviceStreams:
         return self._sides[key, priority]
 
     def priority(self) -> int:
-        """Of the caller's stream; 0 where the device has none."""
+        """Return the priority of the caller's stream; 0 where the device has none."""
         return int(getattr(self._module.current_stream(self._device), "priority", 0))
 
     def use(self, stream: torch.Stream) -> AbstractContextManager[Any]:

@@ -89,7 +89,7 @@ def _kernel(
     on_captured: Callable[[], None],
     capturing: Callable[[], bool] | None,
 ) -> Callable[..., Any]:
-    """The kernel of one operator.
+    """Return the kernel of one operator.
 
     It runs with cold caches, between kernels of the model, where every line of Python costs several times what a tight
     loop suggests (docs/dev/measurements.md); each device therefore gets only what it needs.
@@ -117,7 +117,7 @@ def _dispatch_key(device_type: str) -> Any:
 
 
 def first_tensor(arguments: Any) -> torch.Tensor | None:
-    """The first tensor in nested lists of arguments, if any."""
+    """Return the first tensor in nested lists of arguments, if any."""
     for item in arguments:
         if isinstance(item, torch.Tensor):
             return item
@@ -129,7 +129,7 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
 
 
 def synchronous(original: Original, async_at: int | None) -> Original:
-    """The same call of an operator with `async_op=False`.
+    """Return the same call of an operator with `async_op=False`.
 
     Args:
         original: as `_kernel` makes it.
@@ -144,7 +144,7 @@ def synchronous(original: Original, async_at: int | None) -> Original:
 
 
 def work_in(result: Any) -> Work | None:
-    """The work handle inside an operator's result.
+    """Return the work handle inside an operator's result.
 
     None where the backend omits it: ProcessGroupNCCL does for a synchronous collective, after which the caller's stream
     continues in order anyway, and for an operation that is being coalesced into a batch.
@@ -154,22 +154,22 @@ def work_in(result: Any) -> Work | None:
 
 
 def with_work(result: Any, work: Work) -> Any:
-    """An operator's result with its work handle replaced by another."""
+    """Return an operator's result with its work handle replaced by another."""
     return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
 
 
 def group_in(argument: Any) -> dist.ProcessGroup:
-    """The process group behind an operator's argument."""
+    """Return the process group behind an operator's argument."""
     return dist.ProcessGroup.unbox(argument)
 
 
 def all_groups() -> list[dist.ProcessGroup]:
-    """Every process group this process belongs to."""
+    """Return every process group this process belongs to."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether waiting for the group's work on `device` blocks the device while the host continues.
+    """Return whether waiting for the group's work on `device` blocks the device while the host continues.
 
     Where the host blocks (gloo on device tensors, NCCL's blocking wait), only the caller itself may wait.
     """
@@ -178,8 +178,8 @@ def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def ends_on_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether the group's work on `device` completes after its notification: the future is done, and a synchronous call
-    has returned, as soon as the work is in a stream, also where `wait()` blocks the host.
+    """Return whether the group's work on `device` completes after its notification: the future is done, and a
+    synchronous call has returned, as soon as the work is in a stream, also where `wait()` blocks the host.
     """
     return group._get_backend(device).name() in STREAM_ORDERED
 
@@ -198,7 +198,7 @@ def issued_by(group: dist.ProcessGroup) -> int | None:
 
 
 def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether the counter of the backend that serves `device` includes sends and receives.
+    """Return whether the counter of the backend that serves `device` includes sends and receives.
 
     gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them separately and
     expose only the count of the others; docs/dev/decisions/0003-sequence-counters-as-coverage.md. True for a group
@@ -211,7 +211,7 @@ def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> boo
 
 
 def shares_communicator(group: dist.ProcessGroup, device: torch.device) -> bool | None:
-    """Whether the group's sends and receives use the communicator of its collectives, and so wait for them.
+    """Return whether the group's sends and receives use the communicator of its collectives, and so wait for them.
 
     ProcessGroupNCCL (RCCL is the same file) creates a communicator for each pair of ranks, unless the group was
     connected eagerly. `init_process_group(device_id=...)` does that, and binds the group and all that are made or split
@@ -237,7 +237,7 @@ def wait_for_future(work: Work) -> bool:
 
 
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
-    """How many collectives of one group a CPU backend runs at once (gloo: its worker threads)."""
+    """Return how many collectives of one group a CPU backend runs at once (gloo: its worker threads)."""
     try:
         return int(group._get_backend(device).options._threads)  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):
@@ -299,7 +299,7 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
 
 
 def backward_pass() -> int:
-    """Id of the backward pass running on this thread; -1 outside of one."""
+    """Return the id of the backward pass running on this thread; -1 outside of one."""
     return int(torch._C._current_graph_task_id())
 
 
@@ -330,7 +330,7 @@ class PrivateName(NamedTuple):
 
 
 def private_names() -> list[PrivateName]:
-    """Everything private, or likely to move, that this package takes from torch."""
+    """Return everything private, or likely to move, that this package takes from torch."""
     allreduce = torch.ops.c10d.allreduce_.default if hasattr(torch.ops.c10d, "allreduce_") else None
     backend, group, work = torch._C._distributed_c10d.Backend, dist.ProcessGroup, dist.Work
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)

@@ -28,7 +28,7 @@ Mark: TypeAlias = Any
 
 
 def on_host(mark: Mark) -> bool:
-    """Whether a mark is a plain reading of the host clock, whatever clock the run has.
+    """Return whether a mark is a plain reading of the host clock, whatever clock the run has.
 
     Collectives of CPU tensors on an accelerator run have such marks. (The compiled clock represents device marks as
     negative numbers.)
@@ -51,13 +51,13 @@ class EventClock(Protocol):
     bound_ns: int
 
     def mark(self) -> Mark | None:
-        """A mark in the current stream (on a CPU: now); None while a graph is being captured there."""
+        """Return a mark in the current stream (on a CPU: now); None while a graph is being captured there."""
 
     def new_epoch(self) -> None:
         """Called once per step: later marks are measured relative to this epoch."""
 
     def read_ns(self, mark: Mark) -> int | None:
-        """When the mark happened, or None if it has not yet."""
+        """Return when the mark happened, or None if it has not yet."""
 
     def sent_ns(self, mark: Mark) -> int | None:
         """When the host recorded the mark, having handed over everything before it; None for a reading of its clock."""
@@ -115,12 +115,12 @@ class PlacedMarks:
 
 
 def timed_event(device: torch.device) -> Any:
-    """A new timing event. Always record it with an explicit stream: by default it takes the current device's."""
+    """Return a new timing event. Always record it with an explicit stream: by default it takes the current device's."""
     return torch.Event(device=device, enable_timing=True)
 
 
 def placed(device: torch.device) -> PlacedMarks:
-    """An event whose host time is known, from the narrowest of several short brackets of host clock readings.
+    """Return an event whose host time is known, from the narrowest of several short brackets of host clock readings.
 
     A single reading after one wait was off by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
     is off by at most half its width. The device should be otherwise idle.
@@ -219,7 +219,7 @@ class DeviceClock:
 
 
 def _start_of(epoch: _Epoch) -> int | None:
-    """When an epoch began; resolves the epochs before it on the way."""
+    """Return when an epoch began; resolves the epochs before it on the way."""
     unplaced = []
     before: _Epoch | None = epoch
     while before is not None and before.start_ns is None:

@@ -28,7 +28,7 @@ class ReadyGradient(NamedTuple):
 
 
 def gradient_rows(noted: Iterable[ReadyGradient], compute: Iterable[tuple[str, str, int, int]]) -> list[Gradient]:
-    """Rows of the record.
+    """Return the rows of the record.
 
     Args:
         compute: ranges of the step: block, phase, begin and end, on the clock of `noted`. A block counts with its last
@@ -69,8 +69,8 @@ class GradientOrder:
         ]
 
     def take(self) -> list[ReadyGradient]:
-        """The gradients since `forget`, in the order of the last backward pass; empty if there were none. Otherwise no
-        further ones are noted.
+        """Return the gradients since `forget`, in the order of the last backward pass; empty if there were none.
+        Otherwise no further ones are noted.
         """
         if self._order:
             for handle in self._handles:

@@ -28,7 +28,7 @@ class Completion(Protocol):
     """The end of a collective as recorded by compiled code (`native.native_interceptor`)."""
 
     def ended(self) -> tuple[int, EndSource] | None:
-        """When the collective ended, on the clock of `time.perf_counter_ns`, and what reported it; None while in
+        """Return when the collective ended, on the clock of `time.perf_counter_ns`, and what reported it; None while in
         flight.
         """
 
@@ -74,7 +74,7 @@ class InFlight:
     completion: Completion | None = field(default=None, repr=False)
 
     def look(self) -> bool:
-        """Whether its end is known; queries the backend's own time stamp if there is one."""
+        """Return whether its end is known; queries the backend's own time stamp if there is one."""
         if self.end is None and self.completion is not None and (ended := self.completion.ended()):
             self.end, self.end_source = ended
             self.completion = None
@@ -126,7 +126,7 @@ class Waited(NamedTuple):
 
 
 def name_of(issued: InFlight) -> Name:
-    """Name of a collective."""
+    """Return the name of a collective."""
     return Name(issued.group, issued.seq, None if issued.number is not None else issued.kind)
 
 
@@ -163,7 +163,7 @@ def tail_waits(
 
 
 def wait_rows(found: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
-    """The rows of a step, in order of time."""
+    """Return the rows of a step, in order of time."""
     ordered = sorted(found, key=lambda wait: wait[1])
     return [
         Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)

@@ -61,7 +61,7 @@ class Scalar:
             self._copy = _page_locked(tensor)
 
     def read(self) -> float:
-        """The value."""
+        """Return the value."""
         return self._value if self._copy is None else float(self._copy)
 
 
@@ -72,12 +72,12 @@ class Counts:
         self._copy = tensor if tensor.is_cpu else _page_locked(tensor)
 
     def read(self) -> list[int]:
-        """The numbers."""
+        """Return the numbers."""
         return [int(number) for number in self._copy.tolist()]
 
 
 def _page_locked(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in page-locked memory of the host, which is there once the current stream has passed this point."""
+    """Return a copy in page-locked memory of the host, which is there once the current stream has passed this point."""
     copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
     return copy.copy_(tensor.detach(), non_blocking=True)
 
@@ -157,7 +157,7 @@ class OpenStep:
     noted: range = range(0)
 
     def marks(self) -> Iterator[Mark | None]:
-        """All marks recorded by Python code."""
+        """Yield all marks recorded by Python code."""
         yield from (self.start, self.end)
         for issued in self.collectives:
             yield from (issued.start, issued.end)

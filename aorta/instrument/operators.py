@@ -42,7 +42,7 @@ class Operator:
         return self.kind in ("send", "recv")
 
     def full_array_bytes(self, args: Arguments, group_size: int) -> int:
-        """Size of the full array in bytes."""
+        """Return the size of the full array in bytes."""
         if self.argument is None:
             return 0
         return _bytes(args[self.argument]) * (group_size if self.one_part else 1)
@@ -74,7 +74,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def offered() -> dict[str, Operator]:
-    """Those of `OPERATORS` that this torch has."""
+    """Return those of `OPERATORS` that this torch has."""
     return {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
 
 
@@ -89,12 +89,12 @@ def position_of_async_op(name: str) -> int | None:
 
 @cache
 def position_of_group(name: str) -> int:
-    """Position of the process group among the operator's arguments."""
+    """Return the position of the process group among the operator's arguments."""
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
 
 
 def position_of_peer(name: str) -> int | None:
-    """Position of the other rank among the arguments of a send or a receive; None for other operators."""
+    """Return the position of the other rank among the arguments of a send or a receive; None for other operators."""
     return next((i for i, argument in enumerate(_arguments(name)) if argument.name in ("dst", "src")), None)
 
 
@@ -103,7 +103,7 @@ def _arguments(name: str) -> Any:
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:
-    """The tensors of an argument: itself, or those of nested lists, in order."""
+    """Return the tensors of an argument: itself, or those of nested lists, in order."""
     if isinstance(argument, torch.Tensor):
         return [argument]
     if not isinstance(argument, (list, tuple)):
@@ -112,7 +112,7 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
 
 
 def is_async(args: Arguments, position: int | None) -> bool:
-    """Whether the caller continues without waiting; the dispatcher omits trailing defaults, and the default is
+    """Return whether the caller continues without waiting; the dispatcher omits trailing defaults, and the default is
     asynchronous.
     """
     return position is None or position >= len(args) or bool(args[position])

@@ -37,8 +37,8 @@ LONGEST_S: Final = 0.2
 
 
 def stall_cutoff(asked_us: float | None, device: torch.device, mode: InstrumentMode) -> StallCutoff | None:
-    """The cut-off of this process; None where no call on the host can stall what computes (an accelerator), or where
-    nothing is looked at.
+    """Return the cut-off of this process; None where no call on the host can stall what computes (an accelerator), or
+    where nothing is looked at.
 
     Args:
         asked_us: as configured; None: measured.
@@ -54,7 +54,7 @@ def stall_cutoff(asked_us: float | None, device: torch.device, mode: InstrumentM
 
 
 def hand_over_ns() -> list[int]:
-    """Durations of calls that only hand a collective over to gloo.
+    """Return the durations of calls that only hand a collective over to gloo.
 
     Raises:
         RuntimeError, OSError, AttributeError: there is no gloo in this torch, or it finds no network interface.
@@ -74,7 +74,7 @@ def hand_over_ns() -> list[int]:
 
 
 def cutoff_from(taken_ns: Sequence[int]) -> StallCutoff:
-    """The cut-off from durations of calls; the default where they are too few for a 99th percentile."""
+    """Return the cut-off from durations of calls; the default where they are too few for a 99th percentile."""
     if len(taken_ns) < FEWEST_CALLS:
         problem = f"only {len(taken_ns)} calls in {LONGEST_S * 1000:g} ms, {FEWEST_CALLS} are needed"
         return StallCutoff(STALL_CUTOFF_NS, "default", problem=problem)
@@ -83,7 +83,7 @@ def cutoff_from(taken_ns: Sequence[int]) -> StallCutoff:
 
 
 def slowest_of_host(mine: StallCutoff | None, host: str, facts: Sequence[Mapping[str, Any]]) -> StallCutoff | None:
-    """The largest cut-off among the ranks of a host, which all of them use: it is a property of the host.
+    """Return the largest cut-off among the ranks of a host, which all of them use: it is a property of the host.
 
     Args:
         facts: of every rank, each with `host` and `stall_cutoff` (JSON types).

@@ -74,7 +74,7 @@ class StepBuilder:
         self._copying: list[Interval] = []
 
     def line(self, step: OpenStep) -> Step:
-        """The step's line; its marks are returned to the clock."""
+        """Return the step's line; its marks are returned to the clock."""
         start_ns, end_ns = self._marks.read_ns(step.start), self._marks.read_ns(step.end)
         assert start_ns is not None  # a step is written only after its end
         assert end_ns is not None
@@ -216,7 +216,7 @@ class StepBuilder:
         return algebra.union([certain, algebra.intersect(algebra.lane(possibly_blocked, window), everywhere)])
 
     def _certain(self, marked: ReadMarks, stages: set[str], window: Interval) -> Certain[Any] | None:
-        """What certainly ran; None: all that is possible, as where the host is ahead, or there is no device.
+        """Return what certainly ran; None: all that is possible, as where the host is ahead, or there is no device.
 
         Args:
             stages: process groups of the stages of a pipeline.
@@ -259,8 +259,8 @@ class StepBuilder:
         return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
 
     def _stall_rows(self, blocked: Any, calls: list[Interval], window: Interval) -> list[Stall]:
-        """The stalls of a step with their causes: inside a long call the thread hands over, whatever is waited for
-        round it.
+        """Return the stalls of a step with their causes: inside a long call the thread hands over, whatever is waited
+        for round it.
         """
         algebra, origin_ns = self._algebra, window[0]
         handing = algebra.lane(self._longer(calls), window)

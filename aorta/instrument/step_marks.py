@@ -99,7 +99,7 @@ class MarkReader:
         self.pace = DevicePace(clock.bound_ns)
 
     def read(self, step: OpenStep, window: Interval) -> ReadMarks:
-        """What the marks of a step tell; `window`: from its beginning to its end."""
+        """Return what the marks of a step tell; `window`: from its beginning to its end."""
         self.pace.begin()
         blocks = [
             (span.block, span.phase, stretch)
@@ -141,7 +141,7 @@ class MarkReader:
         )
 
     def _copy(self, copied: Copied) -> tuple[tuple[Copied, int | None, int | None], Stretch | None]:
-        """A copy with its times, and the time between its marks where they are of the stream that computes."""
+        """Return a copy with its times, and the time between its marks where they are of the stream that computes."""
         if not copied.computes:
             return (copied, self.read_ns(copied.start), self.read_ns(copied.end)), None
         between = self.stretch(copied.start, copied.end)
@@ -187,8 +187,8 @@ class MarkReader:
         return min(max(start_ns, before_ns), end_ns)
 
     def _first_ns(self, communicator: str, marked_ns: int, start_ns: int, stretch: Stretch) -> int:
-        """When a collective that was marked at `marked_ns` may have begun, where its turn came at `start_ns`: an end
-        mark that the host recorded late lies behind the end of what it marks.
+        """Return when a collective that was marked at `marked_ns` may have begun, where its turn came at `start_ns`: an
+        end mark that the host recorded late lies behind the end of what it marks.
         """
         before_was_late = communicator in self._late
         (self._late.discard if self.pace.reached_after_recording(stretch) else self._late.add)(communicator)
@@ -205,7 +205,7 @@ class MarkReader:
         return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
 
     def stretch(self, begin: Mark | None, end: Mark | None) -> Stretch | None:
-        """The time between two marks of the stream that computes; None: one of them was not taken, or lost."""
+        """Return the time between two marks of the stream that computes; None: one of them was not taken, or lost."""
         low, high = self._passed(begin), self._passed(end)
         return None if low is None or high is None else Stretch(low[0], *high)
 
@@ -213,7 +213,7 @@ class MarkReader:
         return [stretch for begin, end in marks if (stretch := self.stretch(begin, end)) is not None]
 
     def _passed(self, mark: Mark | None) -> tuple[int, int | None] | None:
-        """When that stream came by a mark, and when the host had recorded it."""
+        """Return when that stream came by a mark, and when the host had recorded it."""
         if mark is None or on_host(mark):
             return None if mark is None else (int(mark), None)
         sent_ns, at_ns = self._clock.sent_ns(mark), self.read_ns(mark)

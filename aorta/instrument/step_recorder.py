@@ -204,7 +204,7 @@ class StepRecorder:
             self.quiet_interceptor.abandon()
 
     def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
-        """A `with` block of work that is neither compute nor communication.
+        """Return a `with` block of work that is neither compute nor communication.
 
         Args:
             name: of the range; in the progress file a phase, where it is one of `PHASES`.
@@ -214,13 +214,13 @@ class StepRecorder:
         return _Bracket(self._clock, rows, name, "aux", self.progress, restores=restores)
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
-        """A `with` block in which the stages of a pipeline work on a step; what is waited for in their process group
-        is a bubble.
+        """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process
+        group is a bubble.
         """
         return _Bracket(self._clock, None if self._current is None else self._current.pipeline, group, "pipeline")
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
-        """A `with` block of computation that no hook of a module brackets."""
+        """Return a `with` block of computation that no hook of a module brackets."""
         # Unobserved steps have no such ranges: with the instrument off nothing is recorded.
         rows = None if self._current is None or self.unseen is not None else self._current.compute
         return _Bracket(self._clock, rows, block, phase)
@@ -306,7 +306,7 @@ class StepRecorder:
             self._current.experts += tokens
 
     def _on_host(self, mark: Mark | None) -> int:
-        """When the host came by a mark, or now where none could be taken."""
+        """Return when the host came by a mark, or now where none could be taken."""
         if mark is None or on_host(mark):
             return time.perf_counter_ns() if mark is None else int(mark)
         sent_ns = self._clock.sent_ns(mark)

@@ -67,7 +67,7 @@ class UserMarks:
         self._enter_thread()  # the one that records is number 0
 
     def range(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block, recorded when it ends.
+        """Record a `with` block when it ends.
 
         Raises:
             ConfigError: `name` is no string, or empty.
@@ -89,7 +89,7 @@ class UserMarks:
                 self._marks.left_out_counters += 1
 
     def take(self) -> MarksOfStep | None:
-        """What was recorded since the last call; None where nothing was."""
+        """Return what was recorded since the last call; None where nothing was."""
         if not (self._marks.ranges or self._marks.counters):
             return None
         with self._lock:
@@ -105,7 +105,7 @@ class UserMarks:
                 self._marks.left_out_ranges += 1
 
     def thread(self) -> _Thread:
-        """Of the caller: its number, and how many of its ranges are open."""
+        """Return the number of the caller's thread, and how many of its ranges are open."""
         if self._thread.number < 0:
             self._enter_thread()
         return self._thread

@@ -70,7 +70,7 @@ class WindowKernels:
         self.known, self.problem = True, problem
 
     def within(self, marked: ReadMarks, window: Interval) -> RunningKernels | None:
-        """The kernels of a step; None, with a `problem`, where some are missing."""
+        """Return the kernels of a step; None, with a `problem`, where some are missing."""
         if self.problem is not None and not self._compute and not self._comm:
             return None
         ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in marked.passes], window))
@@ -124,7 +124,7 @@ class WindowKernels:
             found.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
 
     def _computing(self, ranges: Sequence[Interval]) -> list[Interval]:
-        """When kernels of the stream that computes ran inside the ranges: the stream with most of what does not
+        """Return when kernels of the stream that computes ran inside the ranges: the stream with most of what does not
         communicate there. A profiler's numbers of streams are not torch's.
         """
         if self._stream is None:

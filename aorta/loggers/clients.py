@@ -240,5 +240,5 @@ def missing_client(names: Iterable[str]) -> str | None:
 
 
 def open_logger(name: str, place: Place) -> Logger:
-    """The logger of this name (one of `NAMES`); whatever its client raises is raised."""
+    """Return the logger of this name (one of `NAMES`); whatever its client raises is raised."""
     return _KNOWN[name].open(place)

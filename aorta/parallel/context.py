@@ -40,7 +40,7 @@ def parallelize(
 
 
 def cut(mesh: DeviceMesh) -> Cut:
-    """What this rank of the 1-D `mesh` has of inputs and target [batch, positions]; behind the inputs stand the
+    """Return what this rank of the 1-D `mesh` has of inputs and target [batch, positions]; behind the inputs stand the
     positions that these are.
 
     Each rank's loss is the mean over its positions. They are equally many, so the mean of the ranks' gradients is the
@@ -66,7 +66,7 @@ def split(attentions: Iterable[nn.Module], mesh: DeviceMesh) -> None:
 
 
 def own_chunks(tensor: torch.Tensor, dim: int, rank: int, ranks: int) -> torch.Tensor:
-    """The two chunks of a rank along `dim`, whose length is a multiple of 2 x ranks."""
+    """Return the two chunks of a rank along `dim`, whose length is a multiple of 2 x ranks."""
     chunks = tensor.chunk(2 * ranks, dim)
     return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
 
@@ -78,7 +78,7 @@ def in_order(gathered: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _over_ranks(module: nn.Module, mesh: DeviceMesh, rank: int, ranks: int) -> Callable[..., torch.Tensor]:
-    """The forward pass of `module`, called with this rank's chunks."""
+    """Return the forward pass of `module`, called with this rank's chunks."""
     alone = module.forward
 
     def forward(query_BHSE: torch.Tensor, key_BGSE: torch.Tensor, value_BGSE: torch.Tensor) -> torch.Tensor:  # noqa: N803

@@ -49,7 +49,7 @@ def parallelize(model: nn.Module, settings: DDP, precision: Precision, device: t
 
 
 def default_bucket_mb(model: nn.Module) -> float:
-    """An eighth of the gradients' size in MiB, at most torch's own default of 25.
+    """Return an eighth of the gradients' size in MiB, at most torch's own default of 25.
 
     A single bucket could not overlap with anything, and a small model fills only one of torch's size.
     """
@@ -75,8 +75,8 @@ class ReduceAfterBackward:
         self._on_ready = on_ready
 
     def keep(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The communication hook: called with each bucket as it becomes ready; returns the future that DDP waits
-        for.
+        """Hold a bucket back: DDP's communication hook, called with each as it becomes ready; returns the future that
+        DDP waits for.
         """
         # DDP multiplies by 1/n rather than dividing; doing the same keeps the gradients bit-identical.
         gradients = bucket.buffer().mul_(1.0 / dist.get_world_size())

@@ -44,7 +44,7 @@ class SeparatelySharded:
     summed: int
 
     def within(self, block: nn.Module) -> list[nn.Module]:
-        """Those inside of `block`."""
+        """Return the sharded modules inside of `block`."""
         inside = {id(module) for module in block.modules()}
         return [module for module in self.modules if id(module) in inside]
 
@@ -175,7 +175,7 @@ class WaitedReduceScatter:
 
 
 def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]:
-    """A hook that FSDP calls on the all-reduce stream after each all-reduce."""
+    """Return a hook that FSDP calls on the all-reduce stream after each all-reduce."""
     compute = torch.accelerator.current_stream(device)
     return lambda _gradients: compute.wait_stream(torch.accelerator.current_stream())
 

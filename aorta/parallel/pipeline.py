@@ -60,14 +60,14 @@ def parallelize(
 
 
 def stages_of(model: nn.Module) -> nn.ModuleDict:
-    """A rank's stages by their number."""
+    """Return a rank's stages by their number."""
     stages = model.get_submodule("stages")
     assert isinstance(stages, nn.ModuleDict)
     return stages
 
 
 def ideal_bubble_share(settings: PP, ranks: int) -> float | None:
-    """The part of a step in which a rank waits, were all stages equally long and transfers free.
+    """Return the part of a step in which a rank waits, were all stages equally long and transfers free.
 
     (P - 1) / (M + P - 1) with P ranks and M micro-batches (Huang et al., "GPipe", NeurIPS 2019, section 2.3; the same
     for 1F1B); with V stages a rank M counts V times (Narayanan et al., "Efficient Large-Scale Language Model Training
@@ -166,7 +166,7 @@ class _Stage(PipelineStage):
 
 
 def _cast(stage: nn.Module, arithmetic: Any) -> nn.Module:
-    """The same module, whose forward pass runs in `arithmetic`: the schedule calls it outside of any context."""
+    """Return the same module, whose forward pass runs in `arithmetic`: the schedule calls it outside of any context."""
     forward = stage.forward
 
     def in_precision(*args: Any) -> Any:

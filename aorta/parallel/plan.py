@@ -72,14 +72,14 @@ class ParallelizedModel:
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """The autocast context of a precision; a null context for `none`."""
+    """Return the autocast context of a precision; a null context for `none`."""
     if precision is Precision.none:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=DTYPES[precision.value])
 
 
 def sharding_dtypes(settings: FSDP | FSDP1, precision: Precision) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The types in which sharded parameters are gathered, and gradients reduced; None: as they are."""
+    """Return the types in which sharded parameters are gathered, and gradients reduced; None: as they are."""
     return (
         None if precision is Precision.none else DTYPES[precision.value],
         None if settings.reduce_dtype is None else DTYPES[settings.reduce_dtype.value],
@@ -87,7 +87,7 @@ def sharding_dtypes(settings: FSDP | FSDP1, precision: Precision) -> tuple[torch
 
 
 def sharding_facts(blocks: Blocks, settings: FSDP | FSDP1, precision: Precision) -> dict[str, object]:
-    """The effective settings of sharding, for the manifest."""
+    """Return the effective settings of sharding, for the manifest."""
     names = ("param_dtype", "reduce_dtype")
     dtypes = (None if dtype is None else str(dtype) for dtype in sharding_dtypes(settings, precision))
     return {
@@ -98,16 +98,16 @@ def sharding_facts(blocks: Blocks, settings: FSDP | FSDP1, precision: Precision)
 
 
 def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
-    """The mesh over which a tensor is distributed; None for an ordinary one. Asks the tensor, since importing DTensor
-    only to compare types costs a run without a mesh a second.
+    """Return the mesh over which a tensor is distributed; None for an ordinary one. Asks the tensor, since importing
+    DTensor only to compare types costs a run without a mesh a second.
     """
     mesh: DeviceMesh | None = getattr(tensor, "device_mesh", None)
     return mesh
 
 
 def whole_norm(norm: torch.Tensor) -> torch.Tensor:
-    """A norm of gradients over all ranks of their mesh, reduced over one dimension after another, which a DTensor does
-    not do without a warning; that of ordinary gradients as it is.
+    """Return a norm of gradients over all ranks of their mesh, reduced over one dimension after another, which a
+    DTensor does not do without a warning; that of ordinary gradients as it is.
     """
     if mesh_of(norm) is None:
         return norm

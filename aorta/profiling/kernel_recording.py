@@ -129,7 +129,7 @@ class KernelRecording:
 
 
 def _is_kernel(event: Any) -> bool:
-    """Whether a row of a device is a kernel: by category where torch tells it, which 2.11 does not (W13)."""
+    """Return whether a row of a device is a kernel: by category where torch tells it, which 2.11 does not (W13)."""
     category = getattr(event, "activity_type", None)
     if category is not None:
         return bool(category() == "kernel" and not copies(event.name()))

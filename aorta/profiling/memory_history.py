@@ -136,7 +136,7 @@ NAMES = {
 
 
 def by_category(results: Any) -> dict[str, dict[str, Any]]:
-    """Device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
+    """Return device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
 
     torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
     whole step. It reads every event in Python: never on the training thread.

@@ -68,7 +68,7 @@ class Timeline:
 
 
 def timelines(trace: dict[str, Any]) -> list[Timeline]:
-    """The memory timelines in a trace, one per device, the CPU first."""
+    """Return the memory timelines in a trace, one per device, the CPU first."""
     events = [event for event in trace.get("traceEvents", ()) if isinstance(event, dict)]
     devices: dict[tuple[int, int], list[Allocation]] = defaultdict(list)
     for event in events:
@@ -143,7 +143,7 @@ class _Enclosing:
 
 
 def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
-    """The whole HTML page; `categories` as `memory_history.by_category` gives them."""
+    """Return the whole HTML page; `categories` as `memory_history.by_category` gives them."""
     found = timelines(trace)
     body = [_section(timeline) for timeline in found] or [
         "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
@@ -209,7 +209,7 @@ def _curve(timeline: Timeline) -> str:
 
 
 def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> str:
-    """Bytes by category over time, one above the other, and each at the peak."""
+    """Return the bytes by category over time, one above the other, and each at the peak."""
     total = [sum(column) for column in zip(*sizes.values(), strict=True)]
     peak = max(range(len(total)), key=total.__getitem__)
     step = max(1, -(-len(total) // POINTS))
@@ -240,7 +240,7 @@ def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> s
 
 
 def _size(number: int) -> str:
-    """Bytes in the largest binary unit (powers of 1024) that leaves a digit before the point."""
+    """Return the bytes in the largest binary unit (powers of 1024) that leaves a digit before the point."""
     value, unit = float(number), "B"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024 or unit == "GiB":

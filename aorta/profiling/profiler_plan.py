@@ -100,7 +100,7 @@ class Schedule:
         return self.wait + self.warmup + self.active
 
     def __call__(self, step: int) -> Action:
-        """The action of 0-based global `step`."""
+        """Return the action of 0-based global `step`."""
         place, left = self._place(step)
         if place is None or place < self.wait:
             return Action.NONE
@@ -110,12 +110,12 @@ class Schedule:
         return Action.ACTIVE_AND_SAVE if place == self.cycle - 1 or left == 0 else Action.ACTIVE
 
     def whole(self, first: int, last: int) -> bool:
-        """Whether kept steps `first` to `last` (global, inclusive) are as many as a cycle keeps."""
+        """Return whether kept steps `first` to `last` (global, inclusive) are as many as a cycle keeps."""
         return last - first + 1 == self.active
 
     def _place(self, step: int) -> tuple[int | None, int]:
-        """Position in the cycle (None: before the first or after the last), and steps left in the epoch after this
-        one.
+        """Return the position in the cycle (None: before the first or after the last), and steps left in the epoch
+        after this one.
         """
         left = self.cycle
         if self.steps_per_epoch is not None:
@@ -183,7 +183,7 @@ class ProfilerPlan:
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
-        """The schedule of a loop that begins at global step `first_step`."""
+        """Return the schedule of a loop that begins at global step `first_step`."""
         settings = self.settings
         if settings.wait is None and settings.period is not None and not settings.per_epoch:
             Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its error message
@@ -198,7 +198,7 @@ class ProfilerPlan:
         )
 
     def outputs(self, window: TraceWindow) -> Iterator[SavedFile]:
-        """The files to be made of a window; the trace itself comes last. None where nothing is exported."""
+        """Yield the files to be made of a window; the trace itself comes last. None where nothing is exported."""
         if not self.exports:
             return
         settings, values = self.settings, template_values(self.place, window.moment)
@@ -214,14 +214,14 @@ class ProfilerPlan:
             yield self._output("trace", compressed(path, compression), values, compression)
 
     def snapshot(self, window: TraceWindow) -> SavedFile:
-        """The file of the allocator's history of the window, beside the memory timeline."""
+        """Return the file of the allocator's history of the window, beside the memory timeline."""
         values = template_values(self.place, window.moment)
         assert self.settings.memory_filename is not None  # without it no history is recorded
         name = PurePosixPath(fill(self.settings.memory_filename, values))
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
 
     def tagged_snapshot(self, tag: str) -> Path:
-        """The file of a memory snapshot that belongs to no window."""
+        """Return the file of a memory snapshot that belongs to no window."""
         return self.folder / SNAPSHOT_DIR / snapshot_name(self.place, tag)
 
     def _output(
@@ -252,7 +252,7 @@ def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
 
 
 def export_disabled(settings: Profiling) -> bool:
-    """Whether no trace is exported: on ROCm exporting has crashed, and every file of torch.profiler is the same export
-    in Chrome format, whatever its name.
+    """Return whether no trace is exported: on ROCm exporting has crashed, and every file of torch.profiler is the same
+    export in Chrome format, whatever its name.
     """
     return torch.version.hip is not None and not settings.chrome_trace_force

@@ -43,7 +43,7 @@ def export(write: Callable[[Path], Any], target: Path) -> None:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line; where there was no room, with what to do."""
+    """Return an error in one line; where there was no room, with what to do."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         text += "; make room there, or choose another folder for traces"
@@ -60,7 +60,7 @@ def _whole(path: Path) -> bool:
 
 
 def _reason(written: Path, target: Path) -> OSError:
-    """Why a trace is not whole: found by writing on where the exporter stopped, since it does not say."""
+    """Return why a trace is not whole: found by writing on where the exporter stopped, since it does not say."""
     try:
         with written.open("ab", buffering=0) as stream:
             stream.write(_PROBE)

@@ -38,7 +38,7 @@ class TracePlace:
     dimensions: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, Any]:
-        """Variables available in folder templates."""
+        """Return the variables available in folder templates."""
         names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
         return {name: getattr(self, name) for name in names}
 
@@ -70,7 +70,7 @@ class Counters:
     tokens_per_sample: int | None = None
 
     def at(self, finished: int) -> Moment:
-        """The counts after `finished` steps."""
+        """Return the counts after `finished` steps."""
         epoch, batch = (0, finished)
         if self.steps_per_epoch and finished:
             epoch, batch = divmod(finished - 1, self.steps_per_epoch)
@@ -110,7 +110,7 @@ class TraceWindow:
 
 
 def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int, ...] | None:
-    """Position of `rank` in a mesh that ranks fill in row-major order; None for a single process.
+    """Return the position of `rank` in a mesh that ranks fill in row-major order; None for a single process.
 
     An empty shape is a mesh of one dimension over all ranks.
     """
@@ -127,7 +127,7 @@ def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int
 
 
 def trace_path(naming: Naming, place: TracePlace, window: TraceWindow, filename: str) -> PurePosixPath:
-    """Path of an uncompressed trace below the trace folder.
+    """Return the path of an uncompressed trace below the trace folder.
 
     Args:
         filename: the template of `Naming.template`.
@@ -159,13 +159,13 @@ def snapshot_name(place: TracePlace, tag: str) -> str:
 
 
 def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:
-    """Variables available in file templates; those of the moment that are not known are left out."""
+    """Return the variables available in file templates; those of the moment that are not known are left out."""
     known = {name: value for name in Moment.__dataclass_fields__ if (value := getattr(moment, name)) is not None}
     return place.variables() | known
 
 
 def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
-    """The name with the suffix of its compression, unless it already has it."""
+    """Return the name with the suffix of its compression, unless it already has it."""
     name = path.name
     if compression == "gz" and not name.endswith(".gz"):
         name += ".gz"

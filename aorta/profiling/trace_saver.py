@@ -135,7 +135,7 @@ class Saver:
             return self._lock.wait_for(lambda: self._pending == 0, timeout=limit_s)
 
     def kept(self) -> list[SavedWindow]:
-        """Windows with a file on this disk, newest last."""
+        """Return the windows with a file on this disk, newest last."""
         with self._lock:
             return [saved for saved in self._here if any(file.here for file in saved.files)]
 

@@ -80,7 +80,7 @@ class Destination:
         self._local = "file" in _protocols(self._fs)
 
     def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
-        """Name of a file at the destination.
+        """Return the name of a file at the destination.
 
         Args:
             values: variables of file templates.
@@ -90,7 +90,7 @@ class Destination:
         return str(compressed(wanted, compression))
 
     def where(self, name: str) -> str:
-        """The full address of a file called `name`."""
+        """Return the full address of a file called `name`."""
         return f"{self.address}/{name.lstrip('/')}"
 
     def check(self, who: str) -> None:
@@ -144,8 +144,8 @@ class Destination:
         return self.where(name)
 
     def holds(self, source: Path, name: str) -> bool:
-        """Whether `name` has as many bytes there as `source`, in a place that outlives this process. False where that
-        cannot be told.
+        """Return whether `name` has as many bytes there as `source`, in a place that outlives this process. False where
+        that cannot be told.
         """
         if not self.durable:
             return False
@@ -207,7 +207,7 @@ class Destination:
 def destination(
     root: str | None, template: str | None, known: Mapping[str, Any], *, overwrite: bool
 ) -> Destination | None:
-    """The configured destination; None where nothing is to be uploaded.
+    """Return the configured destination; None where nothing is to be uploaded.
 
     Args:
         root: `profiling.remote_root`; not needed where the template is a full address.
@@ -225,7 +225,7 @@ def destination(
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error is transient: caused by the network or the server rather than by the request."""
+    """Return whether an error is transient: caused by the network or the server rather than by the request."""
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 400 <= status < 600:  # an HTTP answer

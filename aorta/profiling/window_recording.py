@@ -39,8 +39,8 @@ _ERROR_WAIT_S = 20.0
 
 
 def all_threads() -> Any:
-    """The setting that has torch record the operators of every thread. A torch without it fails here, and in no window
-    that does not ask for it.
+    """Return the setting that has torch record the operators of every thread. A torch without it fails here, and in no
+    window that does not ask for it.
     """
     from torch._C._profiler import _ExperimentalConfig
 
@@ -78,7 +78,7 @@ class WindowRecording(profile):
         self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[self._schedule(first_step)])
 
     def _speaks(self) -> bool:
-        """Whether this is the first of the ranks that are profiled."""
+        """Return whether this is the first of the ranks that are profiled."""
         return self._plan.place.rank == min(selected_ranks(self._settings.ranks) or (0,))
 
     @property
@@ -274,7 +274,7 @@ class WindowRecording(profile):
 
 
 def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
-    """Which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
+    """Yield which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
 
     Args:
         averages: `key_averages()` of the last profile.

@@ -67,7 +67,7 @@ class Injected(msgspec.Struct, frozen=True):
     since_ns: Integer
 
     def shown(self, true_ns: int) -> int:
-        """What the faked clock shows at the instant that the host's own clock calls `true_ns`."""
+        """Return what the faked clock shows at the instant that the host's own clock calls `true_ns`."""
         return true_ns + self.offset_ns + round(Fraction(self.drift_ppm) * (true_ns - self.since_ns) / PPM)
 
 
@@ -113,7 +113,7 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return float(Fraction(self.start.bound_ns + self.end.bound_ns, self.end.at_ns - self.start.at_ns) * PPM)
 
     def to_reference(self, own_ns: int) -> int:
-        """The reference rank's clock at the instant this rank's clock shows `own_ns`. Never changes an order.
+        """Return the reference rank's clock at the instant this rank's clock shows `own_ns`. Never changes an order.
 
         Raises:
             ValueError: nothing was measured.
@@ -124,8 +124,8 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return own_ns - sample.offset_ns - round(self._slope * (own_ns - sample.at_ns))
 
     def correction_ns(self, host_ns: int) -> int:
-        """What to add to a time of this rank's host to have the reference rank's. A skew injected for tests is applied
-        first.
+        """Return what to add to a time of this rank's host to have the reference rank's. A skew injected for tests is
+        applied first.
 
         Raises:
             ValueError: nothing was measured.
@@ -151,7 +151,7 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return max(self.start.bound_ns, self.end.bound_ns)
 
     def summary(self) -> dict[str, object]:
-        """What metadata of a trace repeats (JSON types); null is unknown."""
+        """Return what metadata of a trace repeats (JSON types); null is unknown."""
         return {
             "rank": self.rank,
             "host": self.host,
@@ -181,15 +181,15 @@ class ClockSync(msgspec.Struct, frozen=True):
     ranks: list[RankClock]
 
     def of(self, rank: int) -> RankClock | None:
-        """What is known of `rank`; None if it is not listed."""
+        """Return what is known of `rank`; None if it is not listed."""
         return next((entry for entry in self.ranks if entry.rank == rank), None)
 
     def with_ranks(self, ranks: Iterable[RankClock]) -> ClockSync:
-        """The same run's file with these ranks in place of its own."""
+        """Return the same run's file with these ranks in place of its own."""
         return msgspec.structs.replace(self, ranks=sorted(ranks, key=lambda entry: entry.rank))
 
     def summary(self) -> dict[str, object]:
-        """What the manifest and a merged trace repeat (JSON types)."""
+        """Return what the manifest and a merged trace repeat (JSON types)."""
         return {
             "reference_rank": self.reference_rank,
             "clock": self.clock,
@@ -200,13 +200,13 @@ class ClockSync(msgspec.Struct, frozen=True):
 
 
 def plain(sync: ClockSync) -> dict[str, Any]:
-    """The file's content (JSON types), with the derived figures beside the measured ones."""
+    """Return the file's content (JSON types), with the derived figures beside the measured ones."""
     ranks = [{**entry.summary(), "boot_id": entry.boot_id} for entry in sync.ranks]
     return {**msgspec.to_builtins(sync), "ranks": ranks}
 
 
 def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
-    """What a trace of `rank` says of its clock; empty where nothing was measured."""
+    """Return what a trace of `rank` says of its clock; empty where nothing was measured."""
     mine = None if sync is None else sync.of(rank)
     return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
 
@@ -215,7 +215,7 @@ _DECODER: Final = msgspec.json.Decoder(ClockSync)
 
 
 def encode(sync: ClockSync) -> bytes:
-    """The file's text, indented for people."""
+    """Return the file's text, indented for people."""
     return msgspec.json.format(msgspec.json.encode(plain(sync)), indent=2) + b"\n"
 
 

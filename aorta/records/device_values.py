@@ -51,14 +51,14 @@ class SampleSource(Protocol):
     min_interval_s: float
 
     def read(self) -> Values:
-        """The current values.
+        """Return the current values.
 
         Raises:
             DeviceUnreadable: nothing could be read; says why.
         """
 
     def settings(self) -> dict[str, Any]:
-        """The device's settings when the run began: power cap, clock limits and locks; JSON types."""
+        """Return the device's settings when the run began: power cap, clock limits and locks; JSON types."""
 
     def raw(self) -> dict[str, Any]:
         """Fields of the record that hold the raw output of the last reading; none by default."""
@@ -87,7 +87,7 @@ def number(value: object) -> float | None:
 
 
 def megahertz(value: object) -> float | None:
-    """The clock in "(300Mhz)" or "1: (300Mhz)", where the first number may be a level."""
+    """Return the clock in "(300Mhz)" or "1: (300Mhz)", where the first number may be a level."""
     match = _MHZ.search(value) if isinstance(value, str) else None
     return number(match[1] if match else value)
 
@@ -98,7 +98,7 @@ def whole(value: float | None, factor: float = 1) -> int | None:
 
 
 def first(*values: float | None) -> float | None:
-    """The first value that is not None."""
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -109,7 +109,7 @@ def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
 
 
 def json_after_words(text: str) -> Any:
-    """The JSON document in the output of a tool that may print warnings before it (even "[WARNING] ...").
+    """Return the JSON document in the output of a tool that may print warnings before it (even "[WARNING] ...").
 
     Raises:
         DeviceUnreadable: there is none.
@@ -144,7 +144,7 @@ def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
 
 
 def known(settings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """The settings, with null for those that cannot be read."""
+    """Return the settings, with null for those that cannot be read."""
     found: dict[str, Any] = {}
     for name, ask in settings.items():
         try:
@@ -161,7 +161,7 @@ _BEFORE_VALUE: Final = re.compile(r":\s")
 
 
 def from_json(document: Any) -> list[Card]:
-    """The cards in its JSON, in its order; keys in lower case and without a trailing colon."""
+    """Return the cards in its JSON, in its order; keys in lower case and without a trailing colon."""
     if not isinstance(document, Mapping):
         raise DeviceUnreadable("rocm-smi: its JSON is not an object")
     return [
@@ -172,7 +172,7 @@ def from_json(document: Any) -> list[Card]:
 
 
 def from_text(text: str) -> list[Card]:
-    """The cards in its text, in its order."""
+    """Return the cards in its text, in its order."""
     cards: dict[int, dict[str, object]] = {}
     for line in text.splitlines():
         card = _CARD.match(line)
@@ -185,7 +185,7 @@ def from_text(text: str) -> list[Card]:
 
 
 def normalised(card: Card) -> Values:
-    """The values of one card; it does not report throttling."""
+    """Return the values of one card; it does not report throttling."""
 
     def value(*names: str) -> float | None:
         return first(*(number(card.get(name)) for name in names))
@@ -207,15 +207,15 @@ def normalised(card: Card) -> Values:
 
 
 def _is_clock(card: Card, name: str, what: str) -> bool:
-    """Whether a field holds a clock; a level by itself ("1") is none."""
+    """Return whether a field holds a clock; a level by itself ("1") is none."""
     return "mhz" in str(card.get(f"{name} clock {what}")).lower()
 
 
 def read_words(
     text: str, local_rank: int, of_ranks: int | None, *, exit_code: int = 0, stderr: str = "", error: str | None = None
 ) -> tuple[Values, str | None]:
-    """The values in a text that nobody matched to a device when it was printed; empty, with the reason, where there
-    are none.
+    """Return the values in a text that nobody matched to a device when it was printed; empty, with the reason, where
+    there are none.
 
     Args:
         local_rank: whose card is wanted. Where the text lists several cards, it is the one of this number, provided

@@ -51,7 +51,7 @@ SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECA
 
 
 def hide(words: Sequence[str]) -> list[str]:
-    """The arguments with secrets replaced by `...`.
+    """Return the arguments with secrets replaced by `...`.
 
     A secret is what follows `NAME=`, however many `=` come before it (`--env=HF_TOKEN=abc`), or the argument after an
     option (`--password abc`), where the name matches `SECRET`.
@@ -74,12 +74,12 @@ def _hidden(word: str) -> str:
 
 
 def shown_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Values by name, in their order; those whose names look like secrets are hidden."""
+    """Return values by name, in their order; those whose names look like secrets are hidden."""
     return {name: HIDDEN if SECRET.search(name) else value for name, value in values.items()}
 
 
 def shown_variables(environment: Mapping[str, str]) -> list[str]:
-    """The same as NAME=VALUE."""
+    """Return the same as NAME=VALUE."""
     return [f"{name}={value}" for name, value in shown_values(environment).items()]
 
 
@@ -109,7 +109,7 @@ class Variable:
         return f"a whole number from {self.least}" + ("" if self.most is None else f" to {self.most}")
 
     def takes(self, value: str) -> bool:
-        """Whether a value is one of those."""
+        """Return whether a value is one of those."""
         if self.choices:
             named = value.removeprefix("^") if self.excludes else value
             return named.upper() in {choice.upper() for choice in self.choices}
@@ -176,6 +176,6 @@ def check_variable(name: str, value: str) -> str | None:
 
 
 def table() -> str:
-    """All of them as a Markdown table, for docs/search.md."""
+    """Return all variables as a Markdown table, for docs/search.md."""
     rows = [f"| `{one.name}` | {one.meaning} | {one.allowed} |" for one in _VARIABLES]
     return "\n".join(["| variable | what it does | values |", "|---|---|---|", *rows])

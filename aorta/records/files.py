@@ -53,7 +53,7 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
 
 
 def read_small(path: Path) -> bytes:
-    """The whole content of a file.
+    """Return the whole content of a file.
 
     Raises:
         OSError: as `open_regular`; EFBIG where it is longer than `SMALL_BYTES`.
@@ -66,7 +66,7 @@ def read_small(path: Path) -> bytes:
 
 
 def decode_json(content: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) -> T:
-    """What JSON text says.
+    """Return what JSON text says.
 
     Raises:
         ValueError: it is not JSON, not of the decoder's type, not UTF-8, or nested too deeply; the message says which.

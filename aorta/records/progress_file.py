@@ -185,7 +185,7 @@ class Progress:
         """The open step has ended, and is counted."""
 
     def enter(self, phase: str) -> str:
-        """A phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
+        """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
         return phase
 
     @contextmanager
@@ -207,7 +207,7 @@ class Progress:
     def issue(
         self, _group: int, _number: int, _kind: int, _dtype: str | None, _size: int, _peer: int, _issued_ns: int
     ) -> int:
-        """A collective is issued; returns its index."""
+        """Note that a collective is issued; returns its index."""
         return NOWHERE
 
     def completed(self, index: int, at_ns: int) -> None:
@@ -240,8 +240,8 @@ class ProgressFile(Progress):
 
     @classmethod
     def create(cls, path: Path, facts: ProgressFacts) -> ProgressFile:
-        """A new file in place of an older one, with all of its space reserved: on a full disk a later store would end
-        the process.
+        """Create a new file in place of an older one, with all of its space reserved: on a full disk a later store
+        would end the process.
 
         Raises:
             OSError: it cannot be created or reserved, or its file system maps no files.
@@ -358,13 +358,13 @@ class ProgressWatch:
         self._state = _words_of(path, self._memory)[_STATE_AT // _WORD : _FACTS_AT // _WORD]
 
     def state(self) -> ProgressState:
-        """The state as it is now; step and phase may be of two moments that follow each other closely."""
+        """Return the state as it is now; step and phase may be of two moments that follow each other closely."""
         return _state(self._state, self.facts)
 
 
 def read_progress(path: Path) -> ProgressSeen:
-    """The file as it is now. What is being written meanwhile is read again, and named in `torn` where that does not
-    help.
+    """Return the file as it is now. What is being written meanwhile is read again, and named in `torn` where that does
+    not help.
 
     Raises:
         OSError: it cannot be read.
@@ -405,7 +405,7 @@ def start_ticks(pid: int | str) -> int:
 
 
 def progress_files(run_folder: Path) -> list[Path]:
-    """The progress files of a run, by rank; empty where there are none."""
+    """Return the progress files of a run, by rank; empty where there are none."""
     try:
         found = list((run_folder / PROGRESS_DIR).glob(PROGRESS_FILE_GLOB))
     except OSError:
@@ -456,7 +456,7 @@ def _groups(data: bytes, size: int) -> tuple[tuple[ProgressGroup, ...], list[str
 def _collectives(
     words: memoryview, again: memoryview, facts: ProgressFacts, groups: tuple[ProgressGroup, ...]
 ) -> tuple[tuple[ProgressCollective, ...], int]:
-    """The collectives in the ring, and how many slots between them could not be read."""
+    """Return the collectives in the ring, and how many slots between them could not be read."""
     found = []
     for slot in range(SLOTS):
         at = _RING_AT // _WORD + slot * SLOT_WORDS

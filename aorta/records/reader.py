@@ -56,7 +56,7 @@ class Problems:
             self.more += 1
 
     def said(self) -> list[str]:
-        """All of them, the rest as one sentence with their number."""
+        """Return all problems, those beyond the limit as one sentence with their number."""
         rest = [f"{self.name}: {self.more} more line(s) could not be read; ignored"] if self.more else []
         return [*self.sentences, *rest]
 
@@ -83,7 +83,7 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
 
 
 def header_of(path: Path) -> Header:
-    """The header alone: who wrote this record.
+    """Return the header alone: who wrote this record.
 
     Raises:
         InputError: the file cannot be opened, is empty, or does not begin with a header of this schema; or its first
@@ -94,7 +94,7 @@ def header_of(path: Path) -> Header:
 
 
 def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: Problems) -> Header:
-    """The first line, taken from `lines`.
+    """Return the first line, taken from `lines`.
 
     Raises:
         InputError: it is not a header of this schema.
@@ -147,12 +147,12 @@ def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> It
 
 
 def no_footer(path: Path) -> str:
-    """The sentence for a record that ends without a footer."""
+    """Return the sentence for a record that ends without a footer."""
     return f"{path.name}: no footer: the process was killed, or still runs"
 
 
 def second_header(path: Path, number: int, line: Header) -> InputError:
-    """The error for a header that is not the first line."""
+    """Return the error for a header that is not the first line."""
     return InputError(f"{path.name}:{number}: a second header (run {line.run_id}): two runs are mixed in one file")
 
 

@@ -46,7 +46,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def rank_files(folder: Path) -> list[Path]:
-    """The records directly in `folder`, by rank; empty when there are none or the folder cannot be listed."""
+    """Return the records directly in `folder`, by rank; empty when there are none or the folder cannot be listed."""
     try:
         named = [(RANK_FILE_NAME.match(path.name), path) for path in folder.glob(RANK_FILE_GLOB)]
     except OSError:
@@ -55,13 +55,13 @@ def rank_files(folder: Path) -> list[Path]:
 
 
 def history_name(run_id: object, attempt: object) -> str:
-    """The name of the folder in `history/` to which one attempt of a run is moved; a number may follow it."""
+    """Return the name of the folder in `history/` to which one attempt of a run is moved; a number may follow it."""
     # The content of run.json is not trusted.
     return re.sub(r"[^A-Za-z0-9._-]", "_", f"{run_id}-attempt{attempt}")[-128:].lstrip(".")
 
 
 def in_history(folder: Path, run_id: str, attempt: int) -> list[Path]:
-    """Where a later run in `folder` has moved the files of that attempt; empty when they are not there."""
+    """Return where a later run in `folder` has moved the files of that attempt; empty when they are not there."""
     name = history_name(run_id, attempt)
     try:
         found = sorted((folder / HISTORY_DIR).iterdir())

@@ -253,7 +253,7 @@ def _with_columns_of_today(rows: msgspec.Raw) -> msgspec.Raw:
 
 
 def _refusal(error: Exception, name: str | None = None) -> ValueError:
-    """The error for a line, or for its field `name`, in which msgspec's paths count from the field."""
+    """Return the error for a line, or for its field `name`, in which msgspec's paths count from the field."""
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     return ValueError(f"not a line of this schema ({why if name is None else _within(why, name)})")
 

@@ -95,7 +95,7 @@ class Coordination:
 
 
 def udf_with_torch_ops(x: torch.Tensor) -> torch.Tensor:
-    """Three operators: [n, n] float32 -> [n, n]."""
+    """Run three operators: [n, n] float32 -> [n, n]."""
     return torch.relu(torch.add(torch.mul(x, x), x))
 
 

@@ -95,14 +95,14 @@ def read_run(folder: Path) -> RpcRecords:
 
 
 def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
-    """How many windows every worker should have; one that was cut short counts for nobody."""
+    """Return how many windows every worker should have; one that was cut short counts for nobody."""
     if facts is None:
         return 1 + max((call.window or 0 for call in calls), default=0)
     return facts.windows if facts.finished_windows is None else facts.finished_windows
 
 
 def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
-    """What the driver says is missing, or that it does not say."""
+    """Return what the driver says is missing, or that it does not say."""
     names = {str(worker): name for worker, name in workers.items()}
     said = [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
     if facts.cut_short:
@@ -184,7 +184,7 @@ class RemoteOperator:
 
 
 def read_operators(trace: TraceFile, nested: Mapping[str, Sequence[Call]] | None = None) -> list[RemoteOperator]:
-    """The operators of one trace, labelled with the calls they served.
+    """Return the operators of one trace, labelled with the calls they served.
 
     Args:
         nested: call id -> the synchronous calls made while that call was served. Their waits are no self time of
@@ -215,7 +215,7 @@ def read_operators(trace: TraceFile, nested: Mapping[str, Sequence[Call]] | None
 
 
 def nested_waits(calls: Iterable[Call]) -> dict[str, list[Call]]:
-    """The `nested` of `read_operators`: what is known to block the thread that serves a call, by its id."""
+    """Return the `nested` of `read_operators`: what is known to block the thread that serves a call, by its id."""
     found: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
         if call.parent is not None and call.kind == "rpc_sync" and call.reply_ns is not None:
@@ -224,14 +224,14 @@ def nested_waits(calls: Iterable[Call]) -> dict[str, list[Call]]:
 
 
 def _waits(operator: RemoteOperator, nested: Mapping[str, Sequence[Call]]) -> Iterator[RemoteOperator]:
-    """The waits of one call's slice, where they lie in it."""
+    """Yield the waits of one call's slice, where they lie in it."""
     for call in nested.get(operator.call_id or "", ()):
         if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns:
             yield RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)
 
 
 def memory_of(trace: TraceFile) -> dict[str, CallMemory]:
-    """What the calls served in a trace did to memory, by call id; empty where that was not measured.
+    """Return what the calls served in a trace did to memory, by call id; empty where that was not measured.
 
     Raises:
         InputError: its entry is broken.
@@ -243,7 +243,7 @@ def memory_of(trace: TraceFile) -> dict[str, CallMemory]:
 
 
 def is_wait(event: Event) -> bool:
-    """Whether it is the nameless annotation of `RRef.to_here`."""
+    """Return whether it is the nameless annotation of `RRef.to_here`."""
     return bytes(event.get("name", b"")) == b'""' and bytes(event.get("cat", b"")) == b'"user_annotation"'
 
 

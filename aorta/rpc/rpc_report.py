@@ -249,7 +249,7 @@ def _merge(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
         epilog="Exit codes: 0 done (also where a worker is missing: that is said), 1 --check found a call that does "
@@ -288,7 +288,7 @@ class CallRow:
 
 
 def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperator]]) -> list[CallRow]:
-    """Rows by node, then total time, longest first. Each of `operators` comes with the node it ran on."""
+    """Return the rows by node, then total time, longest first. Each of `operators` comes with the node it ran on."""
     rows: dict[tuple[int, str], CallRow] = {}
 
     def row(node: int, name: str) -> CallRow:
@@ -318,8 +318,8 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
 
 
 def shown_name(operator: RemoteOperator) -> str:
-    """The name shown for a call's slice on its callee, for an operator that served a call, or for any
-    other operator.
+    """Return the name shown for a call's slice on its callee, for an operator that served a call, or for any other
+    operator.
     """
     if operator.call_id is not None:
         return operator.name + REMOTE_CALL
@@ -327,7 +327,7 @@ def shown_name(operator: RemoteOperator) -> str:
 
 
 def render(rows: list[CallRow], names: dict[int, str]) -> str:
-    """The table as text. Percentages are of the self time of all rows of all nodes; a wait has none, nor what
+    """Return the table as text. Percentages are of the self time of all rows of all nodes; a wait has none, nor what
     adds up to more (an operator inside one of its own name). There are columns of memory where any was measured.
     """
     whole = sum(row.self_ns for row in rows)

@@ -343,5 +343,5 @@ class RpcRun:
 
 
 def _progress(calls: Sequence[Call]) -> tuple[int, int]:
-    """How many calls there are, and how many of them were answered."""
+    """Return how many calls there are, and how many of them were answered."""
     return len(calls), sum(call.reply_ns is not None for call in calls)

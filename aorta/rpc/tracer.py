@@ -118,7 +118,7 @@ class TracedRpc:
             return self._changed.wait_for(lambda: all(call.reply_ns is not None for call in self.calls), timeout_s)
 
     def of_window(self, window: int) -> list[Call]:
-        """The calls issued in one window, which is the last or not far from it."""
+        """Return the calls issued in one window, which is the last or not far from it."""
         with self._changed:
             later = itertools.takewhile(lambda call: (call.window or 0) >= window, reversed(self.calls))
             return [call for call in later if call.window == window][::-1]
@@ -214,20 +214,20 @@ class TracedRpc:
 
 
 def _find_builtin(func: Any) -> str | None:
-    """Torch's name of an operator (`aten::add` for torch.add); None for anything else."""
+    """Return torch's name of an operator (`aten::add` for torch.add); None for anything else."""
     name: str | None = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
     return name
 
 
 def _worker(to: Any) -> Any:
-    """The worker that `to` names; None where torch will reject it."""
+    """Return the worker that `to` names; None where torch will reject it."""
     with suppress(RuntimeError, ValueError, TypeError):
         return rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
     return None
 
 
 def _acknowledged(reference: Any) -> Any:
-    """The future that completes when the owner has created the value; None where torch does not expose it."""
+    """Return the future that completes when the owner has created the value; None where torch does not expose it."""
     with suppress(AttributeError, RuntimeError):
         return reference._get_future()
     return None
@@ -252,7 +252,7 @@ class MemoryWindow:
         self._events[call_id] = parts
 
     def calls(self) -> Mapping[str, CallMemory]:
-        """By call id. Calls that are still served may be added meanwhile."""
+        """Return the calls by id. Calls that are still served may be added meanwhile."""
         return {call_id: summed(_events(parts)) for call_id, parts in list(self._events.items())}
 
 
@@ -304,7 +304,7 @@ def paused() -> Iterator[None]:
 
 
 def _events(parts: Sequence[Any]) -> Iterator[tuple[str, str, int]]:
-    """Kind, name and bytes of torch's events; a part holds a list a thread."""
+    """Yield kind, name and bytes of torch's events; a part holds a list a thread."""
     for event in itertools.chain.from_iterable(itertools.chain.from_iterable(parts)):
         yield event.kind(), event.name(), event.cpu_memory_usage()
 

@@ -138,7 +138,7 @@ class Recording:
         self._recorder.user_marks.counter(name, value)
 
     def ended(self) -> str:
-        """How many steps there are, and the command that reads them."""
+        """Return how many steps there are, and the command that reads them."""
         count = self._next - self._first
         if not count:
             return (

@@ -49,7 +49,7 @@ Block = tuple[str, nn.Module]
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
-    """The blocks of `model` by the rule above, in the order they were registered; no two overlap.
+    """Return the blocks of `model` by the rule above, in the order they were registered; no two overlap.
 
     Raises:
         ConfigError: there is nothing to bracket.
@@ -64,7 +64,7 @@ def find_blocks(model: nn.Module) -> list[Block]:
 
 
 def strategy_of(model: nn.Module) -> str | None:
-    """The strategy that has wrapped the model, by the name that train.py gives it: "ddp", "fsdp1", or "fsdp" for
+    """Return the strategy that has wrapped the model, by the name that train.py gives it: "ddp", "fsdp1", or "fsdp" for
     `fully_shard` over one dimension of ranks; None for anything else, whose name a caller gives.
     """
     for module in model.modules():
@@ -141,7 +141,7 @@ def _tiles(name: str, module: nn.Module) -> Iterator[Block]:
 
 
 def _repeats(module: nn.Module) -> bool:
-    """Whether a module is a container with two children of one class that hold parameters."""
+    """Return whether a module is a container with two children of one class that hold parameters."""
     if not isinstance(module, _CONTAINERS):
         return False
     units = [_inside_fsdp1(child) for child in module.children() if _has_parameters(child)]
@@ -150,7 +150,7 @@ def _repeats(module: nn.Module) -> bool:
 
 
 def _repeats_below(module: nn.Module) -> bool:
-    """Whether anything inside repeats; a compiled module counts as a whole."""
+    """Return whether anything inside repeats; a compiled module counts as a whole."""
     children = dict(module.named_children())
     return _COMPILED not in children and any(_repeats(child) or _repeats_below(child) for child in children.values())
 
@@ -165,7 +165,7 @@ def _inside_fsdp1(module: nn.Module) -> nn.Module:
 
 
 def _named(blocks: list[Block]) -> list[Block]:
-    """The blocks without duplicates, with unique names that leave out the wrappers' parts."""
+    """Return the blocks without duplicates, with unique names that leave out the wrappers' parts."""
     seen: set[int] = set()
     names: Counter[str] = Counter()
     result = []
@@ -233,7 +233,7 @@ class RecordArguments:
             ) from error
 
     def config(self) -> dict[str, Any]:
-        """As a configuration, with the key names of train.py's."""
+        """Return the arguments as a configuration, with the key names of train.py's."""
         return {
             "workload": None if self.workload is None else dict(self.workload),
             "parallel": None if self.parallel is None else {"strategy": self.parallel},
@@ -301,7 +301,7 @@ def _check_loggers(loggers: Sequence[str | Logger]) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device that a model's parameters are on.
+    """Return the one device that a model's parameters are on.
 
     Raises:
         ConfigError: they are on several, or on one where nothing can be measured.

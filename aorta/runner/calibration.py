@@ -40,7 +40,7 @@ def calibration_plan(
     profiled: Callable[[int], bool] = lambda _step: False,
     environment: Mapping[str, str] = os.environ,
 ) -> CalibrationPlan | None:
-    """Which steps are measured by kernels; None where nobody asked for it and there are no kernels.
+    """Return which steps are measured by kernels; None where nobody asked for it and there are no kernels.
 
     Args:
         setting: `instrument.calibration`.

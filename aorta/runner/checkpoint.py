@@ -111,14 +111,14 @@ def _failing_clearly(path: Path) -> Iterator[None]:
 
 
 def available(folder: Path) -> list[int]:
-    """Steps for which `folder` has a complete checkpoint, ascending."""
+    """Return the steps for which `folder` has a complete checkpoint, ascending."""
     if not folder.is_dir():
         return []
     return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
 
 
 def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> int:
-    """Where training begins: as configured, or after a restart at the newest checkpoint of this run, or at 0.
+    """Return where training begins: as configured, or after a restart at the newest checkpoint of this run, or at 0.
 
     Args:
         wanted: `training.start_step`.

@@ -115,7 +115,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
 
 
 def measured(settings: CopyOverlap, device: torch.device) -> list[SizeResult]:
-    """All sizes, one after another. Waits for the device after every measurement."""
+    """Return all sizes, one after another. Waits for the device after every measurement."""
     dtype = _DTYPES[settings.dtype.name]
     left, right, product = (
         torch.ones(settings.matrix_size, settings.matrix_size, device=device, dtype=dtype) for _ in range(3)
@@ -164,7 +164,7 @@ class _TwoStreams:
         self._issued_s = 0.0
 
     def alone(self, work: Work) -> float:
-        """The length of `work` by itself."""
+        """Return the length of `work` by itself."""
         return self._median(lambda: (self._timed([(self._side, work)])[0],))[0]
 
     def together(self, copies: Work) -> tuple[float, float, float]:
@@ -177,7 +177,7 @@ class _TwoStreams:
         return tuple(median(column) for column in zip(*(measure() for _ in range(self._repeats)), strict=True))
 
     def _timed(self, work: Sequence[tuple[torch.Stream, Work]]) -> tuple[float, ...]:
-        """The length of each, from one event before all of them, and of all."""
+        """Return the length of each, from one event before all of them, and of all."""
         start, ends = self._event(), [self._event() for _ in work]
         torch.accelerator.synchronize(self._device)
         if self._device.type == cuda.TYPE:  # all is queued before the first of it runs, as fast as the host may launch

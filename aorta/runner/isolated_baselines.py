@@ -144,7 +144,7 @@ class Baselines:
                     replay.run()
 
     def _rehearsed(self) -> Replay | None:
-        """The collectives of a real step; None where the run ends before there was one."""
+        """Return the collectives of a real step; None where the run ends before there was one."""
         batches = self.batches()
         rehearsal = None
         for _ in range(_REHEARSALS):

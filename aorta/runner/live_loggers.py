@@ -44,7 +44,7 @@ _MS_PER_S: Final = 1e3
 
 
 def scalars(step: Step, samples_per_step: int | None) -> dict[str, float]:
-    """What loggers get of a step; what it does not have (null) is left out.
+    """Return what loggers get of a step; what it does not have (null) is left out.
 
     Args:
         samples_per_step: of all ranks together; None where it is not known.

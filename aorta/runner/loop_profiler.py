@@ -181,7 +181,7 @@ class LoopProfiler:
         agree(peers, lambda: self._check_mine(topology, resuming))
 
     def facts(self) -> dict[str, Any]:
-        """The manifest's entry about it at the start."""
+        """Return the manifest's entry about it at the start."""
         return {"chrome_trace_disabled": "rocm"} if self.settings.enabled and export_disabled(self.settings) else {}
 
     def profiles(self, first_step: int) -> Callable[[int], bool]:
@@ -199,7 +199,7 @@ class LoopProfiler:
         shape: Mapping[str, int] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> WindowRecording | NullProfiler:
-        """The profiler of a loop that begins at global step `first_step`, to be entered; `check` comes first.
+        """Return the profiler of a loop that begins at global step `first_step`, to be entered; `check` comes first.
 
         Args:
             folder: of the run's traces, used where the settings name none.
@@ -311,7 +311,7 @@ class LoopProfiler:
         self._trace_remote, self._memory_remote = checked_destinations(self.settings, place)
 
     def _own_folder(self) -> Path | None:
-        """The configured folder; None for the run's own."""
+        """Return the configured folder; None for the run's own."""
         if self.settings.folder is None:
             return None
         return Path(self._root, fill(self.settings.folder, self._place().variables())).absolute()
@@ -354,7 +354,7 @@ def refuse_broken(settings: Profiling, world_size: int) -> None:
 
 
 def checked_destinations(settings: Profiling, place: TracePlace) -> tuple[Destination | None, Destination | None]:
-    """Where this rank uploads traces, and memory pages; None where it does not.
+    """Return where this rank uploads traces, and memory pages; None where it does not.
 
     Raises:
         ConfigError: nothing can be written there.

@@ -29,7 +29,7 @@ from aorta.workload.tasks import task_of
 
 
 def resolved(*words: str) -> Resolved:
-    """The configuration that `train.py` would have with these arguments."""
+    """Return the configuration that `train.py` would have with these arguments."""
     register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         return resolve(compose("default", list(words)))

@@ -134,7 +134,7 @@ class TorchProfiler(LoopProfiler):
 
 
 def profiler_of(asked: Profiling | None, folder: Path, label: str | None, timeout_s: float) -> LoopProfiler:
-    """The profiler of a recorded loop; one that is switched off where nothing was asked for.
+    """Return the profiler of a recorded loop; one that is switched off where nothing was asked for.
 
     Args:
         folder: of the run, which holds the traces of a preset.

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def progress_of(
     training: Training, first: int, stop: int, samples: int, *, shown: bool, alone: bool = False
 ) -> TutorialProgress:
-    """What `training.progress` asks for; the other arguments are those of `OverlapProgress`."""
+    """Return what `training.progress` asks for; the other arguments are those of `OverlapProgress`."""
     if training.progress is Wording.tutorial:
         return TutorialProgress(stop, training.log_interval, shown=shown)
     return OverlapProgress(first, stop, training.log_interval, samples, shown=shown, alone=alone)
@@ -114,7 +114,7 @@ class _SoFar:
         (self._by_kernels if step.measured_by == "kernels" else self._by_marks).add(step)
 
     def shares(self) -> str:
-        """The hidden share of all communication and the samples per second, as far as they are known."""
+        """Return the hidden share of all communication and the samples per second, as far as they are known."""
         said = "" if self._alone else self._hidden()
         return said if self._rate is None else f"{said}  {self._rate * self._samples:.0f} samples/s"
 
@@ -127,7 +127,7 @@ class _SoFar:
         return "" if by_marks is None else f" ({by_marks} so far)"
 
     def pace(self) -> str:
-        """Steps per second and the time left, which a bar shows by itself."""
+        """Return the steps per second and the time left, which a bar shows by itself."""
         if self._rate is None:
             return ""
         left = f"  {rounded_time(self._left / self._rate)} left" if self._left else ""
@@ -160,13 +160,13 @@ class _Hidden:
         self._exposed_ms = self._exposed_ms[0] + exposed[0], self._exposed_ms[1] + exposed[1]
 
     def share(self) -> str | None:
-        """The hidden share, or between what it is; None where nothing communicated."""
+        """Return the hidden share, or between what it is; None where nothing communicated."""
         (low, high), (least, most) = self._hidden_ms, self._exposed_ms
         return _between(low / (low + most), high / (high + least)) if low + most and high + least else None
 
 
 def _ends(step: Step, name: str) -> tuple[float, float] | None:
-    """A metric of a step at least and at most; None where it says nothing of it."""
+    """Return a metric of a step at least and at most; None where it says nothing of it."""
     value = step.overlap[name]
     if value is not None:
         return value, value

@@ -44,7 +44,7 @@ class RankRecordWriter:
 
     @classmethod
     def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecordWriter:
-        """A record on every rank, or on none; collective. The caller closes its writer.
+        """Open a record on every rank, or on none; collective. The caller closes its writer.
 
         Raises:
             PeerFailed: on every rank, when one could not create its file; names it.

@@ -163,7 +163,7 @@ class RecordedRun:
         together: int = 1,
         then: Callable[[Step], None] = lambda _step: None,
     ) -> Instrumentation:
-        """The instrument whose finished steps go into the record, each with the device samples of its time.
+        """Return the instrument whose finished steps go into the record, each with the device samples of its time.
 
         Args:
             fabric, together: as `Instrumentation` takes them.
@@ -238,7 +238,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
 
 
 def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:
-    """Every rank's clock against rank 0's, measured for the first time; collective.
+    """Return every rank's clock against rank 0's, measured for the first time; collective.
 
     Raises:
         PeerFailed: a rank did not take part.
@@ -314,7 +314,7 @@ def header_of(
     device_telemetry: DeviceTelemetry | None,
     cutoff: StallCutoff | None,
 ) -> Header:
-    """The first line of one rank's record, with the current time."""
+    """Return the first line of one rank's record, with the current time."""
     topology, device = site.topology, site.device
     return Header(
         schema_version=SCHEMA_VERSION,
@@ -356,7 +356,7 @@ def open_instrument(
     cutoff: StallCutoff | None = None,
     progress: Progress | None = None,
 ) -> Instrumentation:
-    """The instrument as a configuration asks for it; whoever takes it closes it.
+    """Return the instrument as a configuration asks for it; whoever takes it closes it.
 
     Args:
         sink: takes finished steps in order.
@@ -402,7 +402,7 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
 
 
 def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLoggers:
-    """The loggers of this run, which open when entered: those that were asked for on rank 0, none elsewhere."""
+    """Return the loggers of this run, which open when entered: those that were asked for on rank 0, none elsewhere."""
     settings, root = request.telemetry, header.rank == 0
     directory = settings.prometheus_dir
     facts = {name: getattr(header, name) for name in ("run_id", "label", "attempt", "platform", "device", "parallel")}
@@ -421,7 +421,7 @@ def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLogg
 
 
 def environment_checks(request: RunRequest, site: RunSite) -> list[EnvironmentWarning]:
-    """What distorts this run: settings, given the streams it opens, and more ranks than cores."""
+    """Return what distorts this run: settings, given the streams it opens, and more ranks than cores."""
     looking = request.instrument.mode is not Mode.off
     platform = platform_of(site.device)
     priority = request.instrument.stream_priority

@@ -36,7 +36,7 @@ def pending(profiler: WindowRecording | NullProfiler) -> int:
 
 
 def account(profiler: WindowRecording | NullProfiler, topology: Topology) -> Account:
-    """What one rank saved; paths are absolute."""
+    """Return what one rank saved; paths are absolute."""
     mine: dict[str, Any] = {"node": topology.node_rank, "host": topology.host, "windows": [], "kept": [], "pending": 0}
     if isinstance(profiler, WindowRecording):
         mine["pending"] = pending(profiler)
@@ -72,7 +72,7 @@ def _moment(saved: SavedWindow) -> dict[str, Any]:
 
 
 def saved_traces(everyone: Sequence[Account]) -> SavedTraces:
-    """When each window closed and, by global rank, its trace on that rank's disk (None: none); newest last."""
+    """Return when each window closed and, by global rank, its trace on that rank's disk (None: none); newest last."""
     found: dict[int, dict[str, Any]] = {}
     for rank, mine in enumerate(everyone):
         for entry in mine["kept"]:
@@ -83,7 +83,7 @@ def saved_traces(everyone: Sequence[Account]) -> SavedTraces:
 
 
 def as_paths(saved: SavedTraces) -> list[tuple[Moment, list[Path | None]]]:
-    """The same in the types of Python."""
+    """Return the same in the types of Python."""
     return [
         (
             Moment(**{name: value for name, value in row.items() if name != "paths"}),
@@ -131,7 +131,7 @@ def log_alone(error: Exception) -> None:
 
 
 def missing(everyone: Sequence[Account]) -> str:
-    """What did not get where it was to go, by rank, with where it is instead; "" if nothing."""
+    """Return what did not get where it was to go, by rank, with where it is instead; "" if nothing."""
     lines = [
         f"rank {rank}: {file['path']} {'is here' if file['here'] else 'is nowhere'}, {file['error']}"
         for rank, file in _files(everyone)
@@ -149,7 +149,7 @@ def missing(everyone: Sequence[Account]) -> str:
 
 
 def any_exists(everyone: Sequence[Account]) -> bool:
-    """Whether a file was refused where it was to go, because another one has its name."""
+    """Return whether a file was refused where it was to go, because another one has its name."""
     return any((file["error"] or "").startswith(f"{FileExistsError.__name__}: ") for _, file in _files(everyone))
 
 

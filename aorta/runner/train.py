@@ -93,8 +93,8 @@ class TrainingRun:
                 raise
 
     def _first_step(self, base: Path) -> int:
-        """The first step, as rank 0 finds it before any folder is moved; ranks that disagreed would wait for each
-        other.
+        """Return the first step, as rank 0 finds it before any folder is moved; ranks that disagreed would wait for
+        each other.
         """
         answer: list[Any] = [0, None]
         if self.topology.rank == 0:
@@ -210,7 +210,7 @@ class TrainingRun:
     def _steps(
         self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
     ) -> Iterator[tuple[StepFacts, Iterator[Batch]]]:
-        """The facts of each step, and the source of its micro-batches."""
+        """Yield the facts of each step, and the source of its micro-batches."""
         for epoch in itertools.count():
             begin = max(first - epoch * batches.steps_per_epoch, 0)
             source = batches.epoch(epoch, begin)
@@ -224,7 +224,7 @@ class TrainingRun:
                 )
 
     def _fabric(self, stack: ExitStack) -> EmulatedNetwork | None:
-        """The emulated fabric, where one was asked for."""
+        """Return the emulated fabric, where one was asked for."""
         settings = self.config.fabric
         if not isinstance(settings, EmulatedFabric):
             return None
@@ -242,7 +242,7 @@ class TrainingRun:
         return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
-        """What the record and the manifest say about this training."""
+        """Return what the record and the manifest say about this training."""
         config = self.config
         plan = {
             "strategy": config.parallel.strategy,
@@ -289,5 +289,5 @@ def _samples_per_step(config: Config, world_size: int) -> int:
 
 
 def _warmup(config: Config, steps: int) -> int:
-    """How many of `steps` steps are flagged as warm-up (W21)."""
+    """Return how many of `steps` steps are flagged as warm-up (W21)."""
     return max(0, min(config.telemetry.warmup_steps, steps // 2))

@@ -26,7 +26,7 @@ from aorta.workload.task import Batch, Model, Stages, Task
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
-    """The workload's optimizer for parameters that may be distributed over ranks."""
+    """Return the workload's optimizer for parameters that may be distributed over ranks."""
     # One group per mesh: the multi-tensor update of accelerators accepts no list that mixes them.
     groups: list[dict[str, Any]] = [{"params": group} for group in by_mesh(parameters)]
     return task.optimizer(groups)
@@ -91,7 +91,7 @@ class SpreadModel:
 
     @classmethod
     def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
-        """The model on its device, compiled if configured, and distributed; collective.
+        """Build the model on its device, compile it if configured, and distribute it; collective.
 
         Its parameters are the same on every rank. torch's random state afterwards differs, so that dropout differs
         between ranks, except where they compute a layer together.
@@ -197,7 +197,7 @@ class TrainStep:
                 recorder.note_experts((block, Counts(tokens)) for block, tokens in sent)
 
     def _pipelined(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
-        """The loss of the step, on the rank that has it."""
+        """Return the loss of the step, on the rank that has it."""
         recorder, pipeline = self.instrument.recorder, self.model.pipeline
         assert pipeline is not None
         with recorder.aux("data", restores=False):
@@ -229,7 +229,7 @@ class TrainStep:
 
 
 def _own_part(whole: Model, config: Config) -> Model:
-    """The stages of `whole` that this rank computes; all of it where it is no pipeline."""
+    """Return the stages of `whole` that this rank computes; all of it where it is no pipeline."""
     if not isinstance(config.parallel, PP):
         return whole
     ranks = dist.get_world_size()

@@ -33,7 +33,7 @@ def concurrency(kernels: Sequence[Interval]) -> float:
 
 
 def most_at_once(kernels: Iterable[Interval]) -> int:
-    """The most kernels that ran at once for longer than the events resolve."""
+    """Return the most kernels that ran at once for longer than the events resolve."""
     edges: list[tuple[int, int]] = []
     for begin, end in kernels:
         edges += [(begin, 1), (max(end - RESOLUTION_NS, begin + 1), -1)]
@@ -45,12 +45,12 @@ def most_at_once(kernels: Iterable[Interval]) -> int:
 
 
 def ran_together(one: Interval, other: Interval) -> bool:
-    """Whether two kernels ran at once for longer than the events resolve."""
+    """Return whether two kernels ran at once for longer than the events resolve."""
     return min(one[1], other[1]) - max(one[0], other[0]) > RESOLUTION_NS
 
 
 def elapsed_ns(kernels: Sequence[Interval]) -> int:
-    """From the first begin to the last end."""
+    """Return the time from the first begin to the last end."""
     return max(end for _, end in kernels) - min(begin for begin, _ in kernels)
 
 

@@ -72,7 +72,7 @@ def _fan_out(streams: int) -> list[Kernel]:
 
 
 def _fork_join(streams: int) -> list[Kernel]:
-    """All streams at once, then a short kernel that waits for all of them and lets the next round go."""
+    """Return kernels on all streams at once, then a short one that waits for all of them and begins the next round."""
     found: list[Kernel] = []
     for _ in range(ROUNDS):
         before = (len(found) - 1,) if found else ()
@@ -124,7 +124,7 @@ def _small_kernel_storm(streams: int) -> list[Kernel]:
 
 
 def _unbalanced(streams: int) -> list[Kernel]:
-    """The last stream has four times the work of the first."""
+    """Return kernels of which the last stream has four times the work of the first."""
     return [
         Kernel(stream, length=1.0 + 3.0 * stream / max(streams - 1, 1))
         for _ in range(ROUNDS)

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
-    """The whole text; the knee's cell has a star, and is bold on a terminal."""
+    """Return the whole text; the knee's cell has a star, and is bold on a terminal."""
     return "\n".join(_lines(report, knee_tolerance, style))
 
 
@@ -255,7 +255,7 @@ class _PatternRuns:
         )
 
     def _typical(self, kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
-        """Of all repetitions the one of median length: one alone may have met something else on the device."""
+        """Return the repetition of median length: a single one may have met something else on the device."""
         runs = [self._issuer.run(kernels, stream_of) for _ in range(self._settings.repeats)]
         return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
 

@@ -39,7 +39,7 @@ def spans(intervals: Iterable[Interval] = ()) -> Spans:
 
 
 def pairs(columns: Spans) -> list[Interval]:
-    """Columns as `(start, end)` pairs of Python integers."""
+    """Return the columns as `(start, end)` pairs of Python integers."""
     return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
 
 
@@ -74,7 +74,7 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
-    """Time that is in both of two merged sets."""
+    """Return the time that is in both of two merged sets."""
     low = np.searchsorted(right.end, left.start, side="right")
     high = np.searchsorted(right.start, left.end, side="left")
     count = np.maximum(high - low, 0)
@@ -85,7 +85,7 @@ def intersect(left: Spans, right: Spans) -> Spans:
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
-    """Time that is in the merged set `left` but not in the merged set `right`."""
+    """Return the time that is in the merged set `left` but not in the merged set `right`."""
     if not len(left.start) or not len(right.start):
         return left
     start = np.concatenate((left.start[:1], right.end))
@@ -95,7 +95,7 @@ def subtract(left: Spans, right: Spans) -> Spans:
 
 
 def clip(columns: Spans, window: Interval) -> Spans:
-    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
+    """Return the parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
 
     Raises:
         IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
@@ -107,7 +107,7 @@ def clip(columns: Spans, window: Interval) -> Spans:
 
 
 def cut(merged: Spans, window: Interval) -> Spans:
-    """As `clip`, for a merged set: logarithmic, so that many windows of one long trace cost little."""
+    """Clip a merged set as `clip` does: logarithmic, so that many windows of one long trace cost little."""
     low = int(np.searchsorted(merged.end, window[0], side="right"))
     high = max(int(np.searchsorted(merged.start, window[1], side="left")), low)
     return clip(Spans(merged.start[low:high], merged.end[low:high]), window)
@@ -189,8 +189,8 @@ def self_times(rows: Spans, thread: Int64) -> tuple[Int64, Spans]:
 
 
 def _of_thread(start: Int64, end: Int64) -> tuple[Int64, Spans]:
-    """The same for one thread, from sorted starts (of rows that begin together the outermost first) and sorted ends:
-    like brackets, an end belongs to the last start that is still open.
+    """Return the same for one thread, from sorted starts (of rows that begin together the outermost first) and sorted
+    ends: like brackets, an end belongs to the last start that is still open.
     """
     count = len(start)
     ends_before = np.searchsorted(end, start, side="right")  # what ends at a start has ended

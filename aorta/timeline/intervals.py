@@ -45,7 +45,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """Time that is in both of two merged lists. Linear in their lengths."""
+    """Return the time that is in both of two merged lists. Linear in their lengths."""
     common: list[Interval] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -61,7 +61,7 @@ def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Inter
 
 
 def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """Time that is in the merged list `left` but not in the merged list `right`. Linear in their lengths."""
+    """Return the time that is in the merged list `left` but not in the merged list `right`. Linear in their lengths."""
     rest: list[Interval] = []
     j = 0
     for start, end in left:
@@ -79,7 +79,7 @@ def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interv
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """The parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
+    """Return the parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
 
     Raises:
         IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
@@ -126,5 +126,5 @@ def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile
 
 
 def inverted(start: int, end: int) -> IntervalError:
-    """The error of every implementation of this algebra for an interval that ends before it starts."""
+    """Return the error of every implementation of this algebra for an interval that ends before it starts."""
     return IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")

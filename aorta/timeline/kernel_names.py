@@ -45,11 +45,11 @@ _COPY: Final = re.compile("|".join(f"(?:{part})" for part in COPY), re.IGNORECAS
 
 @lru_cache(maxsize=4096)
 def communicates(name: str) -> bool:
-    """Whether a kernel of this name is communication."""
+    """Return whether a kernel of this name is communication."""
     return _COMM.search(name) is not None
 
 
 @lru_cache(maxsize=4096)
 def copies(name: str) -> bool:
-    """Whether it is a copy or a fill, of those that do not communicate."""
+    """Return whether it is a copy or a fill, of those that do not communicate."""
     return _COPY.search(name) is not None

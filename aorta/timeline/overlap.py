@@ -116,7 +116,7 @@ class Overlap:
         }
 
     def _scale_of(self, name: str) -> float:
-        """What `DECIDED` is a part of, in the unit of a metric."""
+        """Return what `DECIDED` is a part of, in the unit of a metric."""
         if not name.endswith("_ms"):
             return 1.0
         kind = name.removesuffix("_ms").removeprefix("compute_").removeprefix("exposed_")
@@ -324,7 +324,7 @@ def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
 def exposure(
     window: Interval, comm: Iterable[Interval], compute: Iterable[Interval], stalls: Iterable[Interval] = ()
 ) -> Exposure:
-    """When communication of a window was exposed: exactly the intervals that `measure_window` measures."""
+    """Return when communication of a window was exposed: exactly the intervals that `measure_window` measures."""
     communication, working = _lane(comm, window), _working(PAIRS, window, compute, stalls)
     return Exposure(communication, working, intervals.subtract(communication, working))
 
@@ -431,8 +431,8 @@ def _bounds(
     waited: Merged,
     certain: Certain[Raw],
 ) -> dict[str, Bounds]:
-    """Metric -> its least and greatest value, for any computation, communication and stalls between what is certain and
-    what is possible.
+    """Return metric -> its least and greatest value, for any computation, communication and stalls between what is
+    certain and what is possible.
 
     Args:
         lanes, communication, blocked: all that is possible: the lanes, the union of the collectives, the stalls.
@@ -476,14 +476,14 @@ def _bounds(
 
 
 def _share(part_ns: int, rest_ns: int, of_nothing: float) -> float:
-    """The part of both together. Where both are empty, nothing is certain to run, and whatever does is in that part
-    (1) or not (0).
+    """Return the part of both together. Where both are empty, nothing is certain to run, and whatever does is in that
+    part (1) or not (0).
     """
     return part_ns / (part_ns + rest_ns) if part_ns + rest_ns else of_nothing
 
 
 def _active(lanes: int) -> int:
-    """How many lanes of a mask do something; in a bubble nothing is done."""
+    """Return how many lanes of a mask do something; in a bubble nothing is done."""
     return (lanes & ~(1 << _BIT[BUBBLE])).bit_count()
 
 

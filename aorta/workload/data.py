@@ -52,7 +52,7 @@ class InMemory(TorchDataset[B]):
 
     @staticmethod
     def map(batch: B, change: Callable[[torch.Tensor], torch.Tensor]) -> B:
-        """A batch of the same kind with every tensor changed."""
+        """Return a batch of the same kind with every tensor changed."""
         return type(batch)(*(change(tensor) for tensor in batch))
 
 
@@ -113,7 +113,7 @@ class SyntheticText(InMemory[Tokens]):
 
 
 def home_of(config: Config, device: torch.device) -> torch.device:
-    """Where the data of a training on `device` is kept."""
+    """Return where the data of a training on `device` is kept."""
     return device if config.dataset.on_device else torch.device("cpu")
 
 
@@ -136,7 +136,7 @@ class TensorBatches(Generic[B]):
         self.steps_per_epoch = len(self._data) // self._per_step
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[B]:
-        """Micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
+        """Yield micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
         generator = torch.Generator().manual_seed(self._training.seed + epoch)
         order = torch.randperm(len(self._data), generator=generator).to(self._data.samples[0].device)
         mine = [self._indices(order, step, micro) for step, micro in self._places(first_step)]
@@ -154,7 +154,7 @@ class TensorBatches(Generic[B]):
             yield self._data.map(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def for_ever(self) -> Iterator[B]:
-        """Micro-batches of one epoch after the other, from the very first on."""
+        """Yield micro-batches of one epoch after the other, from the very first on."""
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)
 

@@ -76,7 +76,7 @@ class Faults:
                 _sleep_for_ever()
 
     def batches(self, source: Iterator[T]) -> Iterator[T]:
-        """The batches of a loader, some late and some never."""
+        """Return the batches of a loader, some late and some never."""
         return self._late(source) if self._own else source
 
     def _late(self, source: Iterator[T]) -> Iterator[T]:

@@ -143,7 +143,7 @@ class GptModel(Model):
             self.norm = self.head = None
 
     def pipeline_stage(self, index: int, count: int) -> GptModel:
-        """An even share of the layers, with the embedding in the first stage, norm and head in the last."""
+        """Return an even share of the layers, with the embedding in the first stage, norm and head in the last."""
         stage = self.__class__.__new__(self.__class__)
         Model.__init__(stage)
         stage.embed, stage.norm, stage.head = self.embed, self.norm, self.head

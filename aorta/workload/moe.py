@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
         self._sent: torch.Tensor | None = None
 
     def capacity(self, tokens: int) -> int:
-        """Rows of an expert for so many tokens on a rank."""
+        """Return the rows of an expert for so many tokens on a rank."""
         return math.ceil(self._capacity_factor * self._top_k * tokens / self._count)
 
     def forward(self, hidden_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
@@ -142,12 +142,12 @@ class MoeModel(GptModel):
         self._found = tuple((index, mixture) for index, mixture in found if isinstance(mixture, MixtureOfExperts))
 
     def experts(self) -> Iterator[nn.Module]:
-        """Those of each layer."""
+        """Yield the experts of each layer."""
         for _, mixture in self._mixtures():
             yield mixture.experts
 
     def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of each layer with experts, in their order."""
+        """Yield the counts of tokens of each layer with experts, in their order."""
         for name, mixture in self._mixtures():
             if (sent := mixture.take()) is not None:
                 yield name, sent

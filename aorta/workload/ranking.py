@@ -125,7 +125,7 @@ class RankingTransformer(Model):
         return scores
 
     def pipeline_stage(self, index: int, count: int) -> RankingTransformer:
-        """An even share of the encoder's layers, the embedding before the first, the scorer behind the last."""
+        """Return an even share of the encoder's layers, the embedding before the first, the scorer behind the last."""
         stage = RankingTransformer.__new__(RankingTransformer)
         Model.__init__(stage)
         stage.embedding = self.embedding if index == 0 else None
@@ -136,8 +136,8 @@ class RankingTransformer(Model):
         return stage
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Modules that several ranks can compute together, each with its layers: `columns` are split by output (each
-        rank has some heads or hidden units), `rows` sum over the parts.
+        """Yield the modules that several ranks can compute together, each with its layers: `columns` are split by
+        output (each rank has some heads or hidden units), `rows` sum over the parts.
         """
         for layer in self.encoder.values():
             assert isinstance(layer, EncoderLayer)
@@ -145,7 +145,7 @@ class RankingTransformer(Model):
             yield layer.feed_forward, {"up": "columns", "down": "rows"}
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """The blocks that are sharded, compiled and timed one by one, in the order they run."""
+        """Yield the blocks that are sharded, compiled and timed one by one, in the order they run."""
         if self.embedding is not None:
             yield "embedding", self.embedding
         for index, layer in self.encoder.items():

@@ -41,13 +41,13 @@ class Batches(Protocol):
         ...
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
-        """Micro-batches of one epoch from its `first_step` on; they do not depend on whether earlier ones were
+        """Return micro-batches of one epoch from its `first_step` on; they do not depend on whether earlier ones were
         drawn.
         """
         ...
 
     def for_ever(self) -> Iterator[Batch]:
-        """Micro-batches of one epoch after another, without end, from the very first on."""
+        """Return micro-batches of one epoch after another, without end, from the very first on."""
         ...
 
 
@@ -56,31 +56,31 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """The blocks that are sharded, compiled and timed one by one, in the order they run."""
+        """Return the blocks that are sharded, compiled and timed one by one, in the order they run."""
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Modules that several ranks can compute together, each with its layers: `columns` are split by output,
-        `rows` sum over the parts. Empty by default.
+        """Yield the modules that several ranks can compute together, each with its layers: `columns` are split by
+        output, `rows` sum over the parts. Empty by default.
         """
         yield from ()
 
     def causal_attentions(self) -> Iterator[nn.Module]:
-        """Modules called with queries, keys and values [batch, heads, positions, width], the only ones that look at
-        positions other than their own; where there are more keys than queries, the queries are those of the last ones.
-        A model that has any takes inputs [batch, positions], and behind them the positions themselves: several ranks
-        can have a part of each sequence. Empty by default.
+        """Yield the modules called with queries, keys and values [batch, heads, positions, width], the only ones that
+        look at positions other than their own; where there are more keys than queries, the queries are those of the
+        last ones. A model that has any takes inputs [batch, positions], and behind them the positions themselves:
+        several ranks can have a part of each sequence. Empty by default.
         """
         yield from ()
 
     def experts(self) -> Iterator[nn.Module]:
-        """Modules called with [experts, capacity, width] whose every parameter counts experts in its first dimension:
-        several ranks can have some each. Empty by default.
+        """Yield the modules called with [experts, capacity, width] whose every parameter counts experts in its first
+        dimension: several ranks can have some each. Empty by default.
         """
         yield from ()
 
     def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of each block with experts, its name and [experts + 1] int64 on the device: the tokens that its router sent
-        to each expert since this was last asked, and behind them how many found no room. Empty by default.
+        """Yield, of each block with experts, its name and [experts + 1] int64 on the device: the tokens that its router
+        sent to each expert since this was last asked, and behind them how many found no room. Empty by default.
         """
         yield from ()
 
@@ -106,7 +106,7 @@ class Stages(Model):
 
 
 def layers_of(stage: int, stages: int, layers: int) -> range:
-    """The layers of one stage: an even share, the earlier stages having one less where it does not come out."""
+    """Return the layers of one stage: an even share, the earlier stages having one less where it does not come out."""
     return range(layers * stage // stages, layers * (stage + 1) // stages)
 
 
@@ -114,19 +114,19 @@ class Task(Protocol):
     """A workload, ready to be built."""
 
     def model(self) -> Model:
-        """A new model on the CPU, initialised from torch's global random state."""
+        """Return a new model on the CPU, initialised from torch's global random state."""
         ...
 
     def loss(self) -> nn.Module:
-        """A module called with the model's output and a batch's target; returns a scalar."""
+        """Return a module called with the model's output and a batch's target; returns a scalar."""
         ...
 
     def optimizer(self, groups: Groups) -> torch.optim.Optimizer:
-        """An optimizer over the parameters as they are after the model has been distributed."""
+        """Return an optimizer over the parameters as they are after the model has been distributed."""
         ...
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
-        """The batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
+        """Return the batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
         ...
 
 

@@ -57,12 +57,12 @@ class FixedBatch:
         self.steps_per_epoch = config.dataset.num_samples // (training.batch_size * self._micro_batches * world_size)
 
     def epoch(self, epoch: int, first_step: int) -> Iterator[Images]:  # noqa: ARG002  all are alike
-        """The batch, repeated for the epoch's steps from `first_step` on."""
+        """Yield the batch, repeated for the epoch's steps from `first_step` on."""
         for _ in range((self.steps_per_epoch - first_step) * self._micro_batches):
             yield self._batch
 
     def for_ever(self) -> Iterator[Images]:
-        """The batch, without end."""
+        """Yield the batch, without end."""
         while True:
             yield self._batch
 
@@ -74,13 +74,13 @@ class Resnet18Task:
         self._config, self._shape = config, shape
 
     def model(self) -> ResNet18:
-        """A new model on the CPU in the configured type, including buffers; initialised from torch's global random
-        state.
+        """Return a new model on the CPU in the configured type, including buffers; initialised from torch's global
+        random state.
         """
         return ResNet18().to(DTYPES[self._shape.dtype])
 
     def loss(self) -> nn.MSELoss:
-        """Mean squared error, in the type of the model's output."""
+        """Return the mean squared error, in the type of the model's output."""
         return nn.MSELoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.SGD:
@@ -89,7 +89,7 @@ class Resnet18Task:
         return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> FixedBatch:
-        """One batch per rank."""
+        """Return one batch per rank."""
         return FixedBatch(self._config, self._shape, rank, world_size, device)
 
 
@@ -100,7 +100,7 @@ class RankingTask:
         self._config, self._shape = config, shape
 
     def model(self) -> RankingTransformer:
-        """A new model on the CPU, initialised from torch's global random state."""
+        """Return a new model on the CPU, initialised from torch's global random state."""
         return RankingTransformer(self._shape)
 
     def loss(self) -> ListwiseLoss:
@@ -112,7 +112,7 @@ class RankingTask:
         return adamw(groups, self._config.optimizer)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[TensorBatch]:
-        """Parts of one data set, shuffled alike on every rank."""
+        """Return parts of one data set, shuffled alike on every rank."""
         data = SyntheticRanking(self._config, self._shape, home_of(self._config, device))
         return TensorBatches(self._config, data, rank, world_size, device)
 
@@ -124,7 +124,7 @@ class GptTask:
         self._config, self._dims = config, dimensions_of(shape)
 
     def model(self) -> GptModel:
-        """A new model on the CPU, initialised from torch's global random state."""
+        """Return a new model on the CPU, initialised from torch's global random state."""
         return GptModel(self._dims)
 
     def loss(self) -> NextTokenLoss:
@@ -136,7 +136,7 @@ class GptTask:
         return adamw(groups, self._config.optimizer)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[Tokens]:
-        """Parts of one data set, shuffled alike on every rank."""
+        """Return parts of one data set, shuffled alike on every rank."""
         data = SyntheticText(self._config, self._dims.vocab_size, home_of(self._config, device))
         return TensorBatches(self._config, data, rank, world_size, device)
 
@@ -149,12 +149,12 @@ class MoeTask(GptTask):
         self._experts, self._micro_batches = shape, config.training.gradient_accumulation
 
     def model(self) -> MoeModel:
-        """A new model on the CPU, initialised from torch's global random state."""
+        """Return a new model on the CPU, initialised from torch's global random state."""
         return MoeModel(self._dims, self._experts, self._micro_batches)
 
 
 def task_of(config: Config) -> Task:
-    """The workload that `config` trains.
+    """Return the workload that `config` trains.
 
     Raises:
         ConfigError: its workload is not one that is trained.

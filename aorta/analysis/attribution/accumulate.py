@@ -58,7 +58,7 @@ class Tile(NamedTuple):
     after: Region | None
 
     def region(self, kind: str) -> Region:
-        """The region to which exposed time of a collective of that kind belongs here.
+        """Return the region to which exposed time of a collective of that kind belongs here.
 
         Inside a range it is that range (a stall always lies inside one). Between two it is the later one for the kinds
         in `BRINGING`, the earlier one for any other, and the only one where there is just one.
@@ -92,7 +92,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[T
 
 
 def _apart(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
-    """The same, in one pass, for ranges that do not overlap, as in most models."""
+    """Return the same, in one pass, for ranges that do not overlap, as in most models."""
     found: list[Tile] = []
     at, before = window[0], None
     for start, end, place in known:
@@ -219,11 +219,11 @@ class RankInput:
         return cls(replace(tables, steps=replace(tables.steps, metrics=metrics, losses={})), waits, sizes)
 
     def size_bytes(self) -> int:
-        """Bytes that will be read again from disk."""
+        """Return the bytes that will be read again from disk."""
         return self.tables.details.size_bytes()
 
     def absolute(self) -> RankInput:
-        """The same with absolute paths, for workers with another working directory."""
+        """Return the same with absolute paths, for workers with another working directory."""
         return replace(self, tables=replace(self.tables, details=self.tables.details.absolute()))
 
 

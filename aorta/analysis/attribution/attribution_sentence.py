@@ -84,8 +84,8 @@ def sentence(
 
 
 def _hidden_alone(found: Breakdowns) -> str:
-    """What explains another share of hidden communication where the exposed part is the same: there is more or less
-    communication in all. Without numbers, as no table is shown where nothing differs.
+    """Return what explains another share of hidden communication where the exposed part is the same: there is more or
+    less communication in all. Without numbers, as no table is shown where nothing differs.
     """
     communication, hidden = found.balance
     if abs(hidden.difference_ms) <= SAME * max(communication.reference_ms, communication.candidate_ms):
@@ -95,7 +95,7 @@ def _hidden_alone(found: Breakdowns) -> str:
 
 
 def _toggled(found: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
-    """What overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
+    """Return what overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
     value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
     communication, hidden = found.balance
     if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
@@ -112,7 +112,7 @@ def _toggled(found: Breakdowns, configured: Sequence[Setting], parallel: str) ->
 
 
 def _split(rows: Sequence[AttributionRow]) -> str:
-    """How much of the difference is transfer and how much waiting; nothing where a part went the other way."""
+    """Return how much of the difference is transfer and how much waiting; nothing where a part went the other way."""
     shares = {row.part: _portion(row) for row in rows if row.difference_ms}
     if not shares or set(shares) - {TRANSFER, WAIT} or min(shares.values()) < NOTHING:
         return ""
@@ -123,7 +123,7 @@ def _split(rows: Sequence[AttributionRow]) -> str:
 
 
 def _portion(row: AttributionRow) -> float:
-    """The share of the whole difference; 0 where that is 0."""
+    """Return the share of the whole difference; 0 where that is 0."""
     return row.share or 0.0
 
 
@@ -178,8 +178,8 @@ _Chosen = Callable[[ExposedKey], bool]
 
 
 def _collective(found: Breakdowns) -> tuple[AttributionRow, _Chosen]:
-    """The collective with the largest share, or its whole kind where several sizes share a cause and none makes up most
-    of it.
+    """Return the collective with the largest share, or its whole kind where several sizes share a cause and none makes
+    up most of it.
     """
     one = max(_listed(found.collective), key=_portion)
     kind = max(_listed(found.kind), key=_portion)
@@ -211,8 +211,8 @@ def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedK
 
 
 def _largest(differences: dict[Any, float], total: float) -> tuple[Any, float]:
-    """The key whose difference contributes most in the direction of the total, and its share of all differences of the
-    chosen exposed time.
+    """Return the key whose difference contributes most in the direction of the total, and its share of all differences
+    of the chosen exposed time.
     """
     whole = sum(differences.values())
     name = max(differences, key=lambda key: differences[key] * (1 if total > 0 else -1))
@@ -276,8 +276,8 @@ def _balance(means: Means, found: Breakdowns, computing: Sequence[AttributionRow
 
 
 def _share(row: AttributionRow, change: str) -> str:
-    """How much of the increase or decrease a row is, with both its values. Where other parts went the other way a share
-    says little: then by how much it changed.
+    """Return how much of the increase or decrease a row is, with both its values. Where other parts went the other way
+    a share says little: then by how much it changed.
     """
     share, values = _portion(row), f", {_from_to(row.reference_ms, row.candidate_ms)}"
     if share > 2 - _ALL:

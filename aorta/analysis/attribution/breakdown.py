@@ -43,7 +43,7 @@ class Means:
     candidate: Totals
 
     def ms(self, side_totals: Totals, total_ns: int) -> float:
-        """Mean over the rank-steps of one side, in milliseconds."""
+        """Return the mean over the rank-steps of one side, in milliseconds."""
         return total_ns / side_totals.sums.rank_steps / NS_PER_MS
 
     @property
@@ -54,7 +54,7 @@ class Means:
         )
 
     def row(self, dimension: str, what: str, before_ns: int, after_ns: int, **key: Any) -> AttributionRow:
-        """One row. It keeps the sums in nanoseconds so that anybody can add the rows up exactly."""
+        """Return one row. It keeps the sums in nanoseconds so that anybody can add the rows up exactly."""
         left, right, total = self.ms(self.reference, before_ns), self.ms(self.candidate, after_ns), self.difference_ms
         return AttributionRow(
             what=what,
@@ -229,8 +229,8 @@ changed too.
 
 
 def ranked(found: Breakdowns, late: Sequence[AttributionRow], lead: AttributionRow | None) -> list[AttributionRow]:
-    """The row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`, each
-    with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
+    """Return the row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`,
+    each with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
 
     Breakdowns overlap: their rows are views of the same milliseconds and must not be added across dimensions. A
     breakdown with a single row says nothing and is left out. Of the ranks only outliers are kept, with more than one
@@ -266,7 +266,7 @@ def _tells(row: AttributionRow, count: int) -> bool:
 
 
 def _total(what: str, before_ms: float, after_ms: float, share: float | None = None) -> AttributionRow:
-    """A mean of both sides; it is no part of the difference, and its sums are those of the sides."""
+    """Return a mean of both sides; it is no part of the difference, and its sums are those of the sides."""
     return AttributionRow(
         what=what,
         dimension=ABSENT,
@@ -280,7 +280,7 @@ def _total(what: str, before_ms: float, after_ms: float, share: float | None = N
 
 
 def sentence_rows(attribution: Attribution | None) -> list[AttributionRow]:
-    """The rows that hold every number of the sentence: the means of both sides, a straggler that it names, the
+    """Return the rows that hold every number of the sentence: the means of both sides, a straggler that it names, the
     breakdown of its cause, and transfer against waiting. Empty where there is nothing to attribute.
     """
     if attribution is None or not attribution.causes:
@@ -303,7 +303,7 @@ def sentence_rows(attribution: Attribution | None) -> list[AttributionRow]:
 
 
 def of_one_dimension(attribution: Attribution) -> list[AttributionRow]:
-    """All rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
+    """Return all rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
 
     A straggler is in no breakdown: then it is waiting against transfer. Empty where there is nothing to attribute.
     """

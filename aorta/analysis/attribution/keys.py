@@ -142,12 +142,12 @@ _NO_PLACE: Final = "an unknown place"
 
 
 def group_name(group: str, size: int | None) -> str:
-    """The group's name as the record has it, with its size."""
+    """Return the group's name as the record has it, with its size."""
     return f"group {group!r} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
 def collective_name(key: ExposedKey) -> str:
-    """Kind, message size and group."""
+    """Return kind, message size and group."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
     return f"{key.kind} of {TEXT.size(key.bytes)} on {group_name(key.group, key.size)}"
@@ -163,7 +163,7 @@ def order_name(key: ExposedKey, parallel: str) -> str:
 
 
 def place_name(place: Region) -> str:
-    """A pass of a block, or work outside the blocks."""
+    """Return a pass of a block, or work outside the blocks."""
     if place.phase is None:
         return _NO_PLACE
     return place.phase if place.block is None else f"{place.phase} of {place.block}"

@@ -33,7 +33,7 @@ RESAMPLES: Final = 4_000
 
 
 def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) -> Floats:
-    """Medians of `values` over resamples of their global steps, drawn with replacement; shape (resamples,).
+    """Return medians of `values` over resamples of their global steps, drawn with replacement; shape (resamples,).
 
     Args:
         values: one per rank-step, none NaN, at least one.
@@ -55,13 +55,13 @@ def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) ->
 
 
 def _times_drawn(count: int, resamples: int, generator: np.random.Generator) -> Ints:
-    """How often each of `count` items is drawn in `count` draws with replacement; shape (resamples, count)."""
+    """Return how often each of `count` items is drawn in `count` draws with replacement; shape (resamples, count)."""
     drawn = generator.integers(count, size=(resamples, count)) + count * np.arange(resamples)[:, None]
     return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count)
 
 
 def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:
-    """Median of `ordered` for each row of `drawn`, where a value counts as often as its cluster was drawn."""
+    """Return median of `ordered` for each row of `drawn`, where a value counts as often as its cluster was drawn."""
     places = np.cumsum(drawn[:, cluster], axis=1, dtype=np.int32)
     total = places[:, -1:]
     # The k-th smallest (from 0) is at the first position whose cumulative count exceeds k.
@@ -73,8 +73,8 @@ def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:
 def median_interval(
     side: Sequence[tuple[float, Floats]], level: float, generator: np.random.Generator
 ) -> tuple[float, float]:
-    """The percentile interval of the median over the launches of one side: launches are drawn with replacement, then
-    the steps of each (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8).
+    """Return the percentile interval of the median over the launches of one side: launches are drawn with replacement,
+    then the steps of each (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8).
 
     Args:
         side: for each launch its median and its `step_medians`; at least one launch.
@@ -121,9 +121,9 @@ def estimated(kind: Kind, reference: Floats, candidate: Floats, p: float, level:
 
 
 def accepted(reference: Floats, candidate: Floats, level: float, kind: Kind) -> tuple[float, float] | None:
-    """The smallest and the largest effect that the test does not reject: of shifts of the candidate (`difference`), or
-    of its factors less 1 (`quotient`; Hodges and Lehmann 1963, Bauer 1972). None where no effect of any size could be
-    rejected, or a quotient has a value that is not above 0 below it.
+    """Return the smallest and the largest effect that the test does not reject: of shifts of the candidate
+    (`difference`), or of its factors less 1 (`quotient`; Hodges and Lehmann 1963, Bauer 1972). None where no effect of
+    any size could be rejected, or a quotient has a value that is not above 0 below it.
 
     Args:
         level: an effect is rejected where p of what is left without it is at most this.
@@ -150,7 +150,7 @@ _PAIRS: Final = 1 << 21
 
 
 def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
-    """The standard deviation of launches around the mean of their own side, corrected for its small-sample bias:
+    """Return the standard deviation of launches around the mean of their own side, corrected for its small-sample bias:
     divided by c4 for its degrees of freedom, because the root of a mean square is too small on average (Montgomery,
     Introduction to Statistical Quality Control, appendix VI). None unless a side has two launches.
     """
@@ -163,7 +163,7 @@ def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
 
 
 def detectable(reference: int, candidate: int, sd: float, margin: float, alpha: float) -> float | None:
-    """The smallest shift that the rule (p <= alpha and medians further apart than `margin`) finds in 80 % of
+    """Return the smallest shift that the rule (p <= alpha and medians further apart than `margin`) finds in 80 % of
     experiments with this many launches; None where no shift can. `sd`, `margin` and the shift are in the same unit.
     """
     found = _shifts(reference, candidate, alpha)
@@ -174,8 +174,8 @@ def detectable(reference: int, candidate: int, sd: float, margin: float, alpha: 
 
 
 def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
-    """The smallest number of launches per side with which the test finds `shift` in 80 % of experiments; None above
-    `CAP`.
+    """Return the smallest number of launches per side with which the test finds `shift` in 80 % of experiments; None
+    above `CAP`.
     """
     sizes = range(LEAST_LAUNCHES, CAP + 1)
     place = bisect_left(sizes, True, key=lambda size: sd * _least_shift(size, alpha) <= abs(shift))
@@ -184,8 +184,8 @@ def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
 
 @lru_cache(maxsize=256)
 def _least_shift(size: int, alpha: float) -> float:
-    """The shift, in standard deviations, that `size` against `size` launches find in 80 % of experiments; inf if none
-    is.
+    """Return the shift, in standard deviations, that `size` against `size` launches find in 80 % of experiments; inf if
+    none is.
     """
     found = _shifts(size, size, alpha)
     return float("inf") if found is None else float(np.quantile(found[0], POWER))

@@ -86,8 +86,8 @@ def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, La
 
 
 def _yardstick(side: LaunchSet) -> Launch:
-    """The launch that the others of a side are compared with: the first whose configuration is known, or else the
-    first.
+    """Return the launch that the others of a side are compared with: the first whose configuration is known, or else
+    the first.
     """
     return next((launch for launch in side.launches if launch.tells_configuration), side.launches[0])
 
@@ -138,7 +138,7 @@ def compare_launches(
 
 
 def medians_side(side: LaunchSet, collectives: Sequence[CollectiveEntry] = ()) -> ComparedSide:
-    """Medians over the launches, as `compare` takes them."""
+    """Return medians over the launches, as `compare` takes them."""
     metrics: dict[str, SideValue] = {}
     for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
         samples = side.of(name)
@@ -182,7 +182,7 @@ def judged(
 
 
 def left_out(side: LaunchSet) -> list[LaunchLeftOut]:
-    """Launches that do not count, with the reason."""
+    """Return the launches that do not count, with the reason."""
     return [LaunchLeftOut(str(path), why) for path, why in side.left_out]
 
 
@@ -198,7 +198,7 @@ def _launch_entry(launch: Launch) -> LaunchEntry:
 
 
 def _withheld(order: LaunchOrderFacts, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
-    """Why the order of the launches forbids a verdict; None where it does not, or where they are too few for one
+    """Return why the order of the launches forbids a verdict; None where it does not, or where they are too few for one
     anyway, which is what a reader has to hear first.
     """
     if order.comparable or rules.assume_no_drift:

@@ -66,12 +66,12 @@ class Sample:
         return self.bounds if self.median is None else (self.median, self.median)
 
     def unknown(self) -> Sample:
-        """The same as bounds, to stand beside launches of which no more is known."""
+        """Return the same as bounds, to stand beside launches of which no more is known."""
         return Sample(None, np.empty(0), self.reason, None, self.ends)
 
 
 def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
-    """Every metric of one launch that is compared."""
+    """Return every metric of one launch that is compared."""
     names = [name for name in dataset.metrics if metric_named(name).compared]
     found = {name: _sample(dataset, name) for name in (*names, JOB_STEP)}
     for name, entry in single_values(dataset.run).items():
@@ -117,7 +117,7 @@ class Launch:
         return any(not key.startswith(HEADER) for key in self.facts)
 
     def median(self, name: str) -> float | None:
-        """The median of one metric; None where it is null or not in the record."""
+        """Return the median of one metric; None where it is null or not in the record."""
         return self.samples[name].median if name in self.samples else None
 
 
@@ -131,20 +131,20 @@ class LaunchSet:
     """Folders that do not count, with the reason."""
 
     def of(self, name: str) -> list[Sample]:
-        """One metric in every launch that has it. Where one of them has bounds alone, all have: the others would be a
-        biased choice.
+        """Return one metric in every launch that has it. Where one of them has bounds alone, all have: the others would
+        be a biased choice.
         """
         found = [launch.samples[name] for launch in self.launches if name in launch.samples]
         bounded = any(sample.bounds is not None for sample in found)
         return [sample.unknown() for sample in found] if bounded else found
 
     def medians(self, name: str) -> Floats:
-        """The median of one metric in every launch, NaN where it has none."""
+        """Return the median of one metric in every launch, NaN where it has none."""
         return np.array([math.nan if (median := each.median(name)) is None else median for each in self.launches])
 
     def representative(self, *metrics: str) -> Launch:
-        """The launch nearest to the medians of all these metrics at once; the first in order of name of equally near
-        ones.
+        """Return the launch nearest to the medians of all these metrics at once; the first in order of name of equally
+        near ones.
 
         Distances are in units of the metric's own mean distance from its median, and added up. A launch that lacks a
         metric which others have comes last; a metric without a median anywhere does not count.
@@ -196,7 +196,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
 
 
 def incomplete(dataset: LabelledRun) -> str | None:
-    """Why a launch does not count; None if it does."""
+    """Return why a launch does not count; None if it does."""
     health = dataset.run.health
     if health.ranks_missing:
         ranks = ", ".join(map(str, health.ranks_missing[:12]))
@@ -243,7 +243,7 @@ class Subject:
     launches: LaunchSet | None = None
 
     def as_set(self) -> LaunchSet:
-        """The launch set; a run compared with a launch set is a set of one launch."""
+        """Return the launch set; a run compared with a launch set is a set of one launch."""
         return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), ())
 
     def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:
@@ -276,7 +276,7 @@ def read_subjects(
 
 
 def shown_by(rules: Rules) -> tuple[str, ...]:
-    """The metrics whose medians the launch is nearest to that stands for its set in pictures and details."""
+    """Return the metrics by which the launch is chosen that represents its set in pictures and details."""
     return tuple(dict.fromkeys((rules.primary, GUARD)))
 
 
@@ -290,7 +290,7 @@ _LETTERS: Final = ("R", "C")
 
 
 def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift: bool = False) -> LaunchOrderFacts:
-    """The order of all launches of both sides, and whether it separates a difference of the sides from a drift.
+    """Return the order of all launches of both sides, and whether it separates a difference of the sides from a drift.
 
     Args:
         assume_no_drift: whether they are judged in any order (`Rules`); noted beside the others.
@@ -324,8 +324,8 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
 
 
 def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:
-    """The place in time, from 0, of launches with these first and last instants. Launches share one where the later
-    began before half of the first of them had passed: what happens to the machines then happens to all of them.
+    """Return the place in time, from 0, of launches with these first and last instants. Launches share one where the
+    later began before half of the first of them had passed: what happens to the machines then happens to all of them.
     """
     places = np.zeros(len(spans), np.int64)
     place, half_ns = -1, 0
@@ -338,9 +338,9 @@ def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:
 
 
 def drift_inflation(places: Ints, of_candidate: Bools) -> float:
-    """By how much a drift moves the sides apart in this order, relative to the average over all orders: the variance of
-    the difference of the sides' means over what it is when sides are drawn at random (1). The larger of two drifts': a
-    straight line, and a first-order autoregression with `AUTOCORRELATION` from one place to the next.
+    """Return by how much a drift moves the sides apart in this order, relative to the average over all orders: the
+    variance of the difference of the sides' means over what it is when sides are drawn at random (1). The larger of two
+    drifts': a straight line, and a first-order autoregression with `AUTOCORRELATION` from one place to the next.
 
     Args:
         places: of each launch in time, as `concurrent` gives them.

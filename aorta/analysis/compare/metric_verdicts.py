@@ -166,9 +166,9 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None =
 
 
 def _is_tested(entry: ComparedMetric, alpha: float) -> bool:
-    """Whether a metric is put to a test: one direction is better, there are launches enough that differ in it, and the
-    platforms permit it. A metric with one value in all launches tests nothing, which can be seen without knowing which
-    launch belongs to which side; so leaving it out keeps the error rate.
+    """Return whether a metric is put to a test: one direction is better, there are launches enough that differ in it,
+    and the platforms permit it. A metric with one value in all launches tests nothing, which can be seen without
+    knowing which launch belongs to which side; so leaving it out keeps the error rate.
     """
     judged = entry.better is not None and entry.judgement != "not judged" and entry.p is not None
     return judged and not entry.bounded and not entry.constant and too_few(entry.counts, alpha) is None
@@ -249,7 +249,7 @@ def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
 
 
 def _carried(metrics: Metrics, rules: Rules) -> tuple[Word, str]:
-    """The verdict of the comparison, which is that of the primary metric."""
+    """Return the verdict of the comparison, which is that of the primary metric."""
     entry = metrics.get(rules.primary)
     if entry is None:
         return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"
@@ -261,8 +261,8 @@ def _carried(metrics: Metrics, rules: Rules) -> tuple[Word, str]:
 
 
 def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
-    """The verdict of a metric of which a side has bounds alone: that of the primary metric where the bounds lie apart
-    in all launches, or all together within the margin; otherwise none.
+    """Return the verdict of a metric of which a side has bounds alone: that of the primary metric where the bounds lie
+    apart in all launches, or all together within the margin; otherwise none.
     """
     found, unit = entry.bounds, entry.unit
     effect = found.difference if unit == "ratio" else found.change

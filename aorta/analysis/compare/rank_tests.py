@@ -44,13 +44,13 @@ def mann_whitney(reference: Floats, candidate: Floats) -> float:
 
 
 def u_of(reference: Floats, candidate: Floats) -> int:
-    """The statistic U: the number of pairs of launches in which the candidate's value is larger."""
+    """Return the statistic U: the number of pairs of launches in which the candidate's value is larger."""
     return int((candidate[:, None] > reference).sum())
 
 
 @lru_cache(maxsize=64)
 def p_values(reference: int, candidate: int) -> Floats:
-    """The two-sided p-value of every U from 0 to `reference * candidate` (numbers of launches), without ties."""
+    """Return the two-sided p-value of every U from 0 to `reference * candidate` (numbers of launches), without ties."""
     pairs = reference * candidate
     wanted = np.arange(pairs + 1)
     # Any samples with that U will do: choose how many references lie below each candidate so that they add up to U.
@@ -63,8 +63,8 @@ def p_values(reference: int, candidate: int) -> Floats:
 
 
 def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
-    """The smallest U in the upper half with p <= alpha; None where no U reaches it because there are
-    too few launches.
+    """Return the smallest U in the upper half with p <= alpha; None where no U reaches it because there are too few
+    launches.
     """
     found = p_values(reference, candidate)
     half = len(found) // 2
@@ -93,8 +93,8 @@ def doubled_ranks(values: Floats) -> Ints:
 
 @lru_cache(maxsize=256)
 def rank_sum_p_values(doubled: tuple[int, ...], chosen: int) -> Floats:
-    """The two-sided p-value of every sum of `chosen` of these doubled ranks: the share of all choices whose sum lies
-    at least as far out on its side, twice. Indexed by the sum.
+    """Return the two-sided p-value of every sum of `chosen` of these doubled ranks: the share of all choices whose sum
+    lies at least as far out on its side, twice. Indexed by the sum.
     """
     ways = np.zeros((chosen + 1, sum(doubled) + 1))
     ways[0, 0] = 1
@@ -181,7 +181,7 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
 
 @lru_cache(maxsize=8)
 def labellings(reference: int, candidate: int) -> Floats:
-    """Which launches are the candidate's, one labelling a row, as 0 and 1; the first row is the observed one.
+    """Return which launches are the candidate's, one labelling a row, as 0 and 1; the first row is the observed one.
 
     Shape (labellings, reference + candidate).
     """
@@ -201,8 +201,8 @@ def labellings(reference: int, candidate: int) -> Floats:
 
 
 def launches_for(metrics: int, alpha: float, least: int) -> int:
-    """The smallest number of launches per side, at least `least`, with which one of so many metrics can be a finding
-    whatever the others are: n for which metrics * 2 / C(2n, n) <= alpha.
+    """Return the smallest number of launches per side, at least `least`, with which one of so many metrics can be a
+    finding whatever the others are: n for which metrics * 2 / C(2n, n) <= alpha.
 
     Each metric has two extreme labellings of C(2n, n) if its values differ, and in the worst case no two metrics share
     them.

@@ -72,7 +72,7 @@ class SideValue:
 
     @classmethod
     def of(cls, found: Described) -> SideValue:
-        """A metric of a single run."""
+        """Return a metric of a single run."""
         return cls(found.median, found.reason, known(found.bounds), found.ratio_of_sums)
 
     @property
@@ -93,7 +93,7 @@ class ComparedSide:
 
     @classmethod
     def of(cls, entry: DatasetEntry) -> ComparedSide:
-        """A single run."""
+        """Return a single run."""
         metrics = {name: SideValue.of(found) for name, found in entry.described.items()}
         return cls(metrics, entry.matched, known(entry.pace))
 
@@ -163,14 +163,14 @@ def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
 
 
 def _not_judged(left: str | None, right: str | None) -> str | None:
-    """Why only ratios are judged; None if both sides ran on the same platform."""
+    """Return why only ratios are judged; None if both sides ran on the same platform."""
     if left is None or right is None:
         return _PLATFORM_UNKNOWN
     return None if left == right else ACROSS_PLATFORMS
 
 
 def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = None) -> dict[str, ComparedMetric]:
-    """Every metric of two sides that is compared, side by side (`metrics` of the comparison).
+    """Return every metric of two sides that is compared, side by side (`metrics` of the comparison).
 
     Args:
         not_judged: why only ratios are judged; None if all metrics are.
@@ -191,7 +191,7 @@ def _absent(side: ComparedSide) -> SideValue:
 
 
 def _collectives(before: ComparedSide, after: ComparedSide, not_judged: str | None) -> list[ComparedCollective]:
-    """Collectives that both sides issued, matched by kind, group name, group size and bytes."""
+    """Return the collectives that both sides issued, matched by kind, group name, group size and bytes."""
     others = {(row.kind, row.group, row.group_size, row.bytes): row for row in after.collectives}
     both = []
     for row in before.collectives:
@@ -299,7 +299,7 @@ def _sides(reference: Run, candidate: Run) -> tuple[tuple[str, Run], ...]:
 
 
 def not_alike(key: str, reference: object, candidate: object) -> str:
-    """The warning about a difference between the sides that changes the work."""
+    """Return the warning about a difference between the sides that changes the work."""
     return (
         f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
         "the same work"
@@ -307,7 +307,7 @@ def not_alike(key: str, reference: object, candidate: object) -> str:
 
 
 def changes_the_work(difference: FactDifference) -> bool:
-    """Whether runs with this difference (an entry of `differing`) did not do the same work."""
+    """Return whether runs with this difference (an entry of `differing`) did not do the same work."""
     key = difference.key
     if key.startswith("config.parallel.") and NOT_SET in (difference.reference, difference.candidate):
         return False  # a setting that only one strategy has; comparing two strategies is legitimate
@@ -339,8 +339,8 @@ def bounded_pair(reference: SideValue, candidate: SideValue) -> ComparedBounds |
 def difference_in_lead(
     reference: Sequence[PaceFacts | None], candidate: Sequence[PaceFacts | None]
 ) -> HostBoundSide | None:
-    """Which side is host-bound, by how much each host is ahead, and the sentence that says so; None where both are,
-    neither is, or it is not known of one.
+    """Return which side is host-bound, by how much each host is ahead, and the sentence that says so; None where both
+    are, neither is, or it is not known of one.
 
     Args:
         reference, candidate: `pace` of each launch of a side. A side is host-bound where most of its launches are.

@@ -78,8 +78,8 @@ class Rules:
         return "guard" if name == GUARD else "sequence" if name in SEQUENCE else "secondary"
 
     def allows(self, key: str) -> bool:
-        """Whether runs may differ in a key: given in full, without its first component, or as a prefix
-        of components.
+        """Return whether runs may differ in a key: given in full, without its first component, or as a prefix of
+        components.
         """
         names = {key, key.partition(".")[2]}
         return any(
@@ -110,15 +110,15 @@ class Evidence:
 
 
 def least_launches(alpha: float) -> int:
-    """Launches per side from which the smallest two-sided Mann-Whitney p, 2 / C(2n, n), can reach
-    alpha; at least four.
+    """Return the launches per side from which the smallest two-sided Mann-Whitney p, 2 / C(2n, n), can reach alpha; at
+    least four.
     """
     return launches_for(1, alpha, LEAST_LAUNCHES)
 
 
 def decide(evidence: Evidence) -> tuple[Word, str]:
-    """The verdict by docs/dev/measuring.md, section 5. A regression or improvement needs significance *and* an effect
-    beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
+    """Return the verdict by docs/dev/measuring.md, section 5. A regression or improvement needs significance *and* an
+    effect beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
     """
     lacking = too_few(evidence.launches, evidence.alpha)
     if lacking is not None:
@@ -144,12 +144,12 @@ def decide(evidence: Evidence) -> tuple[Word, str]:
 
 
 def needs(count: int) -> str:
-    """What a metric that is not tested lacks."""
+    """Return what a metric that is not tested lacks."""
     return f"needs {count} launches per side"
 
 
 def too_few(launches: tuple[int, int], alpha: float) -> str | None:
-    """How many more launches a verdict needs; None if there are enough."""
+    """Return how many more launches a verdict needs; None if there are enough."""
     least = least_launches(alpha)
     more = [
         f"{least - count} more of the {side}"
@@ -165,7 +165,7 @@ def too_few(launches: tuple[int, int], alpha: float) -> str | None:
 
 
 def slower(guard: ComparedMetric | None, alpha: float) -> str | None:
-    """Why step time (the guard's entry in the summary) rules out an improvement; None if it does not.
+    """Return why step time (the guard's entry in the summary) rules out an improvement; None if it does not.
 
     It does where the step got longer by more than its margin, whatever the platforms, and where step time is unknown. A
     longer step that may be chance also withholds the verdict: nothing was shown to be better while it may well be
@@ -198,7 +198,7 @@ UNLIKE: Final = "not comparable"
 
 
 def title(comparison: Comparison) -> str:
-    """The verdict in one to four words, in lower case."""
+    """Return the verdict in one to four words, in lower case."""
     if comparison.unlike:
         return UNLIKE
     if not comparison.tested:
@@ -212,18 +212,18 @@ def title(comparison: Comparison) -> str:
 
 
 def is_comparable(comparison: Comparison) -> bool:
-    """Whether a difference between the sides is one of what they ran: they did the same work, and took turns."""
+    """Return whether a difference between the sides is one of what they ran: they did the same work, and took turns."""
     return not comparison.unlike and comparison.verdict != NOT_COMPARABLE
 
 
 def verdict_words(pair: ComparedMetric) -> str:
-    """The verdict of a metric, with the launches that one which is not tested needs."""
+    """Return the verdict of a metric, with the launches that one which is not tested needs."""
     needed = known(pair.needs_launches)
     return str(pair.verdict) if needed is None else f"{pair.verdict} (needs {needed} launches)"
 
 
 def headline(comparison: Comparison) -> str:
-    """The short headline, and what could have been found."""
+    """Return the short headline, and what could have been found."""
     primary = comparison.metrics.get(comparison.deciding)
     said = short_headline(comparison)
     tested = comparison.tested and is_comparable(comparison)
@@ -257,7 +257,7 @@ def short_headline(comparison: Comparison) -> str:
 
 
 def why_unlike(comparison: Comparison) -> str:
-    """Which work the two runs did not share."""
+    """Return which work the two runs did not share."""
     values = {each.key: each for each in comparison.manifest_differences}
     listed = [
         f"{key.removeprefix('config.')} is {values[key].reference} in the reference, {values[key].candidate} in "
@@ -268,7 +268,7 @@ def why_unlike(comparison: Comparison) -> str:
 
 
 def _change(name: str, entry: ComparedMetric, *, counts: bool) -> str:
-    """Both values in words, with interval, p and launches in parentheses."""
+    """Return both values in words, with interval, p and launches in parentheses."""
     unit = metric_named(name).unit
     sides = entry.reference, entry.candidate
     if unit == "ratio":
@@ -283,7 +283,7 @@ def _change(name: str, entry: ComparedMetric, *, counts: bool) -> str:
 
 
 def _evidence(entry: ComparedMetric) -> list[str]:
-    """The effect with its interval, and p, as far as they are known."""
+    """Return the effect with its interval, and p, as far as they are known."""
     effect = entry.effect
     if not entry.tested:
         return []

@@ -131,17 +131,17 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
         return self.reference is None and self.candidate is None
 
     def value(self, side: Side) -> float | None:
-        """The value of one side."""
+        """Return the value of one side."""
         return self.reference if side == "reference" else self.candidate
 
     def ends(self, side: Side) -> Ends | None:
-        """The bounds of one side, where they stand in place of a value."""
+        """Return the bounds of one side, where they stand in place of a value."""
         if self.value(side) is not None or not self.bounded:
             return None
         return self.bounds.reference if side == "reference" else self.bounds.candidate
 
     def interval(self, side: Side) -> Interval | None:
-        """The interval of one side's median; None of single runs."""
+        """Return the interval of one side's median; None of single runs."""
         return (self.reference_interval if side == "reference" else self.candidate_interval) or None
 
 
@@ -174,7 +174,7 @@ class FactDifference(Open):
     candidate: Any
 
     def value(self, side: Side) -> Any:
-        """The fact of one side."""
+        """Return the fact of one side."""
         return self.reference if side == "reference" else self.candidate
 
 
@@ -336,7 +336,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         return self.attribution.sentence if self.attribution else None
 
     def label(self, side: Side) -> str:
-        """The label of one side."""
+        """Return the label of one side."""
         return self.reference if side == "reference" else self.candidate
 
 

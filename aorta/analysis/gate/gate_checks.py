@@ -42,7 +42,7 @@ class Condition:
     relative: bool
 
     def beyond(self, value: float) -> bool:
-        """Whether a difference of `value` fails the condition."""
+        """Return whether a difference of `value` fails the condition."""
         return value < self.threshold if self.sign == "<" else value > self.threshold
 
 
@@ -89,7 +89,7 @@ def _unknown(name: str, known: Collection[str]) -> str:
 
 
 def _wrong(text: str, at: int, what: str) -> InputError:
-    """An error that shows the condition, a mark under the position, and what is wrong there."""
+    """Return an error that shows the condition, a mark under the position, and what is wrong there."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     return InputError(f"condition {shown!r}: {what}\n    {shown}\n    {' ' * at}^")
 
@@ -187,7 +187,7 @@ def _of_launches(condition: Condition, comparison: Comparison) -> JudgedConditio
 
 
 def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | None:
-    """The p-value by which a condition is judged: as it is for the primary metric, the guard and a metric of the
+    """Return the p-value by which a condition is judged: as it is for the primary metric, the guard and a metric of the
     sequence, corrected for all others.
 
     The sequence and step-down minP leave some metrics out (neither direction is better, milliseconds across platforms,
@@ -240,9 +240,9 @@ def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
 
 
 def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
-    """The difference in the terms of the condition. An absolute one is in the metric's unit, with the interval of the
-    difference. A relative one is a fraction of the reference, with the interval of the quotient; for a ratio, with that
-    of the difference divided by the reference's median.
+    """Return the difference in the terms of the condition. An absolute one is in the metric's unit, with the interval
+    of the difference. A relative one is a fraction of the reference, with the interval of the quotient; for a ratio,
+    with that of the difference divided by the reference's median.
     """
     if entry is None:
         return _Measured(why=f"neither side has {condition.metric}")

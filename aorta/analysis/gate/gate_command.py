@@ -38,7 +38,7 @@ _TONES: Final = {"pass": "improvement", "fail": "regression", "inconclusive": "i
 
 
 def headline(result: GateEntry) -> str:
-    """The outcome, and how many conditions had each outcome."""
+    """Return the outcome, and how many conditions had each outcome."""
     number = Counter(judged.outcome for judged in result.conditions)
     counts = [
         f"{number[outcome]} {OUTCOMES[outcome]}" for outcome in ("fail", "inconclusive", "pass") if number[outcome]
@@ -48,21 +48,21 @@ def headline(result: GateEntry) -> str:
 
 
 def quantity(judged: JudgedCondition, value: float | None) -> str:
-    """A difference with its sign and unit; relative ones in per cent."""
+    """Return a difference with its sign and unit; relative ones in per cent."""
     if judged.relative:
         return TEXT.percent(value, 2, signed=True)
     return TEXT.quantity(value, judged.unit, signed=True)
 
 
 def interval(judged: JudgedCondition) -> str:
-    """The interval of a condition's value, or null."""
+    """Return the interval of a condition's value, or null."""
     if judged.low is None or judged.high is None:
         return TEXT.unknown
     return f"{quantity(judged, judged.low)} to {quantity(judged, judged.high)}"
 
 
 def gate_text(result: GateEntry, style: Style = PLAIN) -> str:
-    """The headline, one line per condition, and a note where `--inconclusive` changed the exit code."""
+    """Return the headline, one line per condition, and a note where `--inconclusive` changed the exit code."""
     lines = [style.verdict(_TONES[result.outcome], f"{headline(result)} (exit code {result.exit_code})", bold=True)]
     for judged in result.conditions:
         word = style.verdict(_TONES[judged.outcome], _WORDS[judged.outcome])
@@ -82,7 +82,7 @@ _UNDECIDED: Final = {"4": "error", "fail": "failure", "pass": "skipped"}
 
 
 def junit_xml(result: GateEntry, comparison: Comparison) -> str:
-    """The XML document with its declaration; ends with a newline."""
+    """Return the XML document with its declaration; ends with a newline."""
     names = {"pass": None, "fail": "failure", "inconclusive": _UNDECIDED[result.on_inconclusive]}
     elements = [names[judged.outcome] for judged in result.conditions]
     counts = {
@@ -144,8 +144,8 @@ def escaped(text: object) -> str:
 
 
 def markdown_summary(summary: Summary) -> str:
-    """The page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences are
-    collapsed.
+    """Return the page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences
+    are collapsed.
     """
     comparison, result = known(summary.comparison), known(summary.gate)
     lines = list(_head(comparison, result))

@@ -197,7 +197,7 @@ class _ReportedColumns:
             self._samples.append(_sample(line, start_ns, end_ns))
 
     def columns(self) -> ReportedSteps:
-        """The columns of everything added."""
+        """Return the columns of everything added."""
         epoch, step, ratio, *losses = np.array(self._rows, np.float64).reshape(-1, 3 + len(LOSSES)).T
         return ReportedSteps(
             epoch=None if np.isnan(epoch).any() else epoch.astype(np.int64),
@@ -211,8 +211,8 @@ class _ReportedColumns:
 
 
 def _recorded_ratio(overlap: _Overlap | None) -> float | None:
-    """What the first AORTA's report called the overlap ratio, for one iteration: communication that coincides with
-    computation, over computation. Null where the computation is shorter than what its events resolve.
+    """Return what the first AORTA's report called the overlap ratio, for one iteration: communication that coincides
+    with computation, over computation. Null where the computation is shorter than what its events resolve.
     """
     hidden = None if overlap is None else overlap.overlap_ms.get("compute_comm")
     compute = None if overlap is None else overlap.per_stream_ms.get("compute")
@@ -222,8 +222,8 @@ def _recorded_ratio(overlap: _Overlap | None) -> float | None:
 
 
 def _sample(line: _Line, start_ns: int, end_ns: int) -> tuple[DeviceSample, str | None]:
-    """What rocm-smi printed in one iteration. It has no time of its own, so it stands for the whole iteration; where
-    it lists several cards, the one of the rank's number is the rank's if there are as many ranks (one node).
+    """Return what rocm-smi printed in one iteration. It has no time of its own, so it stands for the whole iteration;
+    where it lists several cards, the one of the rank's number is the rank's if there are as many ranks (one node).
     """
     values, reason = read_words(
         line.rocm_smi_output or "",
@@ -246,8 +246,8 @@ def _decoded(path: str, number: int, text: bytes) -> _Line:
 
 
 def _meaning(each: _Range) -> tuple[int, int]:
-    """Class and kind of a range. All-gathers ran on the stream `aux`; the name of their function
-    identifies them (W8).
+    """Return the class and kind of a range. All-gathers ran on the stream `aux`; the name of their function identifies
+    them (W8).
     """
     if each.stream == "compute":
         return IntervalClass.COMPUTE, NULL

@@ -172,7 +172,7 @@ class EventArray(Generic[Piece]):
         return NoEventArray(f'{self._place}: not a trace: it has no "{_EVENTS}"')
 
     def _remainder(self) -> bytes:
-        """Everything from here to the end of the file, where the end of the array has already been seen."""
+        """Return everything from here to the end of the file, where the end of the array has already been seen."""
         text = self._stream.read(LIMIT + 1)
         self._read += len(text)
         if len(text) > LIMIT:
@@ -275,7 +275,7 @@ def _raw_events(text: bytes | memoryview) -> list[Event]:
 
 
 def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
-    """Indices just behind the `}` of a `},{` before `size`, from the last one backwards."""
+    """Yield the indices just behind the `}` of a `},{` before `size`, from the last one backwards."""
     before, step = size, 1
     for tries in range(_TRIES):
         before = _boundary(text, before)
@@ -288,7 +288,7 @@ def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
 
 
 def _boundary(text: bytearray, before: int) -> int:
-    """Index just behind the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
+    """Return the index just behind the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
     for _ in range(1 << 16):
         before = text.rfind(b"{", 0, before)
         if before < 0:

@@ -31,12 +31,12 @@ MOST_COUNTED: Final = 1 << 20
 
 
 def order_identifies(trace: Trace) -> bool:
-    """Whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
+    """Return whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
     return trace.platform == "cpu" and bool(len(trace.windows))
 
 
 def ordinals(place: Int64, code: Int64) -> Int64:
-    """One number from how many collectives of its code its step has, and which of them this one is.
+    """Return one number from how many collectives of its code its step has, and which of them this one is.
 
     Because the count is part of the number, ranks that disagree on it match nothing rather than the wrong collective.
 
@@ -146,7 +146,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
 
 
 def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
-    """Collectives of one key, with the step and the sequence number that together identify each."""
+    """Return the collectives of one key, with the step and the sequence number that together identify each."""
     step, seq = np.full(len(own), NULL, np.int64), own.seq.astype(np.int64)
     if not order_identifies(trace) or (seq != NULL).all():
         return own, step, seq
@@ -219,8 +219,8 @@ def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
 
 
 def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
-    """For each collective found on all ranks of the group, the shortest duration over those ranks; or why there is
-    none.
+    """Return for each collective found on all ranks of the group, the shortest duration over those ranks; or why there
+    is none.
     """
     none = np.zeros(0, np.int64)
     why = _not_comparable(key, parts)

@@ -32,7 +32,7 @@ class Readable(Protocol):
         """Roughly how much there is to read; 0 where that is unknown."""
 
     def absolute(self) -> Readable:
-        """The same with absolute paths, for workers with another working directory."""
+        """Return the same with absolute paths, for workers with another working directory."""
 
 
 Item = TypeVar("Item", bound=Readable)
@@ -128,7 +128,7 @@ class Dask:
 
 
 def cores() -> int:
-    """Number of cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -30,7 +30,7 @@ def trace_tables(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes."""
+    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
         epilog="Exit codes: 0 done, 2 bad input.",
@@ -66,7 +66,7 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
     broken: dict[str, str] = {}
 
     def traces() -> Iterator[Trace]:
-        """Every trace that can be read; a damaged file is left out with a note, unless it is the only one."""
+        """Yield every trace that can be read; a damaged file is left out with a note, unless it is the only one."""
         for unit in units:
             try:
                 yield from read_unit(unit)

@@ -42,7 +42,7 @@ _BY_NAME: Final = {
 
 
 def known_dtype(name: str | None) -> tuple[str | None, int | None]:
-    """Torch's name of a data type and its bytes per element (c10/core/ScalarType.h). An unknown name is returned
+    """Return torch's name of a data type and its bytes per element (c10/core/ScalarType.h). An unknown name is returned
     unchanged, with None.
     """
     if not name:
@@ -99,7 +99,7 @@ class Gemms:
 
 
 def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
-    """The shape of one product, or None where the arguments do not say it.
+    """Return the shape of one product, or None where the arguments do not say it.
 
     Args:
         dims: `Input Dims` as JSON. types: `Input type` as JSON.
@@ -127,7 +127,7 @@ def _dtype(types: bytes, first: int) -> str | None:
 
 
 def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
-    """The products of a trace by their origin; of those with the same origin the first counts.
+    """Return the products of a trace by their origin; of those with the same origin the first counts.
 
     Args:
         origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the

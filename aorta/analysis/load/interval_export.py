@@ -34,8 +34,8 @@ _COMM_COLOR: Final = "thread_state_uninterruptible"
 
 
 def interval_frame(trace: Trace) -> pd.DataFrame:
-    """One row per interval, in the order of the table: `rank, device, stream, class, kind, group, seq, bytes, dtype,
-    start_ns, end_ns, step, operator, name, source, clock`. Unknown values are missing; strings are categories.
+    """Return one row per interval, in the order of the table: `rank, device, stream, class, kind, group, seq, bytes,
+    dtype, start_ns, end_ns, step, operator, name, source, clock`. Unknown values are missing; strings are categories.
     """
     import pandas as pd
 

@@ -200,14 +200,14 @@ class Operations(NamedTuple):
     of_row: Int64
 
     def total(self, of_rows: Int64) -> Int64:
-        """The sum of a value over the rows of each operation."""
+        """Return the sum of a value over the rows of each operation."""
         summed = np.zeros(len(self.first), np.int64)
         np.add.at(summed, self.of_row, of_rows)
         return summed
 
 
 def operations(table: Intervals) -> Operations:
-    """Rows with the same `operator` are one operation; every other row is one by itself.
+    """Return the rows with the same `operator` are one operation; every other row is one by itself.
 
     Args:
         table: rows of one trace: operators are numbered in each.
@@ -253,8 +253,8 @@ NO_WINDOWS: Final = windows(0, [], [], [])
 
 
 def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
-    """The step in whose window each instant lies on its rank, `NULL` outside all windows. Where windows overlap, the
-    one that began last counts.
+    """Return the step in whose window each instant lies on its rank, `NULL` outside all windows. Where windows overlap,
+    the one that began last counts.
     """
     found = np.full(len(start_ns), NULL, np.int64)
     for each in np.unique(marks.rank):
@@ -361,7 +361,7 @@ def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
 
 
 def covered_ns(rows: Spans, merged: Spans) -> Int64:
-    """Nanoseconds of each row that lie inside a merged set of spans."""
+    """Return the nanoseconds of each row that lie inside a merged set of spans."""
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(merged.end - merged.start)))
 
     def until(instant: Int64) -> Int64:

@@ -72,7 +72,7 @@ class NameClassifier:
         return IntervalClass.COPY if self._copy.search(name) else IntervalClass.COMPUTE
 
     def kernels(self, names: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-        """Class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
+        """Return the class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
         classes = np.array([self.class_of(name) for name in names], dtype=np.int8)
         kinds = [kind_of(name) if cls == IntervalClass.COMM else NULL for name, cls in zip(names, classes, strict=True)]
         return classes, np.array(kinds, dtype=np.int8)
@@ -119,8 +119,8 @@ def step_numbers(texts: Sequence[str]) -> tuple[Int64, str | None]:
 
 
 def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64, rank: int) -> tuple[Windows, tuple[str, ...]]:
-    """Windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a mark, or a
-    range still open when the recording ended). Of several ranges of one step the earliest counts.
+    """Return the windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a
+    mark, or a range still open when the recording ended). Of several ranges of one step the earliest counts.
     """
     numbers, family = step_numbers(texts)
     used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))

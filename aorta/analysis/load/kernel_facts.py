@@ -78,8 +78,8 @@ def _kept(rows: Sequence[Any], reason: str | None) -> KeptRows:
 
 
 def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
-    """The kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together, without
-    rank and device. `reasons`: kind of rows -> what traces lack of them.
+    """Return the kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together,
+    without rank and device. `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
     kept = {kind: [getattr(each, kind) for each in facts] for kind in KernelFacts._fields}
@@ -98,7 +98,7 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
 
 
 def by_name(rows: Iterable[KernelTotalEntry]) -> list[KernelTotalEntry]:
-    """Kernels of one name and class on all devices as one row, the largest total first."""
+    """Return kernels of one name and class on all devices as one row, the largest total first."""
     whole: dict[tuple[int | None, int | None], float] = {}
     groups: dict[tuple[str, KernelClass], list[KernelTotalEntry]] = defaultdict(list)
     for row in rows:
@@ -159,9 +159,9 @@ _HALF: Final = 2
 
 
 def slowdowns(table: Intervals) -> list[SlowdownEntry]:
-    """All kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone median -
-    1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio` is
-    overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
+    """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
+    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio`
+    is overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
     `reason` says why.
     """
     found: list[SlowdownEntry] = []

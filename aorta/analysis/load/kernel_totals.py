@@ -56,8 +56,8 @@ NO_LAUNCHES: Final = "no launch of its kernels is known"
 
 
 def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
-    """All kernels, copies and communication, those of unknown class too, the largest total of a device first; on a
-    CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
+    """Return all kernels, copies and communication, those of unknown class too, the largest total of a device first; on
+    a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
     summed time of all kernels on the device, which may run at the same time: shares add up to 1.
     """
     found = []
@@ -123,7 +123,7 @@ def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, las
 
 
 def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
-    """The gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
+    """Return the gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
     kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
     kernel whose launch call began after the kernel before it had ended: the device waited for the host.
     `launch_bound_ms` is the whole length of these gaps.
@@ -187,7 +187,7 @@ def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Interva
 
 
 def _groups(*columns: NDArray[Any]) -> Iterator[tuple[tuple[int, ...], Int64]]:
-    """Each distinct set of values with the indices of its rows."""
+    """Yield each distinct set of values with the indices of its rows."""
     if not len(columns[0]):
         return
     order = np.lexsort(columns[::-1])
@@ -295,7 +295,7 @@ def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterVal
 
 
 def _why_not(formula: Formula, counters: CounterValues, agents: Sequence[Agent]) -> str | None:
-    """Why a formula cannot be computed; None: it can."""
+    """Return why a formula cannot be computed; None: it can."""
     if not agents:
         return "no agent_info.csv beside the counters says what device it is"
     agent, *others = dict.fromkeys(agents)
@@ -312,7 +312,7 @@ def _why_not(formula: Formula, counters: CounterValues, agents: Sequence[Agent])
 
 
 def _column(counters: CounterValues, name: str) -> tuple[Int64, NDArray[np.float64]]:
-    """Kernels that have this counter, each once, and its values."""
+    """Return kernels that have this counter, each once, and its values."""
     rows = counters.counter == counters.names.index(name)
     return counters.origin[rows], counters.value[rows]
 

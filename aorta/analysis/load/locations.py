@@ -86,7 +86,7 @@ def load_source(
 
 
 def launch_folders(location: str | Path) -> list[Path]:
-    """The folders of a launch set; empty if `location` is none.
+    """Return the folders of a launch set; empty if `location` is none.
 
     A launch set has two or more run folders directly below it, or any number of folders numbered as a plan does (`00`,
     `01`, ...); those are included even if they hold no record.
@@ -123,8 +123,8 @@ def _in_order(folder: Path) -> tuple[int, str]:
 
 
 def holds_records(folder: Path) -> bool:
-    """Whether AORTA recorded into this folder. Files that are named like records but cannot be read count, because
-    reading the folder as a run then says what is wrong. The first AORTA used the same file names.
+    """Return whether AORTA recorded into this folder. Files that are named like records but cannot be read count,
+    because reading the folder as a run then says what is wrong. The first AORTA used the same file names.
     """
     files = rank_files(folder)
     return bool(files) and not all(_first(file) == "aorta-2025" for file in files)
@@ -153,8 +153,8 @@ class Archives(ExitStack):
         self._folders: dict[str, str] = {}
 
     def folder_of(self, location: str | Path) -> str | Path:
-        """The folder with the content of an archive of run folders; any other location unchanged. `ARCHIVE!FOLDER`, as
-        `as_given` names it, is one folder of an archive.
+        """Return the folder with the content of an archive of run folders; any other location unchanged.
+        `ARCHIVE!FOLDER`, as `as_given` names it, is one folder of an archive.
 
         Raises:
             InputError: it is damaged, too large, has no such folder, or a member that is a link or lies outside of it.
@@ -187,7 +187,7 @@ class Archives(ExitStack):
         raise InputError(f"{archive}!{name}: the archive has no folder {name!r}")
 
     def as_given(self, value: Any) -> Any:
-        """The same text, list, mapping or struct, with `ARCHIVE!` in place of a temporary folder."""
+        """Return the same text, list, mapping or struct, with `ARCHIVE!` in place of a temporary folder."""
         if isinstance(value, str):
             for folder, location in self._folders.items():
                 value = value.replace(f"{folder}/", f"{location}!").replace(folder, location)
@@ -276,7 +276,7 @@ def _zip_members(place: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _below(folder: Path) -> Path:
-    """The run folder or launch set in an archive: packed with the folders above it, which hold nothing else."""
+    """Return the run folder or launch set in an archive: packed with the folders above it, which hold nothing else."""
     while not holds_records(folder):
         inside = list(folder.iterdir())
         if len(inside) != 1 or not inside[0].is_dir() or inside[0].name.isdecimal():

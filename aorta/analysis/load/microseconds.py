@@ -99,8 +99,8 @@ def _of_digits(texts: list[bytes]) -> tuple[Int64, NDArray[np.bool_]]:
 
 
 def of_text(text: bytes) -> int | None:
-    """Nanoseconds of the text of a JSON number, also beyond `LARGEST_NS`; half a nanosecond rounds to even. None where
-    it is no number, or has more than 19 digits before the point.
+    """Return the nanoseconds of the text of a JSON number, also beyond `LARGEST_NS`; half a nanosecond rounds to even.
+    None where it is no number, or has more than 19 digits before the point.
     """
     whole, _, decimals = text.partition(b".")
     if len(whole) < 17 and len(decimals) <= _DECIMALS and decimals.isdigit() == bool(decimals):
@@ -118,7 +118,7 @@ def of_text(text: bytes) -> int | None:
 
 
 def of_value(text: bytes) -> int:
-    """Nanoseconds of the text of a `ts` or `dur`, with or without quotes.
+    """Return the nanoseconds of the text of a `ts` or `dur`, with or without quotes.
 
     Raises:
         ValueError: it is not a number of microseconds.

@@ -251,7 +251,7 @@ class _Export:
         return {"id", "label"} <= set(self._db.columns("ENUM_CUDA_MEMCPY_OPER"))
 
     def _session_start(self) -> tuple[Clock, int]:
-        """The clock of the file, and the offset to add to its times."""
+        """Return the clock of the file, and the offset to add to its times."""
         start = self._db.integers_if_stored("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
         if len(start) == 1 and 0 < start[0] <= LATEST_NS // 2:
             return "REALTIME", int(start[0])
@@ -284,5 +284,5 @@ def _assign(table: str, rows: dict[str, Int64], owners: list[int]) -> str | None
 
 
 def _process(packed: _Packed) -> _Packed:
-    """Process ids of global process or thread ids."""
+    """Return the process ids of global process or thread ids."""
     return packed // _SHIFT % _SHIFT

@@ -119,7 +119,7 @@ def reading(place: str) -> Iterator[None]:
 
 
 def is_url(location: str) -> bool:
-    """Whether fsspec opens it: it has a scheme before `://`, or a chain of them."""
+    """Return whether fsspec opens it: it has a scheme before `://`, or a chain of them."""
     return "://" in location or "::" in location
 
 
@@ -167,7 +167,7 @@ def local_copy(location: str) -> Iterator[Path]:
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether these are the first bytes of a tar archive (POSIX and GNU: `ustar` at byte 257)."""
+    """Return whether these are the first bytes of a tar archive (POSIX and GNU: `ustar` at byte 257)."""
     return head[257:262] == b"ustar"
 
 
@@ -193,7 +193,7 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
 
 
 def member_path(place: str, name: str) -> PurePosixPath:
-    """Where a member lies inside its archive.
+    """Return where a member lies inside its archive.
 
     Raises:
         InputError: it lies outside.
@@ -259,7 +259,7 @@ class Database:
         self._connection.close()
 
     def columns(self, table: str) -> list[str]:
-        """Names of a table's stored columns; empty where the table does not exist."""
+        """Return the names of a table's stored columns; empty where the table does not exist."""
         if table not in self.tables:
             return []
         with self._named(table):
@@ -314,7 +314,7 @@ class Database:
         return np.array([NULL if value is None else value for value in values], dtype=np.int64)
 
     def integers_if_stored(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """As `integers`, without rows where the table was never created."""
+        """Return as `integers`, without rows where the table was never created."""
         if table not in self.tables:
             return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
         return self.integers(table, required, optional)
@@ -351,7 +351,7 @@ def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
 
 
 def rows_of(table: Mapping[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
-    """The rows of a table that a mask or indices select."""
+    """Return the rows of a table that a mask or indices select."""
     return {name: column[rows] for name, column in table.items()}
 
 

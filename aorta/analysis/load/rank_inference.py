@@ -63,8 +63,8 @@ def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
 
 
 def headers_near(location: str) -> tuple[Header, ...]:
-    """Headers of the records in the folder of a local file (or the folder itself) and the two above it: a trace is
-    often kept below the run it belongs to. A URL or a glob has none.
+    """Return the headers of the records in the folder of a local file (or the folder itself) and the two above it: a
+    trace is often kept below the run it belongs to. A URL or a glob has none.
     """
     path = Path(location)
     if "://" in location or not path.exists():
@@ -74,8 +74,8 @@ def headers_near(location: str) -> tuple[Header, ...]:
 
 
 def place(process: Process, headers: Sequence[Header] = ()) -> InferredRank:
-    """Rank of one process: from its environment, then `rank<k>` in its path, then the record with its process id, then
-    the one GPU it used where local ranks and GPUs correspond.
+    """Return the rank of one process: from its environment, then `rank<k>` in its path, then the record with its
+    process id, then the one GPU it used where local ranks and GPUs correspond.
     """
     by_pid = _by_pid(process, headers)
     evidence = [
@@ -100,8 +100,8 @@ def place(process: Process, headers: Sequence[Header] = ()) -> InferredRank:
 
 
 def ranks_in_path(path: str) -> set[int]:
-    """Ranks that folder and file names state as `rank<k>`. The component nearest to the file decides; several different
-    ranks in that one component are all returned.
+    """Return the ranks that folder and file names state as `rank<k>`. The component nearest to the file decides;
+    several different ranks in that one component are all returned.
     """
     for part in reversed(PurePath(path).parts):
         found = {int(number) for number in _RANK_IN_PATH.findall(part)}

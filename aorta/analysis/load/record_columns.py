@@ -228,7 +228,7 @@ class _Columns:
         return table
 
     def finish(self, footer: Footer | None, problems: Problems) -> RankTables:
-        """The tables of everything added, in order of global step, each step once."""
+        """Return the tables of everything added, in order of global step, each step once."""
         self.flush()
         integers: Ints = _side_by_side([block[0] for block in self.blocks], np.empty((len(_INTEGERS), 0), np.int64))
         losses: Floats = _side_by_side([block[1] for block in self.blocks], np.empty((len(LOSSES), 0)))
@@ -303,8 +303,8 @@ class _Columns:
         return IsolatedSteps(phase, warmup != 0, wall_ns, reason, coverage, compute_ms)
 
     def _metrics(self, steps: int, bounds: Mapping[str, Floats]) -> Floats:
-        """One row per name. A kind that a step does not mention was not used in it and is 0, unless kinds are null for
-        another reason than that their times are open.
+        """Return one row per name. A kind that a step does not mention was not used in it and is 0, unless kinds are
+        null for another reason than that their times are open.
         """
         place = {name: index for index, name in enumerate(self.metric_names)}
         table = np.full((len(place), steps), np.nan)
@@ -351,8 +351,8 @@ class _Decoded(dict[bytes, int], Generic[Value]):
 
 
 def _reasons(line: StepLine, names: Collection[str]) -> bytes:
-    """The `reasons` of a step with one reason for all these metrics, whose own have the numbers of the step: so that
-    distinct texts stay few.
+    """Return the `reasons` of a step with one reason for all these metrics, whose own have the numbers of the step: so
+    that distinct texts stay few.
     """
     return msgspec.json.encode(line.reasons | dict.fromkeys(names, HOST_BOUND))
 
@@ -390,7 +390,7 @@ def _side_by_side(blocks: list[npt.NDArray[Any]], none: npt.NDArray[Any]) -> npt
 
 
 def _reordered(steps: Ints, rows: Ints, chosen: npt.NDArray[np.intp]) -> tuple[Ints, Ints]:
-    """The chosen steps (columns of `steps`), in that order, and their rows."""
+    """Return the chosen steps (columns of `steps`), in that order, and their rows."""
     rows_end = _INTEGERS.index("rows_end")
     starts = np.concatenate([[0], steps[rows_end, :-1]])
     parts = [rows[:, starts[at] : steps[rows_end, at]] for at in chosen]

@@ -24,7 +24,7 @@ from aorta.records.schema import WORLD_LIMIT
 
 
 def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
-    """The clocks by rank and None, or none and why."""
+    """Return the clocks by rank and None, or none and why."""
     path = folder / CLOCK_SYNC_FILE
     if not path.is_file():
         return {}, f"there is no {CLOCK_SYNC_FILE}"
@@ -45,14 +45,14 @@ class RecordFile:
     contents: bool = False
 
     def size_bytes(self) -> int:
-        """Size of the file; 0 where it is unknown, which reading it will explain."""
+        """Return the size of the file; 0 where it is unknown, which reading it will explain."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> RecordFile:
-        """The same with an absolute path, for workers with another working directory."""
+        """Return the same with an absolute path, for workers with another working directory."""
         return replace(self, path=self.path.absolute())
 
 
@@ -104,7 +104,7 @@ def _health(
     manifest: Manifest | None,
     manifest_problem: str | None,
 ) -> Health:
-    """The facts about ranks that belong to one run, one attempt and one world size."""
+    """Return the facts about ranks that belong to one run, one attempt and one world size."""
     sources = [tables.source for tables in ranks.values()]
     reasons = Counter[str]()
     for tables in ranks.values():

@@ -83,7 +83,7 @@ class _Session:
         return self._db.texts(table + self._suffix, "id", value)
 
     def traces(self) -> list[Trace]:
-        """One trace per process of this session that dispatched kernels."""
+        """Return one trace per process of this session that dispatched kernels."""
         kernels = self._columns(
             _DISPATCH,
             ("start", "end", "kernel_id", "agent_id"),
@@ -230,7 +230,7 @@ class _Session:
         return np.array(ids, dtype=np.int64), np.array(numbers, dtype=np.int64)
 
     def _environment(self, ident: int) -> tuple[int | None, dict[str, object]]:
-        """Process id and environment of a row of `rocpd_info_process`."""
+        """Return the process id and environment of a row of `rocpd_info_process`."""
         table = f"rocpd_info_process{self._suffix}"
         if table in self._db.tables:
             for chunk in self._db.rows(table, ("id", "pid"), ("environment",)):

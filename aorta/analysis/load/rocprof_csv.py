@@ -192,7 +192,7 @@ class _Cells:
         return "" if at is None else self._row[at]
 
     def number(self, column: str, needed: bool = False) -> int:
-        """An integer; `NULL` where the column or its value is missing."""
+        """Return an integer; `NULL` where the column or its value is missing."""
         text = self.text(column)
         if text in ("", "null", "None") and not needed:
             return NULL
@@ -212,7 +212,7 @@ class _Cells:
         return found
 
     def agent(self, column: str) -> int:
-        """The number in "Agent 4", "GPU 0" or "4"."""
+        """Return the number in "Agent 4", "GPU 0" or "4"."""
         text = self.text(column)
         if not text:
             return NULL
@@ -263,9 +263,9 @@ def _add_counter(process: _Process, cells: _Cells) -> None:
 
 
 def _joined(process: _Process, where: str, notes: list[str]) -> CounterValues | None:
-    """The counters of kernels of this process: a value belongs to the kernel of its dispatch id, if that has its name
-    (a file of another run numbers other kernels). Values of one counter and dispatch, one of each of its instances,
-    are added up, as rocprofv3 does itself.
+    """Return the counters of kernels of this process: a value belongs to the kernel of its dispatch id, if that has its
+    name (a file of another run numbers other kernels). Values of one counter and dispatch, one of each of its
+    instances, are added up, as rocprofv3 does itself.
     """
     if not len(process.counters):
         return None

@@ -261,7 +261,7 @@ def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tu
 
 
 def _namer(tables: list[_Operations]) -> Callable[[Any], tuple[str, str]]:
-    """A function from a record to the names of its kind and operation, "" where the file does not name them."""
+    """Return a function from a record to the names of its kind and operation, "" where the file does not name them."""
 
     def name(row: Any) -> tuple[str, str]:
         if not 0 <= row.kind < len(tables):

@@ -41,7 +41,7 @@ Manifest: TypeAlias = Mapping[str, object]
 
 
 def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
-    """The manifest that belongs to some records.
+    """Return the manifest that belongs to some records.
 
     Args:
         folder: where they are.
@@ -71,13 +71,13 @@ def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]
 
 
 def config_of(manifest: Manifest | None) -> Mapping[str, object]:
-    """The resolved configuration, nested as it was written; empty without a manifest."""
+    """Return the resolved configuration, nested as it was written; empty without a manifest."""
     config = manifest.get("config") if manifest is not None else None
     return config if isinstance(config, dict) else {}
 
 
 def interceptor(manifest: Manifest | None) -> str | None:
-    """What timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
+    """Return what timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
     differ; None where the manifest does not say (an older run). In schema 1 the key was `host_tap`.
     """
     stated = [rank.get("interceptor", rank.get("host_tap")) for rank in _topology(manifest)]
@@ -85,8 +85,8 @@ def interceptor(manifest: Manifest | None) -> str | None:
 
 
 def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
-    """Why collectives were timed from Python on some rank, as the manifest says; None where they were not, and on a CPU
-    where the configuration asked for it.
+    """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
+    on a CPU where the configuration asked for it.
     """
     stated = [rank.get("interceptor") for rank in _topology(manifest)]
     reasons = [
@@ -98,14 +98,14 @@ def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | 
 
 
 def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
-    """What the manifest says of each rank."""
+    """Return what the manifest says of each rank."""
     topology = manifest.get("topology") if manifest is not None else None
     return [rank for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
 
 
 def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
-    """The `fabric` node if it delays collectives on purpose, else None. Times of such a run describe
-    no real hardware.
+    """Return the `fabric` node if it delays collectives on purpose, else None. Times of such a run describe no real
+    hardware.
     """
     fabric = config_of(manifest).get("fabric")
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
@@ -187,12 +187,12 @@ WORDS: Final = "rocm-smi"
 
 
 def words_are_samples(header: Header) -> bool:
-    """Whether what rocm-smi printed is read as samples: in records that have no others."""
+    """Return whether what rocm-smi printed is read as samples: in records that have no others."""
     return header.device_telemetry is None or header.device_telemetry.source is None
 
 
 def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
-    """A wall-clock time on the clock of the steps, by the start of a step on both.
+    """Return a wall-clock time on the clock of the steps, by the start of a step on both.
 
     Raises:
         ValueError: a column cannot hold it.
@@ -218,7 +218,7 @@ class RecordDetails(Details):
     mark_lines: array[int]
 
     def step(self, place: int) -> StepIntervals:
-        """One step, from its line."""
+        """Return one step, from its line."""
         with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
             return self._step(file, place)
 
@@ -262,14 +262,14 @@ class RecordDetails(Details):
         return DeviceSample(at_ns, at_ns, **asdict(values)), reason
 
     def size_bytes(self) -> int:
-        """Size of the file; 0 where it no longer exists, which reading it will report."""
+        """Return the size of the file; 0 where it no longer exists, which reading it will report."""
         try:
             return self.path.stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> RecordDetails:
-        """The same with an absolute path, for workers with another working directory."""
+        """Return the same with an absolute path, for workers with another working directory."""
         return replace(self, path=self.path.absolute())
 
     def _step(self, file: BinaryIO, place: int) -> StepIntervals:
@@ -302,7 +302,7 @@ class RecordDetails(Details):
 
 
 def _line_at(file: BinaryIO, offset: int) -> StepLine:
-    """The step whose line begins at `offset`.
+    """Return the step whose line begins at `offset`.
 
     Raises:
         ValueError: there is no step now.

@@ -100,7 +100,7 @@ def detect_database(path: Path, place: str) -> str | None:
 
 
 def hint(head: bytes) -> str:
-    """What an unknown file seems to be, and what to do about it; empty where nothing is known."""
+    """Return what an unknown file seems to be, and what to do about it; empty where nothing is known."""
     return next((f"; it is {words}" for magic, words in _HINTS if head.startswith(magic)), "")
 
 
@@ -134,14 +134,14 @@ class TraceFiles:
     headers: tuple[Header, ...] = ()
 
     def size_bytes(self) -> int:
-        """Size of its first file; 0 where that is not a local file."""
+        """Return the size of its first file; 0 where that is not a local file."""
         try:
             return Path(self.files[0]).stat().st_size
         except OSError:
             return 0
 
     def absolute(self) -> TraceFiles:
-        """The same with absolute paths, for workers with another working directory."""
+        """Return the same with absolute paths, for workers with another working directory."""
         files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
         return TraceFiles(files, self.format, self.comm_patterns, self.headers)
 
@@ -228,7 +228,7 @@ def _read_stream(
 
 
 def _files(location: str) -> tuple[list[str], bool]:
-    """Files of a location, and whether they were searched for; unrelated files beside them are then no error."""
+    """Return files of a location, and whether they were searched for; unrelated files beside them are then no error."""
     if is_url(location):
         return _remote(location)
     path = Path(location)
@@ -284,7 +284,7 @@ def _format(file: str) -> tuple[str | None, str]:
 
 
 def _together(file: str, found: str) -> tuple[str, ...]:
-    """The file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
+    """Return the file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
     compressed.
     """
     if found != "rocprofv3-csv" or is_url(file):

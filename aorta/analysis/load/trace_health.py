@@ -91,7 +91,7 @@ def facts_of(trace: Trace) -> TraceFacts:
 
 
 def usable(trace: Trace) -> Trace:
-    """The trace without rows that end before they start or last absurdly long; `facts_of` has counted them."""
+    """Return the trace without rows that end before they start or last absurdly long; `facts_of` has counted them."""
     table = trace.intervals
     length = table.end_ns - table.start_ns
     good = (length >= 0) & (length <= ABSURD_NS)
@@ -117,8 +117,8 @@ def _count(trace: Trace) -> dict[str, int]:
 
 
 def _same_stream(table: Intervals) -> tuple[int, int]:
-    """Number and total overlap in ns of rows that begin while an earlier row of the same stream still runs. Host
-    threads nest their operators, so only rows on a device are checked.
+    """Return the number and total overlap in ns of rows that begin while an earlier row of the same stream still runs.
+    Host threads nest their operators, so only rows on a device are checked.
     """
     on_device = np.flatnonzero((table.device != NULL) & (table.stream != NULL))
     if len(on_device) < 2:
@@ -205,7 +205,7 @@ class TraceHealth:
         return notes
 
     def as_json(self) -> dict[str, object]:
-        """Every fact, in a stable order, as plain JSON values."""
+        """Return every fact, in a stable order, as plain JSON values."""
         return {
             "ranks_expected": self.world_size,
             "ranks_read": list(self.ranks_read),

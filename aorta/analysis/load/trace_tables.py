@@ -67,7 +67,7 @@ class TraceDetails(Details):
     samples: tuple[tuple[DeviceSample, str | None], ...] = ()
 
     def step(self, place: int) -> StepIntervals:
-        """Which lanes were active when, in one step."""
+        """Return which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
         segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
@@ -177,8 +177,8 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:
-    """The steps in order of their numbers, each once; without any step, the whole trace. Also the place of each among
-    the windows of the rank.
+    """Return the steps in order of their numbers, each once; without any step, the whole trace. Also the place of each
+    among the windows of the rank.
     """
     if not len(timeline.steps):
         return [timeline.whole], np.array([WHOLE_STEP], np.int64), np.zeros(1, np.int64)
@@ -190,7 +190,7 @@ def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:
 def _with_stated(
     values: dict[str, float | None], reasons: dict[str, str], stated: ReportedSteps, place: int
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """The metrics of one step, and those that the source measured itself."""
+    """Return the metrics of one step, and those that the source measured itself."""
     own = {name: float(column[place]) for name, column in stated.metrics.items()}
     null = {name for name, value in own.items() if np.isnan(value)}
     return (
@@ -200,7 +200,7 @@ def _with_stated(
 
 
 def _named_aux(timeline: DeviceTimeline, steps: Int64) -> dict[str, Any]:
-    """The `aux...` columns of `TraceDetails`."""
+    """Return the `aux...` columns of `TraceDetails`."""
     rows = timeline.rows
     rows = rows.take((rows.cls == IntervalClass.AUX) & np.isin(rows.step, steps))
     place = np.searchsorted(steps, rows.step)
@@ -235,7 +235,7 @@ def _steps(
 
 
 def _metrics(told: list[dict[str, float | None]]) -> dict[str, Floats]:
-    """Metric -> a value a step."""
+    """Return metric -> a value a step."""
     names = dict.fromkeys(name for values in told for name in values)
     columns = {
         name: np.array([np.nan if (value := values.get(name)) is None else value for values in told], np.float64)
@@ -251,7 +251,7 @@ def _metrics(told: list[dict[str, float | None]]) -> dict[str, Floats]:
 def _collectives(
     trace: Trace, timeline: DeviceTimeline, windows: list[Interval], steps: Int64
 ) -> tuple[Collectives, Int64]:
-    """Collectives that start inside a window, by step, then start; and the number of them per step."""
+    """Return the collectives that start inside a window, by step, then start; and the number of them per step."""
     table = timeline.rows
     table = table.take(table.cls == IntervalClass.COMM)
     if len(timeline.steps):

@@ -92,11 +92,11 @@ class KnownClocks:
     source: Path | Literal["the traces"] | None = None
 
     def of(self, rank: int) -> RankClock | None:
-        """What is known of `rank`; None if nothing is."""
+        """Return what is known of `rank`; None if nothing is."""
         return None if self.sync is None else self.sync.of(rank)
 
     def as_json(self, align: Align, alignments: Mapping[int, RankAlignment]) -> dict[str, object]:
-        """What the merged trace says about clocks."""
+        """Return what the merged trace says about clocks."""
         return {
             "align": align,
             "aligned": all(rank.aligned for rank in alignments.values()),
@@ -145,8 +145,8 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
 
 
 def record_of(trace: TraceFile, folders: Sequence[Path]) -> Path | None:
-    """The record of the trace's rank: the nearest to it or in `folders`, of the trace's own run where it names one, be
-    it in the history of a run that was resumed; None where there is none.
+    """Return the record of the trace's rank: the nearest to it or in `folders`, of the trace's own run where it names
+    one, be it in the history of a run that was resumed; None where there is none.
     """
     name, own = RANK_FILE.format(rank=trace.rank), _own_clock(trace)
     near = [path for folder in _folders(trace.path, folders) if (path := folder / name).is_file()]
@@ -158,7 +158,7 @@ def record_of(trace: TraceFile, folders: Sequence[Path]) -> Path | None:
 
 
 def _folders(trace: Path, folders: Sequence[Path]) -> list[Path]:
-    """Where the files of a trace's run may lie, the nearest first."""
+    """Return where the files of a trace's run may lie, the nearest first."""
     return [*list(trace.absolute().parents)[:_FOLDERS_ABOVE], *folders]
 
 
@@ -186,7 +186,7 @@ def _nearest(folders: Sequence[Path]) -> Path | None:
 def align_ranks(
     traces: Sequence[TraceFile], known: KnownClocks, align: Align, notes: list[str]
 ) -> dict[int, RankAlignment]:
-    """Rank -> its alignment. What is unknown about a rank is added to `notes`."""
+    """Return rank -> its alignment. What is unknown about a rank is added to `notes`."""
     ranks = sorted({trace.rank for trace in traces})
     clocks = {rank: known.of(rank) for rank in ranks}
     if align == "start_profile":
@@ -228,7 +228,7 @@ def _one_host(traces: Sequence[TraceFile]) -> str | None:
 
 
 def in_words(align: Align, alignments: Mapping[int, RankAlignment]) -> str:
-    """By what the ranks are aligned, and which are not."""
+    """Return by what the ranks are aligned, and which are not."""
     if not any(rank.aligned for rank in alignments.values()):
         return "not aligned: every rank on its own clock"
     left = [str(rank) for rank, alignment in alignments.items() if not alignment.aligned]
@@ -245,7 +245,7 @@ def _measured_once(clock: RankClock, known: KnownClocks) -> str:
 
 
 def _start_shifts(traces: Sequence[TraceFile], clocks: Mapping[int, RankClock | None]) -> dict[int, int]:
-    """Rank -> the shift that makes its first profiler start together with the lowest rank's."""
+    """Return rank -> the shift that makes its first profiler start together with the lowest rank's."""
     starts: dict[int, int] = {}
     for trace in traces:
         raw = RankAlignment(trace.rank, clocks[trace.rank], "none")
@@ -256,7 +256,7 @@ def _start_shifts(traces: Sequence[TraceFile], clocks: Mapping[int, RankClock | 
 
 
 def _start_of(trace: TraceFile) -> int:
-    """When the profiler began: the time of its own mark, or of the earliest event."""
+    """Return when the profiler began: the time of its own mark, or of the earliest event."""
     earliest = None
     with scanning(trace.path) as scanner:
         for event in scanner.events():

@@ -264,7 +264,7 @@ def _window(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Return the options of the command."""
     words = argparse.ArgumentParser(
         description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
         epilog="Exit codes: 0 done, 1 --check found an effect before its cause, 2 bad input, 4 --check found nothing "

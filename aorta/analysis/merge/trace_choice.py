@@ -103,8 +103,8 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
 
 
 def _is_trace(path: Path, notes: list[str]) -> bool:
-    """Whether a file found in a folder is a trace. A file that is not JSON at all is kept, and reported as a broken
-    trace later.
+    """Return whether a file found in a folder is a trace. A file that is not JSON at all is kept, and reported as a
+    broken trace later.
     """
     try:
         with scanning(path):

@@ -94,7 +94,7 @@ def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
 
 
 def metadata_event(what: str, pid: int, args: dict[str, Any], tid: int = 0) -> dict[str, Any]:
-    """An event that names or orders a process or a thread, as `what` says."""
+    """Return an event that names or orders a process or a thread, as `what` says."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
@@ -130,7 +130,7 @@ class TrackIdentity:
         self._other_ids: dict[tuple[int, bytes], int] = {}
 
     def pid(self, raw: bytes) -> int:
-        """The new pid of a process.
+        """Return the new pid of a process.
 
         Raises:
             InputError: the rank has more processes than its range holds.
@@ -146,7 +146,7 @@ class TrackIdentity:
         return number
 
     def tid(self, pid: bytes, raw: bytes) -> int:
-        """The new tid of a thread; no two processes share one."""
+        """Return the new tid of a thread; no two processes share one."""
         number = self._tids.get((pid, raw))
         if number is None:
             if len(self._tids) >= TIDS_PER_RANK:
@@ -206,7 +206,7 @@ class TrackIdentity:
         event["args"] = msgspec.Raw(msgspec.json.encode(args))
 
     def _name(self, raw: bytes, pid: int, name: object) -> str:
-        """The rank's first process gets the label of the rank; the others append their own name to it."""
+        """Return the rank's first process gets the label of the rank; the others append their own name to it."""
         if next(iter(self._pids.values())) == pid:
             return self.label
         return f"{self.label}: {name or 'process'} {_decoded(raw)}".rstrip()

@@ -148,8 +148,8 @@ class RecordTracks:
                 yield {"ph": "C", **common, "ts": self._us(at(count.t_ns)), "args": {"value": count.value}}
 
     def _free_lane(self, track: str, begin: int, end: int) -> str:
-        """The first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a thread
-        may not.
+        """Return the first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a
+        thread may not.
         """
         ends = self._lane_ends.setdefault(track, [])
         for lane, until in enumerate(ends):
@@ -215,7 +215,7 @@ class Causality:
             self.violations.append(Violation(what, lead_ns, allowed))
 
     def lines(self) -> list[str]:
-        """The result and the worst violations, as text."""
+        """Return the result and the worst violations, as text."""
         if not self.pairs:
             why = "; ".join(f"{reason} ({count})" for reason, count in self.skipped.items())
             return [f"causality: nothing to check{': ' + why if why else ''}"]
@@ -231,7 +231,7 @@ class Causality:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """The result as it is stored in the merged file."""
+        """Return the result as it is stored in the merged file."""
         return {
             "pairs": self.pairs,
             "violations": len(self.violations),

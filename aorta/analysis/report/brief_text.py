@@ -36,7 +36,7 @@ _SHOWN_EXPOSED: Final = 3
 
 
 def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
-    """The changes that would gain most, what parts of the communication cost, and bounds."""
+    """Return the changes that would gain most, what parts of the communication cost, and bounds."""
     head = f"{label}: what would gain most"
     if found.reason is not None:
         return wrapped([f"{head}: no prediction: {found.reason}"], style.width)
@@ -61,7 +61,7 @@ def _rows(found: Sequence[MarginalEntry]) -> list[str]:
 def brief_text(
     summary: Summary, files: Sequence[Path], notes: Mapping[str, Sequence[str]], style: Style = PLAIN
 ) -> str:
-    """The answer of a summary.
+    """Return the answer of a summary.
 
     Args:
         files: what the report wrote.
@@ -101,7 +101,7 @@ def _compared(comparison: Comparison, candidate: DatasetEntry, style: Style) -> 
 
 
 def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style, most: int) -> str:
-    """What one run measured, then what to bear in mind and what would gain most, in about `most` lines."""
+    """Return what one run measured, then what to bear in mind and what would gain most, in about `most` lines."""
     steps, values = entry.steps, {name: entry.described[name] for name in _SHOWN if name in entry.described}
     used = f"{TEXT.count(steps.global_steps_used, 'step')}, {TEXT.count(steps.rank_steps_used, 'record')}"
     above = [led(f"{label}:", _numbers(values) or f"nothing to measure: {entry.reason}", style)]
@@ -118,7 +118,7 @@ def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style
 
 
 def _exposed(entry: DatasetEntry, style: Style) -> list[str]:
-    """Where the exposed communication is: the groups, and the regions of the step, that have most of it."""
+    """Return where the exposed communication is: the groups, and the regions of the step, that have most of it."""
     found = known(entry.exposed)
     if found is None or found.reason is not None or not found.exposed_ms:
         return []
@@ -150,7 +150,7 @@ def _unknown(name: str, values: Described) -> str:
 
 
 def _notes(notes: Sequence[str], room: int, style: Style) -> list[str]:
-    """The first note, the others as far as there is room, and how many there are more."""
+    """Return the first note, the others as far as there is room, and how many there are more."""
     lines: list[str] = []
     for number, note in enumerate(notes):
         line = led("Note:", note, style, style.warning)
@@ -167,7 +167,7 @@ def _height(lines: Sequence[str]) -> int:
 
 
 def _gains(entry: DatasetEntry, style: Style, where: str = "") -> str:
-    """The changes that would gain most, or why there is no prediction."""
+    """Return the changes that would gain most, or why there is no prediction."""
     found, head = entry.what_if, f"Most to gain{where}:"
     if found.reason is not None:
         return led(head, f"no prediction: {found.reason}", style)

@@ -70,8 +70,8 @@ class Map:
 
 
 def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
-    """The median of `values` over the ranks and steps of each point, between the lowest and the highest. Of up to
-    `POINTS` steps each is a point; of more, neighbours share one.
+    """Return the median of `values` over the ranks and steps of each point, between the lowest and the highest. Of up
+    to `POINTS` steps each is a point; of more, neighbours share one.
     """
     steps = np.unique(global_steps)
     together = steps_a_point(steps)
@@ -81,14 +81,14 @@ def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
 
 
 def steps_a_point(steps: np.ndarray) -> int:
-    """How many of these global steps share a point of a curve."""
+    """Return how many of these global steps share a point of a curve."""
     return max(1, -(-len(steps) // POINTS))
 
 
 def constant(values: np.ndarray, whole: float | None = None) -> float | None:
-    """The median of values that do not change, so that a chart of them would show nothing; None where they do, or
-    none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or
-    of the `whole` that a share is drawn on at most `_STILL_SHARE`.
+    """Return the median of values that do not change, so that a chart of them would show nothing; None where they do,
+    or none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or of
+    the `whole` that a share is drawn on at most `_STILL_SHARE`.
     """
     known = values[~np.isnan(values)]
     if not len(known):
@@ -114,7 +114,7 @@ class Series:
         return steps_a_point(self._dataset.global_steps)
 
     def curve(self, name: str) -> Curve:
-        """A metric: the median over the ranks and steps of each point, between the lowest and the highest."""
+        """Return a metric: the median over the ranks and steps of each point, between the lowest and the highest."""
         return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
 
     def job_step(self) -> Curve:
@@ -133,7 +133,7 @@ class Series:
         return by_step(self._dataset, JOB_STEP)[2]
 
     def devices(self) -> dict[str, Curve]:
-        """What was sampled of the devices, over the steps; empty without a sample that belongs to one."""
+        """Return what was sampled of the devices, over the steps; empty without a sample that belongs to one."""
         if not self._dataset.has_samples:
             return {}
         steps = self._dataset.table(*JOINED_ON, "global_step")
@@ -142,7 +142,7 @@ class Series:
         return {name: curve for name, curve in curves.items() if curve.known}
 
     def counters(self) -> dict[str, Curve]:
-        """What the loop counted, over the steps: the mean of a rank's values in each."""
+        """Return what the loop counted, over the steps: the mean of a rank's values in each."""
         values = counters_frame(self._dataset.run).dropna(subset=["value"])
         means = values.groupby(["name", "rank", "global_step"])["value"].mean()
         steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
@@ -152,7 +152,7 @@ class Series:
         return {name: curve for name, curve in curves.items() if curve.known}
 
     def map(self, name: str) -> Map | None:
-        """A metric, rank by step; None where it is null throughout."""
+        """Return a metric, rank by step; None where it is null throughout."""
         values = (self._frame[_STEP_MS] if name == _STEP_MS else pd.Series(self._dataset.values(name))).to_numpy()
         if not len(values) or np.isnan(values).all():
             return None
@@ -200,8 +200,8 @@ class ChosenStep:
 
 
 def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
-    """The median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty without a
-    step that is on all ranks.
+    """Return the median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty
+    without a step that is on all ranks.
     """
     times, known = _job_steps(dataset)
     if times.empty:
@@ -234,8 +234,8 @@ NEEDED = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle
 
 
 def parts(dataset: LabelledRun) -> pd.DataFrame:
-    """Mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known. Empty
-    where there is none, and where marks do not bear them all; one rank is held at a time.
+    """Return the mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known.
+    Empty where there is none, and where marks do not bear them all; one rank is held at a time.
     """
     titles = [title for title, _, _ in PARTS]
     if any(dataset.pace.basis(name).source != "marks" for name in NEEDED):

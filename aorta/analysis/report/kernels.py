@@ -60,7 +60,7 @@ _WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "deriv
 
 
 def kernel_frames(traces: TraceEntries) -> dict[str, pd.DataFrame]:
-    """Every table of `KERNEL_TABLES`, one without rows too.
+    """Return every table of `KERNEL_TABLES`, one without rows too.
 
     Args:
         traces: the entry `traces` of a dataset in `summary.json`.
@@ -77,7 +77,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> pd.Da
 
 
 def _kernel_rows(traces: TraceEntries) -> list[dict[str, Any]]:
-    """The totals of each device, each with its slowdown or why there is none."""
+    """Return the totals of each device, each with its slowdown or why there is none."""
     slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
     rows = []
     for total in traces.kernels.totals:
@@ -99,8 +99,8 @@ _KIND: Final = {"gemms": "GEMMs", "gaps": "gaps", "counters": "hardware counters
 
 
 def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN, more: str = "") -> str:
-    """The kernels with the largest totals, what communication slows down most, GEMMs, gaps and counters;
-    what a trace does not hold with the reason. `more`: a command that shows more.
+    """Return the kernels with the largest totals, what communication slows down most, GEMMs, gaps and counters; what a
+    trace does not hold with the reason. `more`: a command that shows more.
     """
     found = traces.kernels
     if not found.by_name:
@@ -131,7 +131,7 @@ def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: 
 
 
 def shortened(name: str, width: int) -> str:
-    """A kernel's name on one line: what cannot be printed as `?`, of a long one its beginning and end."""
+    """Return a kernel's name on one line: what cannot be printed as `?`, of a long one its beginning and end."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name) or "(no name)"
     if len(plain) <= width:
         return plain
@@ -140,7 +140,7 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
-    """Names of at most `width` characters each; those that would look the same are cut where they differ."""
+    """Return the names of at most `width` characters each; those that would look the same are cut where they differ."""
     cut = {name: shortened(name, width) for name in names}
     head = width // 4
     for text in set(cut.values()):
@@ -153,13 +153,13 @@ def shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
 
 
 def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
-    """Rank and device of a row."""
+    """Return the rank and device of a row."""
     rank = "unknown rank" if row.rank is None else f"rank {row.rank}"
     return rank if row.device is None else f"{rank}, device {row.device}"
 
 
 def _totals(rows: Sequence[KernelTotalEntry], style: Style) -> list[str]:
-    """A table of totals; names have what room the numbers leave."""
+    """Return a table of totals; names have what room the numbers leave."""
     cells = [("count", "total ms", "mean ms", "± ms", "share", "class", "kernel")]
     for row in rows:
         numbers = TEXT.number(row.total_ms, "ms"), TEXT.number(row.mean_ms, "ms"), _spread(row.std_ms)
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes."""
+    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Kernels by total time, what communication slows down, GEMMs with their rates, gaps "
         "between kernels, and hardware counters (docs/traces.md).",

@@ -76,7 +76,7 @@ SURFACES: Final[Mapping[str, Shade]] = {
 
 
 def light(name: str) -> str:
-    """The colour of a meaning or a surface on white."""
+    """Return the colour of a meaning or a surface on white."""
     return (MEANINGS.get(name) or SURFACES[name]).light
 
 
@@ -103,12 +103,12 @@ SERIES: Final = tuple(
 
 
 def lane_color(lane: str) -> str:
-    """A lane of a timeline: computation, a kind of collective, or the rest."""
+    """Return a lane of a timeline: computation, a kind of collective, or the rest."""
     return light(_LANES.get(lane) or (lane if lane in _KINDS else "other-kind"))
 
 
 def phase_color(phase: str) -> str:
-    """A phase of a block; one that is neither forward nor backward has the colour of computation."""
+    """Return a phase of a block; one that is neither forward nor backward has the colour of computation."""
     return light(phase if phase in ("forward", "backward") else "compute")
 
 

@@ -86,8 +86,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
 
 
 def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
-    """What to do after a report: hold the verdict in continuous integration, which fails on a change for the worse that
-    is larger than the margin; or get a verdict; empty for one source.
+    """Return what to do after a report: hold the verdict in continuous integration, which fails on a change for the
+    worse that is larger than the margin; or get a verdict; empty for one source.
     """
     comparison = known(summary.comparison)
     if comparison is None:
@@ -101,12 +101,12 @@ def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """The same command, to be copied and added to."""
+    """Return the same command, to be copied and added to."""
     return shlex.join(["aorta", "report", *(word for word in arguments if word not in ("--brief", "--all"))])
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that the command takes."""
+    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
@@ -247,7 +247,7 @@ def _sides_of_a_plan(source: str) -> tuple[str, str] | None:
 
 
 def _engine(options: argparse.Namespace) -> Engine:
-    """What reads the files.
+    """Return what reads the files.
 
     Raises:
         InputError: words that do not go together.
@@ -288,7 +288,7 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
 
 
 def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
-    """What --reference and --candidate name, without --log-dir; each option becomes its label."""
+    """Return what --reference and --candidate name, without --log-dir; each option becomes its label."""
     words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
     here = Path.cwd()
     places = {side: word for side, word in words.items() if is_location(word, here, root)}

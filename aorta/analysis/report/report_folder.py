@@ -181,7 +181,7 @@ def _writable(output: Path) -> Iterator[None]:
 
 
 def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: str | None) -> Iterator[tuple[str, Draw]]:
-    """Every picture: a file name, and what draws to a path and returns None or why it did not."""
+    """Yield every picture: a file name, and what draws to a path and returns None or why it did not."""
     yield from pictures([subject.dataset for subject in subjects.values()])
     if reference is not None and candidate is not None:
         sides = subjects[reference].dataset, subjects[candidate].dataset
@@ -221,7 +221,7 @@ def _text(
 
 
 def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
-    """Where each file is, the page first, and which pictures there are none of."""
+    """Return where each file is, the page first, and which pictures there are none of."""
     kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
     ordered = sorted(written, key=lambda path: [*kinds].index(path.name) if path.name in kinds else len(kinds))
     others = {True: "table", False: "picture"}

@@ -94,7 +94,7 @@ def write_tables(
 
 
 def _kernels(summary: Summary) -> dict[str, Iterator[pd.DataFrame]]:
-    """The kernel tables of all datasets that are traces; none where no dataset is."""
+    """Return the kernel tables of all datasets that are traces; none where no dataset is."""
     found = {label: each.traces for label, each in summary.datasets.items() if each.traces}
     made = {label: kernel_frames(traces) for label, traces in found.items()}
     for label, frames in made.items():
@@ -149,7 +149,7 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kind(name: str) -> str:
-    """The type of a column."""
+    """Return the type of a column."""
     if name in _WORDS:
         return "string"
     if name in {"warmup", "by_kernels"}:

@@ -68,7 +68,7 @@ _NONE: Final = "none"
 
 
 def verdict_block(comparison: Comparison, style: Style = PLAIN) -> str:
-    """What a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
+    """Return what a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
     lines = [verdict_line(comparison, headline(comparison), style)]
     cause = comparison.sentence
     lines += [led("Cause:", cause, style)] if cause else []
@@ -77,13 +77,13 @@ def verdict_block(comparison: Comparison, style: Style = PLAIN) -> str:
 
 
 def notes_of(comparison: Comparison) -> list[str]:
-    """The warnings of a comparison, but for what its headline says already."""
+    """Return the warnings of a comparison, but for what its headline says already."""
     said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.unlike]
     return [warning for warning in comparison.warnings if not warning.startswith(tuple(said))]
 
 
 def verdict_line(comparison: Comparison, said: str, style: Style = PLAIN) -> str:
-    """A headline behind its mark, with its first words in the colour of the verdict."""
+    """Return a headline behind its mark, with its first words in the colour of the verdict."""
     word = verdict_title(comparison).upper()
     mark = f"[{mark_of(comparison.verdict)}]"
     return led(
@@ -95,13 +95,13 @@ def verdict_line(comparison: Comparison, said: str, style: Style = PLAIN) -> str
 
 
 def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | None = None) -> str:
-    """A sentence behind words that stand out, in bold unless `paint` shows them otherwise."""
+    """Return a sentence behind words that stand out, in bold unless `paint` shows them otherwise."""
     space = "" if sentence.startswith(":") else " "
     return (paint or style.bold)(first) + wrapped([f"{first}{space}{sentence}"], style.width).removeprefix(first)
 
 
 def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
-    """Where a dataset came from, what it rests on, and everything wrong with it."""
+    """Return where a dataset came from, what it rests on, and everything wrong with it."""
     source, steps, health = entry.source, entry.steps, dataset.run.health
     read = f"{len(health.ranks_read)} of {health.world_size} ranks read" if health.world_size else "ranks unknown"
     lines = [
@@ -124,7 +124,7 @@ def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
 
 
 def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
-    """What a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
+    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
     return [
         *autopsy_notes(entry),
         *sentences(entry.stragglers or ()),
@@ -141,13 +141,13 @@ def _calibrated(steps: StepCounts) -> str:
 
 
 def _stated(source: SourceFacts) -> str:
-    """Which run it was and what it ran on, as far as the source says; a trace knows no run."""
+    """Return which run it was and what it ran on, as far as the source says; a trace knows no run."""
     named = {"run": source.run_id, "platform": source.platform, "parallel": source.parallel}
     return ", ".join(f"{what} {'unknown' if value is None else value}" for what, value in named.items())
 
 
 def _set_lines(entry: DatasetEntry) -> list[str]:
-    """How many launches stand behind a dataset, and which do not count."""
+    """Return how many launches stand behind a dataset, and which do not count."""
     left_out = entry.left_out
     where = f"{entry.launches} in {entry.launch_set}"
     lines = [f"  this is {entry.representative_rule}, of {where}: pictures and details are of this launch alone"]
@@ -159,7 +159,7 @@ def _set_lines(entry: DatasetEntry) -> list[str]:
 
 
 def dataset_table(label: str, entry: DatasetEntry) -> str:
-    """Every metric of one dataset over its steps and ranks."""
+    """Return every metric of one dataset over its steps and ranks."""
     metrics = entry.described
     rows: list[tuple[str, ...]] = [(label, "median", "p5", "p95", "mean", "rank spread")]
     zeros = [name for name, values in metrics.items() if values.min == values.max == values.nulls == 0]
@@ -200,7 +200,7 @@ def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
 
 
 def metric_table(comparison: Comparison, names: Sequence[str], style: Style = PLAIN) -> list[str]:
-    """A head, and a row for each of these metrics."""
+    """Return a head, and a row for each of these metrics."""
     judged = comparison.tested
     rows, gap = _rows(comparison, names, judged=judged, around=True), _GAP
     if _least_width(rows, gap) > style.width:  # intervals of the sides go: that of the delta is the one that decides
@@ -217,7 +217,7 @@ def metric_table(comparison: Comparison, names: Sequence[str], style: Style = PL
 def _rows(
     comparison: Comparison, names: Sequence[str], *, judged: bool, around: bool
 ) -> list[tuple[tuple[str, ...], str | None]]:
-    """The cells of each line, the head first, and its verdict."""
+    """Return the cells of each line, the head first, and its verdict."""
     rows: list[tuple[tuple[str, ...], str | None]] = [(_HEAD if judged else _HEAD_OF_RUNS, None)]
     for name in names:
         pair = comparison.metrics[name]
@@ -233,20 +233,20 @@ def _rows(
 
 
 def _without_deltas(pair: ComparedMetric) -> ComparedMetric:
-    """The sides of a metric whose difference would be one of other work, or of a drift."""
+    """Return the sides of a metric whose difference would be one of other work, or of a drift."""
     nothing = Effect("difference", None, None, None)
     return replace(pair, difference=None, quotient=None, effect=nothing, ratio_of_sums=ABSENT)
 
 
 def _least_width(rows: Sequence[tuple[tuple[str, ...], str | None]], gap: int) -> int:
-    """Columns of a table whose longer names stand on lines of their own."""
+    """Return the columns of a table whose longer names stand on lines of their own."""
     others = sum(max(len(cells[place]) for cells, _ in rows) for place in range(1, len(_HEAD)))
     return _LEAST_NAME + others + gap * (len(_HEAD) - 1)
 
 
 def shown_first(comparison: Comparison) -> list[str]:
-    """Names of the metrics, but those without a value on both sides and those of 0 on both: the primary
-    and the job step first, then what has a verdict, then the rest.
+    """Return the names of the metrics, but those without a value on both sides and those of 0 on both: the primary and
+    the job step first, then what has a verdict, then the rest.
     """
     metrics = comparison.metrics
     names = [name for name, pair in metrics.items() if pair.bounded or not (pair.unknown or is_zero(pair))]
@@ -255,7 +255,7 @@ def shown_first(comparison: Comparison) -> list[str]:
 
 
 def _denominators(names: Iterable[str]) -> str:
-    """What each ratio among the metrics is a share of; empty without one."""
+    """Return what each ratio among the metrics is a share of; empty without one."""
     return "; ".join(f"{name} = {_DENOMINATOR[name]}" for name in names if name in _DENOMINATOR)
 
 
@@ -273,7 +273,7 @@ def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]
 
 
 def _around(pair: ComparedMetric, side: Side) -> str:
-    """How far the farther end of the interval of a side's value is; empty without one."""
+    """Return how far the farther end of the interval of a side's value is; empty without one."""
     value, interval = pair.value(side), pair.interval(side)
     if value is None or interval is None or interval.low is None or interval.high is None:
         return ""
@@ -286,14 +286,14 @@ def _of_runs(name: str, pair: ComparedMetric) -> tuple[str, ...]:
 
 
 def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, str]:
-    """Both values, their difference and their quotient."""
+    """Return both values, their difference and their quotient."""
     difference = _UNKNOWN if pair.difference is None else TEXT.number(pair.difference, unit, signed=True)
     ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient, "ratio", fewer=1)
     return TEXT.number(pair.reference, unit), TEXT.number(pair.candidate, unit), difference, ratio
 
 
 def _side(pair: ComparedMetric, side: Side, unknown: str = TEXT.unknown, *, fewer: int = 0) -> str:
-    """The value of one side, its bounds, or what stands for a value: `none` where this kind was not used."""
+    """Return the value of one side, its bounds, or what stands for a value: `none` where this kind was not used."""
     ends, value = pair.ends(side), pair.value(side)
     if ends is not None:
         return TEXT.bounds(ends, pair.unit, fewer=fewer, named=False)

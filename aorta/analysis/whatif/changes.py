@@ -186,7 +186,7 @@ def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
 
 
 def _ahead(before: Sequence[_Needed], own: Placed) -> int:
-    """How many blocks ahead an all-gather was issued: so many of those before it began to compute later."""
+    """Return how many blocks ahead an all-gather was issued: so many of those before it began to compute later."""
     return sum(one.begin_ns >= own.at_ns for one in before)
 
 
@@ -236,7 +236,7 @@ _FORMS: Final = {target: form for change in CHANGES for target, form in change.F
 
 
 def forms() -> list[str]:
-    """How every change is written, an example each."""
+    """Return how every change is written, an example each."""
     return list(_FORMS.values())
 
 
@@ -264,7 +264,7 @@ def parse_change(text: str) -> Change:
 
 
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """The order in which changes are made (`Change.TURN`)."""
+    """Return the order in which changes are made (`Change.TURN`)."""
     return tuple(sorted(changes, key=lambda change: change.TURN))
 
 

@@ -65,7 +65,7 @@ class CriticalPath:
     segments: tuple[PathSegment, ...]
 
     def totals_ns(self) -> dict[tuple[Part, int, str], int]:
-        """What each cause adds, the largest first: (part, rank, name) -> nanoseconds."""
+        """Return what each cause adds, the largest first: (part, rank, name) -> nanoseconds."""
         found: dict[tuple[Part, int, str], int] = {}
         for segment in self.segments:
             key = (segment.part, segment.rank, segment.name)
@@ -73,7 +73,7 @@ class CriticalPath:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values; times count from the beginning of the step."""
+        """Return plain JSON values; times count from the beginning of the step."""
         return {
             "global_step": self.global_step,
             "rank": self.rank,
@@ -86,7 +86,7 @@ class CriticalPath:
 
 
 def critical_path(program: RunProgram, global_step: int) -> CriticalPath:
-    """The critical path of one step.
+    """Return the critical path of one step.
 
     Raises:
         InputError: the program has no such step.
@@ -99,13 +99,13 @@ def critical_path(program: RunProgram, global_step: int) -> CriticalPath:
 
 
 def typical_step(times: Times) -> int:
-    """The index of the step whose duration is nearest the median."""
+    """Return the index of the step whose duration is nearest the median."""
     lengths = times.job_step_ms()
     return int(np.argmin(np.abs(lengths - np.median(lengths))))
 
 
 def path_of(program: RunProgram, times: Times, index: int) -> CriticalPath:
-    """The critical path of a step of which a replay kept all times."""
+    """Return the critical path of a step of which a replay kept all times."""
     lengths = times.end_ns[index, :, 0] - times.begin_ns[index, :, 0]
     column = int(np.argmax(lengths))
     begin, end = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
@@ -158,8 +158,8 @@ class _Walk:
             operation -= 1
 
     def _collective(self, column: int, place: int, now_ns: int) -> tuple[int, int, int] | None:
-        """From the end of a collective on a rank to the arrival it waited for: rank, index of the issue, and when.
-        None: that is before the beginning.
+        """Return from the end of a collective on a rank to the arrival it waited for: rank, index of the issue, and
+        when. None: that is before the beginning.
         """
         while now_ns > self._begin_ns:
             times, step = self._times, self._step

@@ -34,8 +34,8 @@ class GradientBuckets:
     closed_with: tuple[int, ...]
 
     def cap_bytes(self, sizes: Sequence[int]) -> int:
-        """A cap that gives these buckets: the smallest of those that were full. If it does not, the first had a cap of
-        its own, as in torch where none is given (1 MiB, `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`).
+        """Return a cap that gives these buckets: the smallest of those that were full. If it does not, the first had a
+        cap of its own, as in torch where none is given (1 MiB, `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`).
         """
         bounds = [0, *self.closed_with]
         full = [sum(sizes[low:high]) for low, high in pairwise(bounds[:-1])]
@@ -44,7 +44,7 @@ class GradientBuckets:
 
 
 def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
-    """Which all-reduces of a step carry the gradients, in their order.
+    """Return which all-reduces of a step carry the gradients, in their order.
 
     Raises:
         InputError: none do.
@@ -121,12 +121,12 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
 
 
 def _deferred(issues: Sequence[Placed], ready: Ints, found: GradientBuckets) -> bool:
-    """Whether the recorded buckets were held back: the first was issued behind the last gradient."""
+    """Return whether the recorded buckets were held back: the first was issued behind the last gradient."""
     return len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
 
 
 def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
-    """Number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
+    """Return the number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
     closed, filling = [], 0
     for number, size in enumerate(sizes, start=1):
         filling += size
@@ -161,8 +161,8 @@ def _ready(
 
 
 def _progress(order: Sequence[Gradient]) -> tuple[list[float], list[str]]:
-    """How far the backward pass was when each gradient was ready: so many blocks, and a part of the next one; and these
-    blocks.
+    """Return how far the backward pass was when each gradient was ready: so many blocks, and a part of the next one;
+    and these blocks.
     """
     progress: list[float] = []
     blocks: list[str] = []
@@ -177,8 +177,8 @@ def _progress(order: Sequence[Gradient]) -> tuple[list[float], list[str]]:
 
 
 def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> Ints:
-    """When the backward pass was so far. Where several moments are known for the same place (a bucket, the end of a
-    block, the begin of the next), the first is when it was reached, the last from when on it went further.
+    """Return when the backward pass was so far. Where several moments are known for the same place (a bucket, the end
+    of a block, the begin of the next), the first is when it was reached, the last from when on it went further.
     """
     first, last = dict[float, int](), dict[float, int]()
     for place, at in known:
@@ -199,14 +199,14 @@ def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> I
 
 
 def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, size: int) -> CollectiveCost:
-    """What a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
+    """Return what a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
     recorded = [view.costs[place] for place in found.places]
     issued = recorded[0].issued._replace(bytes=size)
     sizes = np.array([each.issued.bytes for each in recorded], np.float64)
     by_size = np.argsort(sizes, kind="stable")
 
     def between(values: Sequence[int]) -> int:
-        """Of this size, as between the recorded sizes; outside them along a line."""
+        """Return the value at this size: interpolated between the recorded sizes, outside them along a line."""
         known = np.array(values, np.float64)
         if sizes.min() <= size <= sizes.max():
             return round(float(np.interp(size, sizes[by_size], known[by_size])))
@@ -227,7 +227,7 @@ def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, si
 
 
 def _line(sizes: _Numbers, costs: _Numbers) -> tuple[float, float]:
-    """Time per byte and for none, through the recorded collectives; neither is negative."""
+    """Return the time per byte and for none, through the recorded collectives; neither is negative."""
     if len(set(sizes.tolist())) < 2:
         return float(costs.mean() / sizes.mean()), 0.0
     slope, fixed = np.polyfit(sizes, costs, 1)

@@ -158,7 +158,7 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
 
 
 def _last(program: RunProgram, last: int) -> RunProgram:
-    """The last steps alone; the ranks begin as far apart as the record says they were then."""
+    """Return the last steps alone; the ranks begin as far apart as the record says they were then."""
     times = replay(program)
     first = len(program.steps) - last
     steps = list(program.steps[first:])
@@ -214,8 +214,8 @@ def _cost_of(program: RunProgram, place: int) -> float:
 
 
 def _perfect_ns(program: RunProgram, base: Ints, free: Ints) -> Ints:
-    """What each step would gain were nothing exposed but what no overlap can hide: it takes what it takes without
-    communication, or what its busiest link is busy for, whichever is longer.
+    """Return what each step would gain were nothing exposed but what no overlap can hide: it takes what it takes
+    without communication, or what its busiest link is busy for, whichever is longer.
     """
     busiest = []
     for step in program.steps:

@@ -82,7 +82,7 @@ class InductorProfile:
     world_size: int
 
     def notes(self) -> list[str]:
-        """What a reader has to know."""
+        """Return what a reader has to know."""
         notes = [f"left out: {count} collective(s): {why}" for why, count in self.left_out.items()]
         if self.upper_bounds:
             kinds = ", ".join(self.upper_bounds)
@@ -101,7 +101,7 @@ class _Shape(NamedTuple):
 
 
 def inductor_profile(run: Run, last: int | None = None) -> InductorProfile:
-    """The transfers of a run behind its warm-up.
+    """Return the transfers of a run behind its warm-up.
 
     Args:
         last: of the last so many global steps; None: of all.
@@ -152,7 +152,7 @@ def inductor_profile(run: Run, last: int | None = None) -> InductorProfile:
 
 
 def _shape(name: CollectiveName, ranks: Members) -> _Shape | str:
-    """What the estimator looks a collective up by, or why it cannot be said."""
+    """Return what the estimator looks a collective up by, or why it cannot be said."""
     if name.kind not in KINDS:
         return _NOT_ASKED
     dtype, width = known_dtype(name.dtype)

@@ -48,7 +48,7 @@ class Selection:
     position: int | None = None
 
     def has(self, issued: Issued, place: int) -> bool:
-        """Whether a collective is one of those selected."""
+        """Return whether a collective is one of those selected."""
         return (
             self.kind in (None, issued.kind)
             and self.group in (None, issued.group)
@@ -184,7 +184,7 @@ class NetworkChange(Change):
         return Changed(_charged_by(program, self.text, replace(settings, **values)))  # type: ignore[arg-type]
 
     def _make_on_real_network(self, program: RunProgram) -> Changed:
-        """A network whose law is not known."""
+        """Return a network whose law is not known."""
         if self.field != "bandwidth":
             raise InputError(
                 f"--set {self.text}: the network of this run was real: how much of its times is {self.field} is "
@@ -250,7 +250,7 @@ class WorldSize(Change):
 
 
 def _charged_by(program: RunProgram, text: str, settings: EmulatedFabric) -> RunProgram:
-    """The program of a run on an emulated network, as another one charges it.
+    """Return the program of a run on an emulated network, as another one charges it.
 
     Raises:
         InputError: 64 bits of nanoseconds do not hold it.
@@ -311,8 +311,8 @@ def _divided(values: Column, factor: Floats) -> Ints:
 
 
 def _charged(step: StepProgram, charged: Ints, law: bool) -> StepProgram:
-    """A step in which the network charges something else. What was recorded beyond the charge stays: on the law's
-    network a factor (jitter), elsewhere an addend (the backend's own time).
+    """Return a step in which the network charges something else. What was recorded beyond the charge stays: on the
+    law's network a factor (jitter), elsewhere an addend (the backend's own time).
     """
     before, cost = step.network_ns, step.cost_ns.astype(np.int64)
     assert before is not None  # an emulated network charges

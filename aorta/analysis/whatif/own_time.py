@@ -47,7 +47,7 @@ class OwnTime:
 
 
 def own_time(step: StepProgram) -> OwnTime:
-    """The step on the axis of own time."""
+    """Return the step on the axis of own time."""
     host = step.host_ns.astype(np.int64)
     host[0] = 0
     at_ns = np.cumsum(host, axis=0)
@@ -68,7 +68,7 @@ def own_time(step: StepProgram) -> OwnTime:
 
 
 def with_own_time(step: StepProgram, own: OwnTime) -> StepProgram:
-    """The same operations at other own times, which keep their order."""
+    """Return the same operations at other own times, which keep their order."""
     host = np.diff(own.at_ns, axis=0, prepend=0)
     host[0] = step.host_ns[0]
     spans = step.spans
@@ -89,7 +89,7 @@ def with_own_time(step: StepProgram, own: OwnTime) -> StepProgram:
 
 
 def stretched(step: StepProgram, chosen: Bools, factor: float) -> StepProgram:
-    """The own time inside some spans made `factor` times as long.
+    """Return the step with the own time inside some spans made `factor` times as long.
 
     Args:
         chosen: which spans, one element each.
@@ -124,7 +124,7 @@ def _by_rank(rank: Column, begin: Ints, end: Ints, ranks: int) -> tuple[Ints, In
 
 
 def _moved_by(starts: Ints, stops: Ints, factor: float) -> Callable[[Column, Ints], Ints]:
-    """By how much a moment of a rank moves when its spans become `factor` times as long."""
+    """Return by how much a moment of a rank moves when its spans become `factor` times as long."""
 
     def moved(rank: Column, at_ns: Ints) -> Ints:
         inside = np.zeros(at_ns.shape, np.int64)
@@ -190,7 +190,7 @@ Rearrange = Callable[[RankView], tuple[list[Placed], list[CollectiveCost]]]
 
 
 def restructured(program: RunProgram, rearrange: Rearrange) -> RunProgram:
-    """A program in which every rank's operations are placed anew, step by step."""
+    """Return a program in which every rank's operations are placed anew, step by step."""
     layouts: dict[RankLayout, int] = {}
     steps = []
     for step in program.steps:
@@ -276,8 +276,8 @@ def _step(step: StepProgram, own: OwnTime, made: Sequence[_Made], layouts: tuple
 
 
 def _spans(spans: ProgramSpans, own: OwnTime, made: Sequence[_Made]) -> ProgramSpans:
-    """The same spans, behind the operations that now come before them: a span that ends where an operation stands ends
-    before it, one that begins there begins behind it.
+    """Return the same spans, behind the operations that now come before them: a span that ends where an operation
+    stands ends before it, one that begins there begins behind it.
     """
     begin_after, end_after = np.zeros(len(spans.rank), np.int64), np.zeros(len(spans.rank), np.int64)
     begin, end = own.begin_ns.copy(), own.end_ns.copy()

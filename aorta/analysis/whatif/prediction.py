@@ -53,27 +53,27 @@ class Value:
     high: float
 
     def taken_from(self, base: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Self:
-        """What is left of `base`, which is not uncertain, when this is taken away; within `bounds`."""
+        """Return what is left of `base`, which is not uncertain, when this is taken away; within `bounds`."""
         ends = (base - self.value, base - self.high, base - self.low)
         return type(self)(*(min(max(end, bounds[0]), bounds[1]) for end in ends))
 
     def reaching(self, other: float) -> Self:
-        """The same with an interval that reaches as far as `other`."""
+        """Return the same with an interval that reaches as far as `other`."""
         return type(self)(self.value, min(self.low, other), max(self.high, other))
 
 
 def step_gain_ms(before: Times, after: Times) -> Floats:
-    """By how much each step is shorter in another replay, in ms."""
+    """Return by how much each step is shorter in another replay, in ms."""
     return (before.job_step_ns() - after.job_step_ns()) / NS_PER_MS
 
 
 def gain_of(gains_ms: Floats, wrong_by: float) -> Value:
-    """The median gain of steps, and its interval."""
+    """Return the median gain of steps, and its interval."""
     return value_of(gains_ms, np.arange(len(gains_ms)), wrong_by)
 
 
 def value_of(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Value:
-    """The median of `values` and its interval.
+    """Return the median of `values` and its interval.
 
     Args:
         values: at least one, none NaN.
@@ -111,13 +111,13 @@ class Identity:
         return self.missed_ms / self.recorded_ms
 
     def problem(self) -> str | None:
-        """The check in words where the replay is not what was recorded; None where it is, as it is by construction
-        wherever the record says what made a step as long as it was.
+        """Return the check in words where the replay is not what was recorded; None where it is, as it is by
+        construction wherever the record says what made a step as long as it was.
         """
         return None if f"{self.residual:.2%}" == "0.00%" else self.sentence()
 
     def sentence(self) -> str:
-        """The check in words."""
+        """Return the check in words."""
         return (
             f"the replay of the unchanged run takes {self.replayed_ms:.3f} ms a step, recorded are "
             f"{self.recorded_ms:.3f} ms: {self.residual:.2%} apart"
@@ -160,7 +160,7 @@ class Prediction:
         return self.gain_ms.low > 0 or self.gain_ms.high < 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
+        """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
         identity, values = self.identity, asdict(self)
         metrics = {name: values[name] for name in ("gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")}
         return {
@@ -231,7 +231,7 @@ def predict(program: RunProgram, changes: Sequence[Change]) -> Prediction:
 
 
 def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
-    """As `predict`, for an unchanged run that was replayed already."""
+    """Predict as `predict` does, for an unchanged run that was replayed already."""
     changes = in_order(changes)
     wrong_by = [0.0, 0.0, 0.0]  # step, ratio, exposed; changes whose effects cancel may each be wrong
     program, flags = base.program, dict[str, None]()
@@ -276,12 +276,12 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
 
 
 def free_communication(base: Base) -> Prediction:
-    """What the run would have measured if no communication cost anything."""
+    """Return what the run would have measured if no communication cost anything."""
     return predict_from(base, [FREE])
 
 
 def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
-    """Why the step is not shorter by what was exposed; nothing where it is."""
+    """Yield why the step is not shorter by what was exposed; nothing where it is."""
     exposed_ms = found.identity.replayed_exposed_ms
     if found.exposed_comm_ms is None or not exposed_ms:
         return
@@ -324,13 +324,13 @@ def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
 
 
 def _reaching(value: Value | None, others: Floats) -> Value | None:
-    """The interval reaches as far as the median of other values."""
+    """Return a value whose interval reaches as far as the median of other values."""
     median = median_or_none(others)
     return value if value is None or median is None else value.reaching(median)
 
 
 def flags_of(program: RunProgram) -> tuple[str, ...]:
-    """What is not known, or doubtful, whatever is changed."""
+    """Return what is not known, or doubtful, whatever is changed."""
     facts = program.facts
     found = list(facts.flags)
     if facts.network is None:
@@ -352,7 +352,7 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
 
 
 def _known(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)) -> Value | None:
-    """The value of a metric that some rank-steps have none of; None: none has one."""
+    """Return the value of a metric that some rank-steps have none of; None: none has one."""
     known = ~np.isnan(values)
     return value_of(values[known], steps[known], wrong_by, bounds) if known.any() else None
 

@@ -66,7 +66,7 @@ class Issued(NamedTuple):
     link: int | None
 
     def charge_ns(self, world_size: int, network: EmulatedFabric) -> float:
-        """What an emulated network charges for it by its law; jitter left out."""
+        """Return what an emulated network charges for it by its law; jitter left out."""
         return network_cost_ns(self.kind, self.bytes, self.ranks, world_size, network)
 
 
@@ -95,7 +95,7 @@ class ProgramSpans:
     end_ns: Column
 
     def of_rank(self, rank: int) -> slice:
-        """The spans of one rank."""
+        """Return the spans of one rank."""
         first, last = np.searchsorted(self.rank, [rank, rank + 1])
         return slice(int(first), int(last))
 
@@ -188,17 +188,17 @@ class RunProgram:
     shared_links: bool = False
 
     def recorded_step_ms(self) -> Floats:
-        """The recorded job step times: of each step, that of the rank that took longest."""
+        """Return the recorded job step times: of each step, that of the rank that took longest."""
         return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS
 
 
 def not_replayable(where: object, why: object) -> InputError:
-    """The error for a run, or a trace of it, whose program would have to be guessed."""
+    """Return the error for a run, or a trace of it, whose program would have to be guessed."""
     return InputError(f"{where}: a replay is not possible: {why}")
 
 
 def compact(values: npt.NDArray[np.int64]) -> Column:
-    """The same numbers in 32 bits where they fit."""
+    """Return the same numbers in 32 bits where they fit."""
     if values.size and (values.max() >= 2**31 or values.min() < -(2**31)):
         return values
     return values.astype(np.int32)
@@ -256,17 +256,17 @@ class Change(ABC):
 
     @classmethod
     def refused(cls, text: str, why: str, *forms: str) -> InputError:
-        """The error for what cannot be read: why, and how `forms` are written; without any, nothing more."""
+        """Return the error for what cannot be read: why, and how `forms` are written; without any, nothing more."""
         return refused(text, why, *(cls.FORMS[form] for form in forms))
 
 
 def refused(text: str, why: str, *allowed: str) -> InputError:
-    """The error for a change that cannot be read."""
+    """Return the error for a change that cannot be read."""
     return InputError(f"--set {text}: {why}" + (f". Allowed: {'; '.join(allowed)}" if allowed else ""))
 
 
 def is_count(text: str) -> bool:
-    """Whether a text is a plain number from 0; of `str.isdigit`, also what `int` refuses is."""
+    """Return whether a text is a plain number from 0; of `str.isdigit`, also what `int` refuses is."""
     return re.fullmatch(r"[0-9]{1,9}", text) is not None
 
 

@@ -177,7 +177,7 @@ class ProgramReader:
         )
 
     def _metric(self, name: str, index: int) -> Floats:
-        """A recorded metric of one step on all ranks."""
+        """Return a recorded metric of one step on all ranks."""
         places = [
             int(np.searchsorted(each.tables.steps.global_step, self._steps[index])) for each in self._ranks.values()
         ]
@@ -211,8 +211,8 @@ class ProgramReader:
         return _RankStep(layout, step, start_ns, length_ns, arrivals, rows)
 
     def _on_stream(self, names: Sequence[CollectiveName], rows: Collectives) -> list[int]:
-        """When the stream of each collective's caller had come to it. Where it was queued behind another, that moment
-        left no trace: it is taken for the earliest possible.
+        """Return when the stream of each collective's caller had come to it. Where it was queued behind another, that
+        moment left no trace: it is taken for the earliest possible.
         """
         arrivals: list[int] = []
         free: dict[str, int] = {}
@@ -242,7 +242,7 @@ class ProgramReader:
         return Issued(name.kind, name.group, name.bytes, members, link)
 
     def _charged(self, layouts: tuple[int, ...], places: int) -> Ints | None:
-        """What the network's law charges for each collective, shape (places, ranks) or (places, 1)."""
+        """Return what the network's law charges for each collective, shape (places, ranks) or (places, 1)."""
         if self._network is None:
             return None
         known = list(self._layouts)
@@ -275,7 +275,7 @@ class ProgramReader:
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Column:
-    """Rows of ranks as columns, shape (longest row, ranks); 0 behind the end of a shorter one."""
+    """Return the rows of ranks as columns, shape (longest row, ranks); 0 behind the end of a shorter one."""
     longest = max(map(len, rows))
     table = np.zeros((longest, len(rows)), np.int64)
     for column, row in enumerate(rows):
@@ -291,7 +291,7 @@ def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
 
 
 def _recorded(of_ranks: Sequence[_RankStep], places: int) -> Recorded:
-    """The collectives of a step on the common clock."""
+    """Return the collectives of a step on the common clock."""
     shape = (places, len(of_ranks))
     issue, start, end, backend_end = (np.zeros(shape, np.int64) for _ in range(4))
     found = Recorded(issue, start, end, backend_end, np.zeros(shape, bool), np.zeros(shape, bool))

@@ -158,7 +158,7 @@ def lasting_excess_ns(host_ns: Sequence[Column]) -> Ints:
 
 
 def _of_operation(own_ns: Column) -> Ints:
-    """Of one operation; `own_ns` has shape (steps, ranks)."""
+    """Return the lasting excess at one operation; `own_ns` has shape (steps, ranks)."""
     medians: Floats = np.median(own_ns, axis=0)
     deviation = np.median(np.abs(own_ns - medians), axis=0) * _DEVIATION_PER_MAD
     error = _ERROR_OF_MEDIAN * deviation / np.sqrt(len(own_ns))

@@ -32,7 +32,7 @@ from aorta.errors import InputError
 
 
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
-    """The program of one run folder, or of the traces of all ranks of a job.
+    """Return the program of one run folder, or of the traces of all ranks of a job.
 
     Args:
         location: where the records are; or the traces: a directory, file, glob or URL.
@@ -45,7 +45,7 @@ def read_program(location: str | Path, last: int | None = None) -> RunProgram:
 
 
 def program_of_source(run: Run, last: int | None = None) -> RunProgram:
-    """The program of a run that has been read, from its records or from traces.
+    """Return the program of a run that has been read, from its records or from traces.
 
     Raises:
         InputError: it cannot be replayed; the message says why.
@@ -54,7 +54,7 @@ def program_of_source(run: Run, last: int | None = None) -> RunProgram:
 
 
 def program_of(run: Run, last: int | None = None) -> RunProgram:
-    """The program of a run that has been read from its records.
+    """Return the program of a run that has been read from its records.
 
     Args:
         last: only the last so many steps; None: all.
@@ -102,7 +102,7 @@ def _network(run: Run) -> EmulatedFabric | None:
 
 
 def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
-    """The settings of an emulated network as a manifest states them; None: the network was real.
+    """Return the settings of an emulated network as a manifest states them; None: the network was real.
 
     Raises:
         ValueError: they are not settings of an emulated network.
@@ -149,7 +149,7 @@ def _rank_steps(tables: RankTables, steps: Ints, offset_ns: int | None) -> RankS
 
 
 def contents_at(tables: RankTables, place: int) -> StepContents:
-    """What ran inside the step with this index; read from the record's line where the tables were read without.
+    """Return what ran inside the step with this index; read from the record's line where the tables were read without.
 
     Raises:
         InputError: it can no longer be read.
@@ -161,7 +161,7 @@ def contents_at(tables: RankTables, place: int) -> StepContents:
 
 
 def clock_offsets(run: Run) -> Mapping[int, int] | None:
-    """What to add to each rank's wall clock; None where all ranks share a host, and with it a monotonic clock.
+    """Return what to add to each rank's wall clock; None where all ranks share a host, and with it a monotonic clock.
 
     Raises:
         InputError: they are on several hosts whose clocks were not measured.

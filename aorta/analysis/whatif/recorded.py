@@ -71,7 +71,7 @@ def rank_step(
     issue_ns: Sequence[int],
     known: Mapping[Key, IssuedCollective],
 ) -> RankStep:
-    """The operations of one step.
+    """Return the operations of one step.
 
     Args:
         index: of the step.
@@ -105,8 +105,8 @@ def _in_order(
     issue_ns: Sequence[int],
     known: Mapping[Key, IssuedCollective],
 ) -> list[_Moment]:
-    """The operations of a step in the order in which the rank came to them. A wait for a collective that was issued
-    before the first step of the program is own time.
+    """Return the operations of a step in the order in which the rank came to them. A wait for a collective that was
+    issued before the first step of the program is own time.
     """
     waits = []
     for row in recorded:
@@ -136,12 +136,12 @@ def _in_order(
 def _spans(
     spans: Sequence[tuple[SpanName, int, int]], placed: Sequence[_Moment]
 ) -> list[tuple[SpanName, Anchor, Anchor]]:
-    """What the rank's own time was spent on, each end placed behind an operation."""
+    """Return what the rank's own time was spent on, each end placed behind an operation."""
     return [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in spans if begin < end]
 
 
 def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
-    """Where a span begins: behind every operation that was over by then, and behind a wait that it began in."""
+    """Return where a span begins: behind every operation that was over by then, and behind a wait that it began in."""
 
     def behind(moment: _Moment) -> bool:
         return moment.leave_ns > at_ns and not (moment.enter_ns < at_ns and moment.operation.what is What.WAIT)
@@ -151,8 +151,8 @@ def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
 
 
 def _before(placed: Sequence[_Moment], at_ns: int) -> Anchor:
-    """Where a span ends: before an operation that the rank came to at that very moment, and before a wait that it ended
-    in.
+    """Return where a span ends: before an operation that the rank came to at that very moment, and before a wait that
+    it ended in.
     """
     index = max(
         bisect_left(placed, True, key=lambda moment: moment.enter_ns >= at_ns or moment.leave_ns > at_ns) - 1, 0
@@ -244,7 +244,7 @@ class Costs:
                 self._free[link, column] = until_ns
 
     def _free_before(self, row: CollectiveBatch, issue: Ints, start: Ints) -> Ints:
-        """When each rank's link was free. Before its first collective only that collective can tell."""
+        """Return when each rank's link was free. Before its first collective only that collective can tell."""
         free = []
         for link, column, came_ns, begun_ns in zip(
             row.links.tolist(), row.columns.tolist(), issue.tolist(), start.tolist(), strict=True

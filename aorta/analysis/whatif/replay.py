@@ -62,7 +62,7 @@ class Times:
         return np.asarray(lengths.max(axis=1), np.int64)
 
     def job_step_ms(self, scenario: int = 0) -> Floats:
-        """The same in ms."""
+        """Return the same in ms."""
         return self.job_step_ns(scenario) / NS_PER_MS
 
 
@@ -106,7 +106,7 @@ class Schedules:
         self._known: dict[tuple[int, ...], ReplayOrder] = {}
 
     def of(self, step: StepProgram) -> ReplayOrder:
-        """The schedule of one step.
+        """Return the schedule of one step.
 
         Raises:
             InputError: the ranks do not fit each other in it.
@@ -243,7 +243,7 @@ class RankStepSample:
     ranks: tuple[int, ...]
 
     def kept(self) -> set[int]:
-        """Steps of which a replay has to keep all times: communication reaches into the step after it."""
+        """Return the steps of which a replay has to keep all times: communication reaches into the step after it."""
         return {each for step in self.steps for each in (step - 1, step) if each >= 0}
 
 
@@ -282,8 +282,8 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario:
 
 
 def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
-    """Spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits that came
-    before it, and is over when the rank comes to the operation behind it.
+    """Return the spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits
+    that came before it, and is over when the rank comes to the operation behind it.
     """
     spans, chosen = step.spans, step.spans.of_rank(column)
     enter, leave = times.enter_ns[:, column, scenario], times.leave_ns[:, column, scenario]
@@ -301,7 +301,7 @@ def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int =
 def communication(
     program: RunProgram, step: StepProgram, times: StepTimes, column: int, scenario: int = 0
 ) -> Sequence[tuple[str, Interval]]:
-    """Collectives of one rank of a step as replayed: kind, and from begin to end."""
+    """Return the collectives of one rank of a step as replayed: kind, and from begin to end."""
     issued = program.layouts[step.layouts[column]].issued
     begin, end = times.begin_ns[:, column, scenario].tolist(), times.end_ns[:, column, scenario].tolist()
     return [(each.kind, (min(low, high), high)) for each, low, high in zip(issued, begin, end, strict=False)]

@@ -67,7 +67,7 @@ class ReplayOrder:
 
 
 def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
-    """The schedule of a step.
+    """Return the schedule of a step.
 
     Args:
         ranks: global ranks, in the order of the columns.
@@ -151,7 +151,7 @@ def _meeting(
 def _together(
     layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
 ) -> list[Act | CollectiveBatch]:
-    """Rows of operations on all ranks."""
+    """Return the rows of operations on all ranks."""
     everyone = slice(0, len(layouts))
     rows: list[Act | CollectiveBatch] = []
     issued = set[int]()

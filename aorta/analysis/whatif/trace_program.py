@@ -39,7 +39,7 @@ _Ends: TypeAlias = Sequence[dict[int, int]]
 
 
 def program_of_traces(run: Run, last: int | None = None) -> RunProgram:
-    """The program of a job whose traces have been read as a run.
+    """Return the program of a job whose traces have been read as a run.
 
     Args:
         last: only the last so many steps; None: all.
@@ -133,8 +133,8 @@ def _ranks(run: Run, steps: Ints) -> list[TracedRank]:
 
 
 def _edges(ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members]]) -> dict[int, Ints]:
-    """When each step begins on each rank, and when the last one ends: where the host marked it, or so much earlier that
-    the steps hold the same collectives on all ranks, and that no wait is cut in two.
+    """Return when each step begins on each rank, and when the last one ends: where the host marked it, or so much
+    earlier that the steps hold the same collectives on all ranks, and that no wait is cut in two.
     """
     edges = {each.rank: np.append(each.begin_ns, each.end_ns[-1]) for each in ranks}
     firsts = [_Group.of(each, groups[each.rank]) for each in ranks]
@@ -167,7 +167,7 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, rank: TracedRank, groups: Mapping[str, Members]) -> list[_Group]:
-        """Those of each group of a rank."""
+        """Return the collectives of a rank, group by group."""
         rows = rank.collectives
         found = []
         for code in np.unique(rows.group).tolist():
@@ -178,12 +178,12 @@ class _Group(NamedTuple):
         return found
 
     def next_seq(self, at_ns: int) -> int | None:
-        """The first that the rank comes to at an instant or after it; None: the trace holds no more."""
+        """Return the first that the rank comes to at an instant or after it; None: the trace holds no more."""
         place = int(np.searchsorted(self.arrival_ns, at_ns))
         return int(self.seq[place]) if place < len(self.seq) else None
 
     def arrival_of(self, seq: int) -> int | None:
-        """When the rank came to the first with that number or a later one."""
+        """Return when the rank came to the first with that number or a later one."""
         place = int(np.searchsorted(self.seq, seq))
         return int(self.arrival_ns[place]) if place < len(self.seq) else None
 
@@ -275,7 +275,7 @@ def _ends(ranks: Sequence[TracedRank], groups: Mapping[int, Mapping[str, Members
 
 
 def _offsets(ends: _Ends, ranks: Sequence[int]) -> dict[int, int]:
-    """Rank -> what to add to its clock, for all ranks that a chain of collectives joins to the first."""
+    """Return rank -> what to add to its clock, for all ranks that a chain of collectives joins to the first."""
     offsets = {ranks[0]: 0}
     while True:
         shifts: defaultdict[int, list[int]] = defaultdict(list)
@@ -291,7 +291,7 @@ def _offsets(ends: _Ends, ranks: Sequence[int]) -> dict[int, int]:
 
 
 def _apart(ends: _Ends, offsets: Mapping[int, int]) -> float | None:
-    """How far the ends of one collective lie apart, at most, in 95 % of collectives; None: there are none."""
+    """Return how far the ends of one collective lie apart, at most, in 95 % of collectives; None: there are none."""
     if not ends:
         return None
     spread = []

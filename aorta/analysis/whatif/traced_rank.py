@@ -75,7 +75,7 @@ class TracedRank:
     elsewhere: float
 
     def since(self, step: int) -> TracedRank:
-        """The same without the steps before one."""
+        """Return the same without the steps before one."""
         kept = self.steps >= step
         return replace(self, steps=self.steps[kept], begin_ns=self.begin_ns[kept], end_ns=self.end_ns[kept])
 
@@ -86,12 +86,12 @@ class TracedRank:
         return arrays.measure(arrays.clip(self.idle, window)) / max(window[1] - window[0], 1)
 
     def queued(self, edges_ns: Ints) -> int:
-        """How many collectives between edges of steps were queued, with an arrival that is not known."""
+        """Return how many collectives between edges of steps were queued, with an arrival that is not known."""
         first, last = np.searchsorted(self.arrival_ns, edges_ns[[0, -1]])
         return int((~self.arrival_known[first:last]).sum())
 
     def outside_waits(self, at_ns: int) -> int:
-        """An instant, or when the wait began that it lies in."""
+        """Return an instant, or when the wait began that it lies in."""
         place = int(np.searchsorted(self.waits.enter_ns, at_ns)) - 1
         inside = place >= 0 and at_ns < self.waits.leave_ns[place]
         return int(self.waits.enter_ns[place]) if inside else at_ns
@@ -132,7 +132,7 @@ class TracedRank:
         )
 
     def _contents(self, edges_ns: Ints, ends_ns: Ints) -> list[StepContents]:
-        """What ran inside the steps that begin at these edges and end at `ends_ns`."""
+        """Return what ran inside the steps that begin at these edges and end at `ends_ns`."""
         rows, waits = self.collectives, self.waits
         found = []
         entered = np.searchsorted(waits.enter_ns, edges_ns).tolist()
@@ -201,7 +201,7 @@ def traced_rank(trace: Trace, rank: int, device: int, order: RecordedStreams | N
 
 
 def _described(comm: Intervals, trace: Trace, rank: int, begin_ns: Ints, end_ns: int) -> int:
-    """From which step on all collectives are described.
+    """Return from which step on all collectives are described.
 
     Raises:
         InputError: too few steps are left, or collectives are described in a way that cannot be.
@@ -236,7 +236,7 @@ def _described(comm: Intervals, trace: Trace, rank: int, begin_ns: Ints, end_ns:
 
 
 def computing_stream(compute: Intervals) -> tuple[int, float]:
-    """The stream that computes most, and which part of the computation runs on others."""
+    """Return the stream that computes most, and which part of the computation runs on others."""
     streams, of = np.unique(compute.stream, return_inverse=True)
     busy = np.bincount(of.reshape(-1), compute.end_ns - compute.start_ns)
     if not len(streams) or not busy.sum():
@@ -246,13 +246,13 @@ def computing_stream(compute: Intervals) -> tuple[int, float]:
 
 
 def idle_times(on_stream: Intervals) -> Spans:
-    """When nothing ran on a stream, between what did."""
+    """Return when nothing ran on a stream, between what did."""
     busy = arrays.merge(on_stream.spans)
     return Spans(busy.end[:-1], busy.start[1:])
 
 
 def arrivals(collectives: Intervals, stream: int, order: RecordedStreams | None) -> tuple[Ints, Bools]:
-    """When a rank came to each collective, and whether that is known.
+    """Return when a rank came to each collective, and whether that is known.
 
     It came when the kernel started; unless this was queued behind another, when all had ended that its stream had to
     wait for. Where the trace does not hold that, it is taken that it came when it came to the one before: the earliest

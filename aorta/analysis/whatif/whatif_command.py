@@ -127,7 +127,7 @@ def _timeline(run: Run, base: Base, changes: Sequence[Change], options: argparse
 
 
 def _index(base: Base, step: int | None) -> int:
-    """The index of the chosen step, or of one of median length."""
+    """Return the index of the chosen step, or of one of median length."""
     numbers = [each.global_step for each in base.program.steps]
     if step is None:
         return typical_step(base.times)
@@ -142,7 +142,7 @@ def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
-    """A prediction in words."""
+    """Return a prediction in words."""
     base, gain = predicted.identity, predicted.gain_ms
     now_ms = base.replayed_ms
     share = f"{abs(gain.value) / now_ms:.1%}"
@@ -173,7 +173,7 @@ def _change(value: Value | None, base: float | None, unit: str) -> str:
 
 
 def gain_lines(found: Gains) -> list[str]:
-    """The largest gains in words."""
+    """Return the largest gains in words."""
     lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
     for number, each in enumerate(found.gains, start=1):
         lines += [
@@ -204,7 +204,7 @@ def marginal_lines(parts: Marginals) -> list[str]:
 
 
 def path_lines(path: CriticalPath) -> list[str]:
-    """The critical path in words: what adds most, in all."""
+    """Return the critical path in words: what adds most, in all."""
     length = path.end_ns - path.begin_ns
     lines = ["", f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms"]
     totals = path.totals_ns()
@@ -216,7 +216,7 @@ def path_lines(path: CriticalPath) -> list[str]:
 
 
 def _text(lines: Iterable[str]) -> str:
-    """Lines as wide as those of a report; longer ones go on in the next, and tables stay as they are."""
+    """Return lines as wide as those of a report; longer ones go on in the next, and tables stay as they are."""
     width = style_of(sys.stdout).width
     return "\n".join(
         textwrap.fill(line, width, subsequent_indent="  ") if len(line) > width else line for line in lines
@@ -224,13 +224,13 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
-    """What the replay misses, if anything, and notes."""
+    """Return what the replay misses, if anything, and notes."""
     problem = identity.problem()
     return [*([] if problem is None else [f"check: {problem}"]), *(f"note: {note}" for note in notes)]
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="What if something had been different? A prediction from the record of one run (docs/what-if.md).",
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "

@@ -43,12 +43,12 @@ class Slice(NamedTuple):
 
 
 def shown_steps(program: RunProgram, index: int) -> range:
-    """Indices of the steps that are shown round the chosen one."""
+    """Return the indices of the steps that are shown round the chosen one."""
     return range(max(index - _STEPS_AROUND, 0), min(index + _STEPS_AROUND + 1, len(program.steps)))
 
 
 def replayed(program: RunProgram, times: Times, index: int, column: int) -> list[Slice]:
-    """One step of one rank as it is replayed."""
+    """Return one step of one rank as it is replayed."""
     step, kept = program.steps[index], times.kept[index]
     begin, end = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
     found = [Slice("steps", f"step {step.global_step}", begin, end, {"global_step": step.global_step})]
@@ -68,7 +68,7 @@ def replayed(program: RunProgram, times: Times, index: int, column: int) -> list
 
 
 def measured(tables: RankTables, global_steps: Sequence[int], index: int, begin_ns: int) -> list[Slice]:
-    """One step of one rank as it was recorded.
+    """Return one step of one rank as it was recorded.
 
     Args:
         global_steps: those of the program, of which `index` is this one's.
@@ -110,7 +110,7 @@ def _wait(kind: str, place: int, back: int, begin_ns: int, end_ns: int) -> Slice
 
 
 def _in_order(found: list[Slice]) -> list[Slice]:
-    """What took time, in order; of what begins together the longest first, since it holds the others."""
+    """Return what took time, in order; of what begins together the longest first, since it holds the others."""
     return sorted(
         (each for each in found if each.begin_ns < each.end_ns),
         key=lambda each: (each.begin_ns, -each.end_ns, each.track, each.name),
@@ -169,7 +169,7 @@ def write_timeline(
 
 
 def _begins(run: Run, rank: int, numbers: Sequence[int]) -> list[int]:
-    """When steps of a rank began, on the clock of the program."""
+    """Return when steps of a rank began, on the clock of the program."""
     steps, offsets = run.ranks[rank].steps, clock_offsets(run)
     places = np.searchsorted(steps.global_step, numbers)
     own = steps.start_mono_ns[places] if offsets is None else steps.t_start_ns[places] + offsets[rank]
@@ -201,7 +201,7 @@ def _events(rank: int, which: int, label: str, slices: Sequence[Slice], zero_ns:
 
 
 def _thread(open_ends: list[list[int]], each: Slice) -> int:
-    """The first thread of a track in which a slice fits."""
+    """Return the first thread of a track in which a slice fits."""
     for lane, ends in enumerate(open_ends):
         while ends and ends[-1] <= each.begin_ns:
             ends.pop()

@@ -89,7 +89,7 @@ class StreamPattern(Enum):
 
 
 def at_least(minimum: int, values: dict[str, Any]) -> Iterator[str]:
-    """A message for every value below `minimum`; None is accepted."""
+    """Yield a message for every value below `minimum`; None is accepted."""
     for key, value in values.items():
         if value is not None and not value >= minimum:
             yield f"{key}={value}: must be at least {minimum}"

@@ -70,7 +70,7 @@ class EmulatedFabric(Fabric):
 
 
 def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
-    """One message per broken rule."""
+    """Yield one message per broken rule."""
     if isinstance(config.fabric, EmulatedFabric):
         yield from emulated_rules(config.fabric, world_size)
         if config.instrument.mode is Mode.off:
@@ -78,7 +78,7 @@ def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
 
 
 def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
-    """One message per broken rule of the emulated network alone."""
+    """Yield one message per broken rule of the emulated network alone."""
     for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
         if not 0 < (value := getattr(fabric, name)) < math.inf:
             yield f"fabric.{name}={value}: must be greater than 0 and finite"
@@ -118,7 +118,7 @@ _NS_PER_US = 1_000
 
 
 def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settings: EmulatedFabric) -> int:
-    """Time of one collective once its last rank has arrived and its link is free, in nanoseconds.
+    """Return the time of one collective once its last rank has arrived and its link is free, in nanoseconds.
 
     Args:
         kind: one of `timeline.classes.KINDS`.
@@ -143,7 +143,7 @@ def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settin
 
 
 def _ring(kind: str, n: int) -> tuple[int, float]:
-    """Number of consecutive messages, and how many times the full array passes a rank's link.
+    """Return the number of consecutive messages, and how many times the full array passes a rank's link.
 
     Broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all exchanges
     pairwise; a barrier is always the dissemination of Hensgen, Finkel and Manber (1988).
@@ -165,7 +165,7 @@ def _ring(kind: str, n: int) -> tuple[int, float]:
 
 
 def _tree(kind: str, n: int) -> tuple[int, float]:
-    """As `_ring`, for algorithms of about log2(n) rounds.
+    """Return what `_ring` does, for algorithms of about log2(n) rounds.
 
     Reduce-scatter uses recursive halving, all-gather recursive doubling, and all-reduce the one after the other
     (Rabenseifner); gather and scatter are binomial; all-to-all is Bruck's, which sends half its buffer in every round.
@@ -194,7 +194,7 @@ def _log2(n: int) -> int:
 def network_cost_ns(
     kind: str, size_bytes: int, ranks: Sequence[int], world_size: int, settings: EmulatedFabric
 ) -> float:
-    """As `cost_ns` for the group with these global ranks, the injected fault included, jitter not."""
+    """Return `cost_ns` of the group with these global ranks, the injected fault included, jitter not."""
     size = group_size(ranks, world_size, settings)
     between = spans_nodes(ranks, world_size, settings)
     return cost_ns(kind, size_bytes, size, spans_nodes=between, settings=settings) * slowness(
@@ -203,20 +203,20 @@ def network_cost_ns(
 
 
 def group_size(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> int:
-    """How many ranks the group with these global ranks counts as: groups of all ranks may be emulated larger."""
+    """Return how many ranks the group with these global ranks counts as: groups of all ranks may be emulated larger."""
     if len(ranks) == world_size and settings.emulated_world_size is not None:
         return settings.emulated_world_size
     return len(ranks)
 
 
 def spans_nodes(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> bool:
-    """Whether the slowest link of the group with these global ranks is one between nodes."""
+    """Return whether the slowest link of the group with these global ranks is one between nodes."""
     nodes = {rank // settings.ranks_per_node for rank in ranks}
     return len(nodes) > 1 or group_size(ranks, world_size, settings) > settings.ranks_per_node
 
 
 def slowness(kind: str, size_bytes: int, settings: EmulatedFabric) -> float:
-    """The injected fault: the factor by which collectives of this kind and size are slower."""
+    """Return the injected fault: the factor by which collectives of this kind and size are slower."""
     wanted = settings.slow_kind in (None, kind)
     large_enough = settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
     small_enough = settings.slow_max_bytes is None or size_bytes <= settings.slow_max_bytes

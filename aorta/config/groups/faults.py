@@ -92,7 +92,7 @@ class Fault:
 
 
 def planned_faults(fault: Fault) -> list[PlannedFault]:
-    """The faults of a configuration that `fault_rules` accepts."""
+    """Return the faults of a configuration that `fault_rules` accepts."""
     kinds = [] if fault.kind is None else fault.kind.split("+")
     ranks = fault.rank.split("+")
     if len(ranks) == 1:
@@ -101,7 +101,7 @@ def planned_faults(fault: Fault) -> list[PlannedFault]:
 
 
 def fault_rules(fault: Fault, world_size: int, *, in_pipeline: bool = False) -> Iterator[str]:
-    """What is wrong with these values, if anything. `in_pipeline`: the ranks run stages of the model."""
+    """Yield what is wrong with these values, if anything. `in_pipeline`: the ranks run stages of the model."""
     if fault.kind is None:
         return
     kinds, ranks = fault.kind.split("+"), fault.rank.split("+")

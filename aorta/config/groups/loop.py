@@ -143,7 +143,7 @@ _MOST_CALIBRATED = 100
 
 
 def calibration_steps(setting: str, *, on_device: bool) -> int:
-    """How many steps `instrument.calibration` asks for; 0: none.
+    """Return how many steps `instrument.calibration` asks for; 0: none.
 
     Raises:
         ConfigError: it is neither a word nor a number that is allowed.
@@ -243,7 +243,7 @@ class Watchdog:
 
 
 def watchdog_rules(watchdog: Watchdog) -> Iterator[str]:
-    """What is wrong with these values, if anything."""
+    """Yield what is wrong with these values, if anything."""
     if watchdog.timeout_s is not None and not 0 <= watchdog.timeout_s < math.inf:
         yield f"watchdog.timeout_s={watchdog.timeout_s}: must be at least 0 and finite; null learns it, 0 is off"
     if not 0 < watchdog.grace_s < math.inf:

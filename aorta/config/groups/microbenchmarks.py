@@ -109,7 +109,7 @@ _NOT_IN_RPC = (
 
 
 def microbenchmark_rules(config: Config) -> Iterator[str]:
-    """One message per broken rule of a workload that trains nothing."""
+    """Yield one message per broken rule of a workload that trains nothing."""
     if isinstance(config.workload, Rpc):
         yield from _rpc_rules(config, config.workload)
     if isinstance(config.workload, CopyOverlap):
@@ -121,7 +121,7 @@ def microbenchmark_rules(config: Config) -> Iterator[str]:
 
 
 def microbenchmark_notes(config: Config) -> Iterator[str]:
-    """One note for each setting that this workload does not use."""
+    """Yield one note for each setting that this workload does not use."""
     if not isinstance(config.workload, Rpc):
         return
     without = []
@@ -149,7 +149,7 @@ def _copy_overlap_rules(config: Config, workload: CopyOverlap) -> Iterator[str]:
 
 
 def _trains_nothing(config: Config, workload: Rpc | CopyOverlap | Streams) -> Iterator[str]:
-    """What belongs to a training was asked of a workload that trains nothing."""
+    """Yield a message for each setting of a training that a workload without one cannot have."""
     this = f"workload={workload.name}"
     if config.baseline.enabled:
         yield f"baseline=true: {this} has no training steps to isolate; leave it out"

@@ -154,7 +154,7 @@ PRESETS: dict[str, type[Profiling]] = {
 
 
 def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
-    """An option with some of its keys set, and switched on.
+    """Return an option with some of its keys set, and switched on.
 
     Args:
         name: the option.
@@ -178,7 +178,7 @@ def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
 
 
 def steps_to_wait(profiling: Profiling) -> int:
-    """Steps of a cycle that are skipped, from `wait` or from `period`; negative when they do not fit.
+    """Return the steps of a cycle that are skipped, from `wait` or from `period`; negative when they do not fit.
 
     Raises:
         ValueError: neither is given.
@@ -196,7 +196,7 @@ def compression_of(profiling: Profiling) -> str:
 
 
 def selected_ranks(asked: Any) -> frozenset[int] | None:
-    """The selected global ranks; None = every rank, an empty set = none.
+    """Return the selected global ranks; None = every rank, an empty set = none.
 
     Raises:
         ValueError: names the part that is not a rank.
@@ -226,7 +226,7 @@ _LOCAL = ("profiling.filename", "profiling.memory_filename")
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
-    """One message per broken rule."""
+    """Yield one message per broken rule."""
     yield from _schedule_rules(profiling)
     try:
         selected = selected_ranks(profiling.ranks)
@@ -353,7 +353,7 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
 
 
 def scheme_of(address: str) -> str:
-    """The scheme at the end of a chain (`simplecache::s3://bucket` -> `s3`); `file` where there is none."""
+    """Return the scheme at the end of a chain (`simplecache::s3://bucket` -> `s3`); `file` where there is none."""
     last = address.rpartition("::")[2]
     return last.partition("://")[0] if "://" in last else "file"
 
@@ -366,7 +366,7 @@ def _has_password(address: str) -> bool:
 
 
 def profiling_notes(profiling: Profiling, steps: int | None, world_size: int) -> Iterator[str]:
-    """One note for each way in which less will be kept of a training of so many steps than was requested."""
+    """Yield one note for each way in which less will be kept of a training of so many steps than was requested."""
     if not profiling.enabled:
         return
     before = profiling.skip_first + steps_to_wait(profiling) + profiling.warmup

@@ -143,7 +143,7 @@ SIZES: Final = {
 
 
 def dimensions_of(workload: Gpt) -> Dimensions:
-    """Those of its size, but for the ones that it sets itself; `workload.size` must be one of `SIZES`."""
+    """Return the dimensions of its size, but for those that it sets itself; `workload.size` must be one of `SIZES`."""
     own = {name: value for name in Dimensions._fields if (value := getattr(workload, name)) is not None}
     return SIZES[workload.size]._replace(**own)
 
@@ -169,7 +169,7 @@ _RESNET18_STRIDE = 32
 
 
 def workload_rules(config: Config) -> Iterator[str]:
-    """One message per broken rule of a model."""
+    """Yield one message per broken rule of a model."""
     if isinstance(config.workload, Ranking):
         yield from _ranking_rules(config.workload)
     if isinstance(config.workload, Gpt):

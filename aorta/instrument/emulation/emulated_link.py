@@ -178,7 +178,7 @@ class Link:
         return max(held.free_ns, self._free_at_ns), end_ns
 
     def _last_arrival_ns(self, transfer: Transfer) -> int:
-        """When the last rank arrived, as far as this rank can know; waits for the backend where possible."""
+        """Return when the last rank arrived, as far as this rank can know; waits for the backend where possible."""
         if transfer.has_future:
             transfer.backend.wait()
         own_ns = transfer.issued.issue_ns

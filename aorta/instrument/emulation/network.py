@@ -98,7 +98,7 @@ class Arrivals:
 
     @staticmethod
     def _lap(number: int) -> int:
-        """The lap of a slot; never 0, which marks an empty slot."""
+        """Return the lap of a slot; never 0, which marks an empty slot."""
         return number // SLOTS % ((1 << _LAP_BITS) - 1) + 1
 
 
@@ -238,11 +238,11 @@ class EmulatedNetwork:
         return round(cost * self._jitter(ranks, number))
 
     def spans_nodes(self, ranks: Sequence[int]) -> bool:
-        """Whether the slowest link of the group with these global ranks is one between nodes."""
+        """Return whether the slowest link of the group with these global ranks is one between nodes."""
         return spans_nodes(ranks, self._world_size, self.settings)
 
     def shared_links(self) -> SharedLinks | None:
-        """The links that the groups of a rank share; None where each group has its own."""
+        """Return the links that the groups of a rank share; None where each group has its own."""
         if self.settings.sharing is Sharing.group:
             return None
         return SharedLinks(self.folder, self.rank, self._world_size)

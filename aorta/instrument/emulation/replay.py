@@ -38,7 +38,7 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
-        """The layout of `tensor` as it is now."""
+        """Return the layout of `tensor` as it is now."""
         return cls(
             tensor.untyped_storage().data_ptr(),
             tensor.device,

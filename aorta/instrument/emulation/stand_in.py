@@ -79,8 +79,8 @@ class StandIn:
         return (args[0], work.boxed()) if len(returns) == 2 else work.boxed()
 
     def _done(self, written: list[torch.Tensor]) -> Work:
-        """A completed handle that lives in C++ alone, so nothing must keep it alive; its future captures the copies'
-        streams.
+        """Return a completed handle that lives in C++ alone, so nothing must keep it alive; its future captures the
+        copies' streams.
         """
         devices = list({tensor.device for tensor in written if tensor.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
@@ -125,7 +125,7 @@ def _chunk(output: torch.Tensor, source: torch.Tensor, place: StandInRank) -> No
 
 
 def _each(copy: Callable[[Any, Any, StandInRank], None]) -> Copy:
-    """The same copy for each of several outputs and inputs."""
+    """Return the same copy for each of several outputs and inputs."""
 
     def several(args: tuple[Any, ...], place: StandInRank) -> None:
         for output, source in zip(args[0], args[1], strict=True):

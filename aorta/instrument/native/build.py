@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def library() -> Path:
-    """Path of the module for this source, torch and Python, whether or not it has been built.
+    """Return the path of the module for this source, torch and Python, whether or not it has been built.
 
     Raises:
         OSError: the source cannot be read.
@@ -61,7 +61,7 @@ def library() -> Path:
 
 @cache
 def load() -> tuple[Any | None, str | None]:
-    """The module and None, or None and the reason why it is not used."""
+    """Return the module and None, or None and the reason why it is not used."""
     try:
         path = library()
         path.stat()
@@ -138,7 +138,7 @@ def _build_apart(path: Path) -> None:
 
 
 def _failure(path: Path) -> Path:
-    """The file that says why building this library failed."""
+    """Return the file that says why building this library failed."""
     return path.with_suffix(".failed")
 
 
@@ -151,7 +151,7 @@ def _has_compiler() -> bool:
 
 
 def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any | None, str]:
-    """What times the collectives of a run: the module, or None for Python, and a description for people.
+    """Return what times the collectives of a run: the module, or None for Python, and a description for people.
 
     Args:
         device: the run's.
@@ -172,7 +172,7 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
 
 
 def interceptor_for(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
-    """A rank's manifest entry: what times its collectives; empty if nothing does."""
+    """Return a rank's manifest entry: what times its collectives; empty if nothing does."""
     if mode == "off":
         return {}
     return {"interceptor": compiled(device, wanted=wanted, emulated=emulated)[1]}

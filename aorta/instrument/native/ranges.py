@@ -18,7 +18,7 @@ from aorta.timeline.overlap import Algebra
 
 
 def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
-    """The operations of `module`, which give what `overlap.PAIRS` gives for nanoseconds that fit in int64.
+    """Return the operations of `module`, which give what `overlap.PAIRS` gives for nanoseconds that fit in int64.
 
     Their results are opaque, except those of `pairs`.
     """
@@ -70,7 +70,7 @@ class NativeRanges:
         return self.compiled.end()
 
     def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
-        """The passes that ended, and the marks around the strategy's end-of-backward work."""
+        """Return the passes that ended, and the marks around the strategy's end-of-backward work."""
         rows, tails = noted.rows()
         names = self._names
         return [(names[block], "backward" if back else "forward", low, high) for block, back, low, high in rows], tails

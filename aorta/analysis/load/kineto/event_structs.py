@@ -164,7 +164,7 @@ class EventDecoder:
         return microseconds.of_texts(values) if self.exact else microseconds.of_numbers(values)
 
     def times(self, events: Sequence[Any]) -> Times | None:
-        """Times of events; None where decoding lost digits of one."""
+        """Return times of events; None where decoding lost digits of one."""
         begun = self.instants([event.ts for event in events])
         lasted = self.instants([event.dur for event in events])
         if begun is None or lasted is None:
@@ -173,17 +173,17 @@ class EventDecoder:
 
 
 def chosen(events: Sequence[Any], values: Sequence[Any], wanted: Set[Any]) -> list[Any]:
-    """The events whose value is wanted. No Python is run for each of them: a trace has millions."""
+    """Return the events whose value is wanted. No Python is run for each of them: a trace has millions."""
     return list(compress(events, map(wanted.__contains__, values))) if wanted else []
 
 
 def where(values: Sequence[Any], wanted: Set[Any]) -> list[int]:
-    """The indices of the values that are wanted."""
+    """Return the indices of the values that are wanted."""
     return list(compress(count(), map(wanted.__contains__, values))) if wanted else []
 
 
 def usable(events: list[Any], times: Times, counters: Counter[str]) -> tuple[list[Any], Int64, Int64]:
-    """The events with usable times, with their starts and lengths in ns. The others are counted (W16)."""
+    """Return the events with usable times, with their starts and lengths in ns. The others are counted (W16)."""
     start, length, known = times
     backwards = known & (length < 0)
     counters["without_times"] += int((~known).sum())
@@ -274,7 +274,7 @@ def arguments_of(raw: msgspec.Raw | bytes) -> Arguments:
 
 
 def integer(value: Number) -> int:
-    """An integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    """Return an integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
     if type(value) is int:
         return value if -LARGEST < value < LARGEST else NULL
     if isinstance(value, str):

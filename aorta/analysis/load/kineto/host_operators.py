@@ -163,7 +163,7 @@ class HostWork:
 
 
 def _role(name: object) -> str:
-    """What an event is used for; empty if it is unused."""
+    """Return what an event is used for; empty if it is unused."""
     if not isinstance(name, str) or name == PARAMETERS or MARK.match(name):
         return ""
     if name.startswith(HOOKS):
@@ -213,7 +213,7 @@ def host_intervals(
 def _work(
     operators: Rows, names: tuple[str, ...], gloo_threads: Int64, joined: Int64, comm_end: Int64
 ) -> tuple[Int64, Spans]:
-    """The self time of operators that compute, without what they waited for.
+    """Return the self time of operators that compute, without what they waited for.
 
     Operators on gloo's threads and those inside a `c10d::` operator, where they copy for it, are communication. A
     `c10d::` operator returns when its collective is issued, and nothing marks `Work.wait()`. So what is called an
@@ -260,7 +260,7 @@ def _is_function(name: str) -> bool:
 
 
 def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
-    """Which instants lie inside of merged spans."""
+    """Return which instants lie inside of merged spans."""
     if not len(merged.start):
         return np.zeros(len(instants), bool)
     at = np.searchsorted(merged.start, instants, side="right") - 1
@@ -268,8 +268,8 @@ def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
 
 
 def _doubt(comm: Spans, row: Int64, work: Spans, operators: Rows, names: tuple[str, ...]) -> str | None:
-    """What to say where much communication is hidden only by the own time of functions, which run Python and may have
-    waited there for what others issued.
+    """Return what to say where much communication is hidden only by the own time of functions, which run Python and may
+    have waited there for what others issued.
     """
     function = np.array([_is_function(name) for name in names], bool)
     code = operators.name[row]

@@ -86,23 +86,23 @@ class KernelLinks:
         return np.where(correlation == NULL, NULL, found)
 
     def gemms(self) -> Gemms:
-        """The matrix products of the trace."""
+        """Return the matrix products of the trace."""
         shapes = [gemm_of(*shape) for shape in self._shape_of]
         return gemms_of(np.array(self._products, np.int64), np.array(self._shapes, np.int64), shapes)
 
 
 def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:
-    """What each set of arguments ties its event to; nothing where it has another form."""
+    """Return what each set of arguments ties its event to; nothing where it has another form."""
     return _decoded(_LINKS, texts, Links())
 
 
 def externals_of(links: Sequence[Links]) -> Int64:
-    """The ids of the host operators, or `NULL`."""
+    """Return the ids of the host operators, or `NULL`."""
     return idents([each.external if each.external is not None else each.external_old for each in links])
 
 
 def idents(values: Sequence[Number]) -> Int64:
-    """The ids among values of any type, `NULL` for those that are none."""
+    """Return the ids among values of any type, `NULL` for those that are none."""
     try:
         if set(map(type, values)) <= {int}:
             found = np.array(values, np.int64)
@@ -119,7 +119,7 @@ def _ident(value: Number) -> int:
 def _decoded(
     decoder: msgspec.json.Decoder[list[Any]], texts: Sequence[msgspec.Raw | bytes], nothing: Links
 ) -> list[Any]:
-    """All sets at once, which is several times as fast; one by one where that fails."""
+    """Return all sets at once, which is several times as fast; one by one where that fails."""
     try:
         return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
     except _MALFORMED:
@@ -171,7 +171,7 @@ class CollectiveColumns:
 
     @classmethod
     def empty(cls, rows: int) -> CollectiveColumns:
-        """Columns in which nothing is known of any row."""
+        """Return the columns in which nothing is known of any row."""
         group, seq, size, dtype = (np.full(rows, NULL, np.int64) for _ in range(4))
         return cls(np.full(rows, NULL, np.int8), group, seq, size, dtype)
 
@@ -223,7 +223,7 @@ def _told(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int,
 
 
 def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
-    """Number of elements of the full array, or `NULL`."""
+    """Return the number of elements of the full array, or `NULL`."""
     if kind == "barrier":
         return 0
     side, one_part = _FULL_ARRAY[kind]
@@ -234,7 +234,7 @@ def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) 
 
 
 def group_ranks(text: object) -> tuple[int, ...]:
-    """Ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
+    """Return the ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
     if isinstance(text, list):
         return tuple(rank for rank in text if isinstance(rank, int))
     if not isinstance(text, str) or not _LIST.fullmatch(text):
@@ -256,8 +256,8 @@ _WITH_HOST: Final = re.compile(r"HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|HostTo
 
 
 def between_devices(name: str) -> bool:
-    """Whether a copy of that name may have moved data between devices ("Memcpy PtoP (Device -> Device)"). Fills, and
-    copies to or from the host, do not. CUPTI also calls a copy to another device's mapped memory `DtoD`.
+    """Return whether a copy of that name may have moved data between devices ("Memcpy PtoP (Device -> Device)"). Fills,
+    and copies to or from the host, do not. CUPTI also calls a copy to another device's mapped memory `DtoD`.
     """
     return "memset" not in name.lower() and _WITH_HOST.search(name) is None
 
@@ -265,7 +265,7 @@ def between_devices(name: str) -> bool:
 def launched_by_collectives(
     copies: Mapping[int, Arguments | int], parameters: Mapping[int, Arguments]
 ) -> dict[int, Arguments]:
-    """The copies that a collective launched, with that collective's arguments.
+    """Return the copies that a collective launched, with that collective's arguments.
 
     Args:
         copies: row -> its own arguments where they name a collective, else the id of its host operator.

@@ -202,7 +202,7 @@ def _host_gemms(gemms: Gemms, operators: Rows) -> Gemms:
 
 
 def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
-    """Nanoseconds to add to the times, and the clock that they then refer to."""
+    """Return the nanoseconds to add to the times, and the clock that they then refer to."""
     base = metadata.base_ns or 0
     low, high = int(starts.min()) + base, int(starts.max()) + base
     if not -LARGEST_NS < low <= high < LARGEST_NS:

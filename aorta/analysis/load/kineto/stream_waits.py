@@ -51,17 +51,17 @@ class RecordedStreams:
     waits: Mapping[int, Sequence[StreamWait]]
 
     def waited_for(self, wait: StreamWait) -> StreamRow | None:
-        """The last row that a wait is for; None: the trace does not hold it."""
+        """Return the last row that a wait is for; None: the trace does not hold it."""
         rows = self.rows.get(wait.on, ())
         place = bisect_left(rows, wait.recorded, key=_call) - 1
         return rows[place] if place >= 0 else None
 
     def behind(self, stream: int, wait: StreamWait) -> int:
-        """The place of the first row of a stream that a wait of it holds back."""
+        """Return the place of the first row of a stream that a wait of it holds back."""
         return bisect_left(self.rows.get(stream, ()), wait.call, key=_call)
 
     def before(self, stream: int, place: int) -> Sequence[StreamWait]:
-        """The waits that held back a row of a stream, and not already the row before it."""
+        """Return the waits that held back a row of a stream, and not already the row before it."""
         rows, waits = self.rows[stream], self.waits.get(stream, ())
         first = bisect_left(waits, rows[place - 1].call, key=_call) if place else 0
         return waits[first : bisect_left(waits, rows[place].call, key=_call)]

@@ -117,8 +117,8 @@ class EventColumns:
             self.host.add(self._text, events)
 
     def _by_role(self, work: list[Any], host: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """The host's events that are used beside a device's rows: parameters of collectives, marks of steps, and matrix
-        products.
+        """Return the host's events that are used beside a device's rows: parameters of collectives, marks of steps, and
+        matrix products.
         """
         roles = self._roles
         names_of = [event.name for event in host]
@@ -172,8 +172,8 @@ class EventColumns:
         )
 
     def _with_arguments(self, events: list[Any], classes: Int64) -> list[int]:
-        """The rows whose arguments say more than what they are linked to: all but those of computation, and of those
-        the collectives by other names.
+        """Return the rows whose arguments say more than what they are linked to: all but those of computation, and of
+        those the collectives by other names.
         """
         computes = (classes == _COMPUTE).tolist()
         return [
@@ -210,12 +210,12 @@ class EventColumns:
 
 
 def _complete(events: Piece, categories: Sequence[str | None], wanted: Set[str]) -> list[Any]:
-    """The complete events (`ph` X) of some categories."""
+    """Return the complete events (`ph` X) of some categories."""
     return [event for event in chosen(events, categories, wanted) if event.ph == "X"]
 
 
 def _role(name: object) -> str:
-    """What an event of the host is used for beside a device's rows; empty if it is unused."""
+    """Return what an event of the host is used for beside a device's rows; empty if it is unused."""
     if not isinstance(name, str):
         return ""
     if name == PARAMETERS:
@@ -226,7 +226,7 @@ def _role(name: object) -> str:
 
 
 def _has_operator(links: list[Links]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows name a host operator, whatever its id is."""
+    """Return which rows name a host operator, whatever its id is."""
     return np.array([each.external is not None or each.external_old is not None for each in links], bool)
 
 
@@ -235,5 +235,5 @@ def _plain(numbers: list[Any]) -> bool:
 
 
 def external_id(arguments: Arguments) -> int:
-    """The id that a row on a device shares with the host operator that launched it, or `NULL`."""
+    """Return the id that a row on a device shares with the host operator that launched it, or `NULL`."""
     return integer(arguments.external if arguments.external is not None else arguments.external_old)

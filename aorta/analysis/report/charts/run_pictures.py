@@ -73,7 +73,7 @@ Draw: TypeAlias = Callable[[Path], str | None]
 
 
 def pictures(datasets: Sequence[LabelledRun]) -> Iterator[tuple[str, Draw]]:
-    """Every picture of a report: file name, and how to draw it."""
+    """Yield every picture of a report: file name, and how to draw it."""
     for dataset in datasets:
         yield f"{dataset.label}_timeline.png", partial(draw_timeline, dataset)
         yield f"{dataset.label}_streams.png", partial(draw_streams, dataset)
@@ -142,8 +142,8 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
 
 
 def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
-    """One panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are ticked
-    below the clock.
+    """Return one panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are
+    ticked below the clock.
     """
     if not dataset.has_samples:
         return "no device samples in the record"

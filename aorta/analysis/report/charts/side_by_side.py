@@ -200,7 +200,7 @@ class _Lanes:
 
 
 def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSpan]]]:
-    """Collectives by group; those in flight together go to separate rows."""
+    """Return the collectives by group; those in flight together go to separate rows."""
     found: list[tuple[str, list[CollectiveSpan]]] = []
     for group in dict.fromkeys(row.group for row in rows):
         mine: list[list[CollectiveSpan]] = []

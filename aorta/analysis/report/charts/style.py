@@ -30,7 +30,7 @@ _LEGEND_HANDLE: Final = 8
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, inches, whose parts make room for each other."""
+    """Return an empty figure, inches, whose parts make room for each other."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.08))
     FigureCanvasAgg(figure)
     return figure

@@ -50,7 +50,7 @@ class Chart:
 
 
 def plain(text: str) -> str:
-    """Text for a canvas: what stands between delimiters of TeX would be typeset, so they are taken apart."""
+    """Return text for a canvas: what stands between delimiters of TeX would be typeset, so they are taken apart."""
     for mark in ("$$", "\\[", "\\(", "\\]", "\\)"):
         text = text.replace(mark, mark[0] + "\u200b" + mark[1])
     return text
@@ -66,7 +66,7 @@ def new_chart(
     under: Sequence[Chart] = (),
     **ranges: Any,
 ) -> Any:
-    """An empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
+    """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
         under: charts above it, whose range from left to right it shares.

@@ -146,7 +146,7 @@ def page_html(
 
 
 def _in_order(labels: Sequence[str], comparison: Comparison | None) -> list[str]:
-    """The reference first, then the candidate: the colours of both are those of every picture."""
+    """Return the reference first, then the candidate: the colours of both are those of every picture."""
     sides = [comparison.reference, comparison.candidate] if comparison else []
     return [*sides, *(label for label in labels if label not in sides)]
 
@@ -166,7 +166,7 @@ def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, DatasetEnt
 
 
 def _gate(gate: GateEntry | None) -> str | None:
-    """What a gate said, in a sentence."""
+    """Return what a gate said, in a sentence."""
     if gate is None:
         return None
     told = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
@@ -177,7 +177,7 @@ _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", 
 
 
 def _attribution(found: Attribution | None) -> dict[str, Any] | None:
-    """Where the difference is: a sentence, its causes, and every way of breaking it down."""
+    """Return where the difference is: a sentence, its causes, and every way of breaking it down."""
     if found is None:
         return None
     sides = {"reference": found.reference, "candidate": found.candidate} if found.reference else {}
@@ -203,7 +203,7 @@ def _attribution(found: Attribution | None) -> dict[str, Any] | None:
 
 
 def _means(side: AttributedSide) -> dict[str, str]:
-    """The means of one side that are known, and why there is no rate of its products."""
+    """Return the means of one side that are known, and why there is no rate of its products."""
     known_means = {name: each for name in _MEANS if (each := getattr(side, name)) is not None}
     why = side.achieved_tflops_reason
     return {name: PAGE.number(each, "ms") for name, each in known_means.items()} | (
@@ -236,7 +236,7 @@ class PageAutopsy:
 
 
 def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
-    """A section for each run in which something was stuck, stopped or dead."""
+    """Return a section for each run in which something was stuck, stopped or dead."""
     return [
         _autopsy(label, title, found)
         for label, entry in entries.items()
@@ -323,7 +323,7 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """The content security policy of a page with these inline scripts."""
+    """Return the content security policy of a page with these inline scripts."""
     hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
@@ -344,7 +344,7 @@ def _bokeh() -> list[str]:
 
 
 def _document(charts: Sequence[Chart]) -> Any:
-    """The charts as the JSON of one document of Bokeh, so that they can share ranges."""
+    """Return the charts as the JSON of one document of Bokeh, so that they can share ranges."""
     document = Document()
     for chart in charts:
         document.add_root(chart.model)

@@ -59,17 +59,17 @@ class Table:
 
 
 def word(text: str, tip: str | None = None, tone: str | None = None) -> Cell:
-    """A cell sorted by its text."""
+    """Return a cell sorted by its text."""
     return Cell(text, text.casefold(), tip, tone)
 
 
 def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
-    """A cell with a value of a metric; the tip of a null is why."""
+    """Return a cell with a value of a metric; the tip of a null is why."""
     return Cell(PAGE.number(found, unit), found, tip)
 
 
 def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
-    """Every metric of both sides; with launch sets also effect, interval, p and verdict."""
+    """Return every metric of both sides; with launch sets also effect, interval, p and verdict."""
     tested = comparison.tested
     sides = [Column(comparison.label(side), True) for side in SIDES]
     plain = [Column("difference", True), Column("ratio", True, "candidate / reference")]
@@ -111,7 +111,7 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
 
 
 def _side(pair: ComparedMetric, side: Side) -> Cell:
-    """The value of a side, or its bounds, which sort by at most."""
+    """Return the value of a side, or its bounds, which sort by at most."""
     ends = pair.ends(side)
     if ends is not None:
         return Cell(PAGE.bounds(ends, pair.unit, named=False), ends.at_most, pair.judgement_reason)
@@ -137,7 +137,7 @@ def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
 
 
 def dataset_table(label: str, entry: DatasetEntry, definitions: Mapping[str, MetricDefinition]) -> Table:
-    """Every metric of one dataset over its rank-steps."""
+    """Return every metric of one dataset over its rank-steps."""
     shape = ("median", "p5", "p95", "mean", "min", "max")
     columns = (
         Column("metric"),
@@ -185,7 +185,7 @@ def titled(name: str) -> str:
 
 
 def collectives_table(entries: Mapping[str, DatasetEntry], definitions: Mapping[str, MetricDefinition]) -> Table | None:
-    """Collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
+    """Return the collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
     listed = [(label, row) for label, entry in entries.items() for row in entry.matched]
     if not listed:
         return None
@@ -206,7 +206,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry], definitions: Mapping[
 
 
 def _total_ms(row: CollectiveEntry) -> float:
-    """Time on all ranks, as far as it is known."""
+    """Return the time on all ranks, as far as it is known."""
     return float((row.duration_ms.mean or 0) * row.rows)
 
 
@@ -234,8 +234,8 @@ _EXPOSED: Final = {
 
 
 def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
-    """Where the communication of a run is exposed, in every way that the summary breaks it down; none where nothing is
-    exposed, or where that is not known.
+    """Return where the communication of a run is exposed, in every way that the summary breaks it down; none where
+    nothing is exposed, or where that is not known.
     """
     found = known(entry.exposed)
     if found is None or found.reason is not None or not found.exposed_ms:
@@ -252,7 +252,7 @@ def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
 
 
 def pairs_table(comparison: Comparison) -> Table | None:
-    """Collectives that both sides issued, candidate against reference. None without any."""
+    """Return the collectives that both sides issued, candidate against reference. None without any."""
     found = comparison.collectives
     if not found:
         return None
@@ -293,7 +293,7 @@ def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *,
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """Facts that differ between the sides."""
+    """Return the facts that differ between the sides."""
     columns = (Column("key"), *(Column(comparison.label(side)) for side in SIDES))
     rows = tuple(
         (word(each.key), *(word(json_text(each.value(side))) for side in SIDES))
@@ -305,7 +305,7 @@ def differences_table(comparison: Comparison) -> Table:
 def facts_table(
     key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False, numbers: bool = False
 ) -> Table:
-    """Facts of several datasets beside each other, one row a fact.
+    """Return the facts of several datasets beside each other, one row a fact.
 
     Args:
         mark: name the rows whose values differ.
@@ -324,7 +324,7 @@ def facts_table(
 
 
 def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
-    """What each metric is."""
+    """Return what each metric is."""
     columns = (Column("metric"), Column("unit"), Column("better"), Column("definition"))
     rows = tuple(
         (word(name), word(told.unit), word(told.better or "neither"), word(told.definition))
@@ -347,7 +347,7 @@ class PageGains:
 
 
 def page_gains(label: str, found: WhatIf) -> PageGains:
-    """What the page says of `what_if` of a dataset."""
+    """Return what the page says of `what_if` of a dataset."""
     if found.reason is not None:
         return PageGains(label, found.reason)
     basis = (

@@ -30,13 +30,13 @@ _NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
 
 
 def left_out(comparison: Comparison | None) -> list[str]:
-    """Launches that do not count."""
+    """Return the launches that do not count."""
     sides = comparison.left_out or {} if comparison else {}
     return [f"{side}: {each.path}: {each.reason}" for side, found in sides.items() for each in found]
 
 
 def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
-    """What was read of a run, and everything that is wrong with it."""
+    """Return what was read of a run, and everything that is wrong with it."""
     health, steps, source = dataset.run.health, entry.steps, entry.source
     notes = [
         *health.notes(),
@@ -73,7 +73,7 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
 
 
 def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
-    """Which launch stands for each launch set where the page shows one; empty without a set."""
+    """Return which launch stands for each launch set where the page shows one; empty without a set."""
     told = [
         f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
         for label, entry in entries.items()
@@ -91,7 +91,7 @@ def _coverage(dataset: LabelledRun, entry: DatasetEntry) -> str:
 
 
 def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
-    """What the manifests say, side by side, and what they warn of."""
+    """Return what the manifests say, side by side, and what they warn of."""
     facts: dict[str, dict[str, object]] = {}
     config: dict[str, dict[str, object]] = {}
     notes = []
@@ -136,7 +136,7 @@ class PageKernels:
 
 
 def page_kernels(label: str, traces: TraceEntries) -> PageKernels | None:
-    """What the page says of `traces` of a dataset; None where it was not read from traces."""
+    """Return what the page says of `traces` of a dataset; None where it was not read from traces."""
     if not traces:
         return None
     found = traces.kernels

@@ -99,7 +99,7 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
 
 
 def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
-    """What a chart of these would say, where none of them changes."""
+    """Return what a chart of these would say, where none of them changes."""
     values = {label: curve.constant(100.0 if unit == "%" else None) for label, curve in curves.items() if curve.known}
     if not values or None in values.values():
         return None
@@ -108,7 +108,7 @@ def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None
 
 
 def _one_step(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
-    """What a chart of these would say, where none of them has more than one step."""
+    """Return what a chart of these would say, where none of them has more than one step."""
     known = {label: curve for label, curve in curves.items() if curve.known}
     if any(len(curve.x) > 1 for curve in known.values()):
         return None

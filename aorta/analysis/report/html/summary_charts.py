@@ -46,8 +46,8 @@ SHOWN_EFFECTS: Final = 5
 
 
 def effect_charts(comparison: Comparison) -> list[Chart]:
-    """Every metric whose effect has an interval: `SHOWN_EFFECTS` of them, the others folded. Ratios in one chart, times
-    and rates in another, as their units differ.
+    """Return every metric whose effect has an interval: `SHOWN_EFFECTS` of them, the others folded. Ratios in one
+    chart, times and rates in another, as their units differ.
     """
     if not is_comparable(comparison):
         return []
@@ -68,7 +68,7 @@ def effect_charts(comparison: Comparison) -> list[Chart]:
 
 
 def _importance(name: str, pair: ComparedMetric) -> tuple[int, bool, float]:
-    """The primary first, then the guard, then what was decided, then by p; last what only checks the cut-off."""
+    """Return the primary first, then the guard, then what was decided, then by p; last what only checks the cut-off."""
     role = {"primary": 0, "guard": 1}.get(str(pair.role), 3 if name.endswith("_cutoff") else 2)
     return role, pair.verdict not in _TONES, 1.0 if pair.p is None else pair.p
 
@@ -115,8 +115,8 @@ def _state(pair: ComparedMetric) -> tuple[str, str, float]:
 
 
 def launch_charts(comparison: Comparison) -> list[Chart]:
-    """One point a launch, in the order of the plan; empty without launch sets, or where each side has one launch: the
-    cards say it.
+    """Return one point a launch, in the order of the plan; empty without launch sets, or where each side has one
+    launch: the cards say it.
     """
     launches = comparison.launches
     charts = []
@@ -197,7 +197,7 @@ POINT_LIMIT: Final = 4_000
 
 
 def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
-    """Both charts, or those for which anything is known."""
+    """Return both charts, or those for which anything is known."""
     charts = [_bandwidth(entries), _waiting(entries)]
     return [chart for chart in charts if chart is not None]
 

@@ -109,7 +109,7 @@ def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
 
 
 def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
-    """Spans of the median, the slowest and the fastest step.
+    """Return the spans of the median, the slowest and the fastest step.
 
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
@@ -161,7 +161,7 @@ class _Look:
         self.joined: dict[int, int] = {}
 
     def spans(self, rank: int) -> list[_Span]:
-        """What one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
+        """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
         try:
             step = self._run.ranks[rank].step_intervals(self._step)
         except InputError as error:  # the numbers do not need what only this picture reads
@@ -253,7 +253,7 @@ def _collective(row: Any, *, by_group: bool) -> _Span:
 
 
 def _joined(spans: list[_Span], step: StepIntervals) -> list[_Span]:
-    """Spans of one lane and kind that are less than a pixel apart, made one."""
+    """Return the spans of one lane and kind that are less than a pixel apart, made one."""
     close = step.length_ns / NS_PER_MS * _CLOSE
     made: list[_Span] = []
     for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):

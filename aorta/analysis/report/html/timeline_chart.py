@@ -36,7 +36,7 @@ _LABEL: Final = ("x", "y", "text", "ink", "ground")
 
 
 def color_of(kind: str, lane: str) -> str:
-    """The colour of a span on a light background."""
+    """Return the colour of a span on a light background."""
     if kind == BLOCKED:
         return INK
     if kind in (EXPOSED, NAMED):
@@ -49,7 +49,7 @@ def color_of(kind: str, lane: str) -> str:
 
 
 def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
-    """A chart for each dataset that has a step; its sources are empty until the page's script fills them."""
+    """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them."""
     charts: list[Chart] = []
     shared: dict[str, Any] = {"x_range": Range1d(0, 1, name="timeline-x")}
     for number, each in enumerate(spans):
@@ -104,7 +104,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
 
 
 def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
-    """What the page's script reads: lists of names, and columns as base64 of little-endian numbers."""
+    """Return what the page's script reads: lists of names, and columns as base64 of little-endian numbers."""
     return [
         {
             "label": each.label,
@@ -139,7 +139,7 @@ class Switches:
 
 
 def switches(spans: Sequence[TimelineSpans]) -> Switches:
-    """The streams in the order in which they are read, and the kinds, of all timelines."""
+    """Return the streams in the order in which they are read, and the kinds, of all timelines."""
     lanes: dict[str, None] = {}
     kinds: dict[str, str] = {}
     for each in spans:

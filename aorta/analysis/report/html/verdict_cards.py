@@ -39,7 +39,7 @@ _TITLES: Final = {
 
 
 def signed(word: str) -> str:
-    """A verdict or a direction with the sign that says the same without colour."""
+    """Return a verdict or a direction with the sign that says the same without colour."""
     return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
 
 
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def verdict_of(summary: Summary) -> Verdict:
-    """What the page says first."""
+    """Return what the page says first."""
     comparison = known(summary.comparison)
     if comparison is None:
         return _numbers_only(summary.datasets)
@@ -108,7 +108,7 @@ def verdict_of(summary: Summary) -> Verdict:
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
-    """A report without a comparison: what each run came to."""
+    """Return a report without a comparison: what each run came to."""
     many = len(entries) > 1
     results = {label: _result(entry) for label, entry in entries.items()}
     cards = [
@@ -137,7 +137,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
 
 
 def _result(entry: DatasetEntry) -> str:
-    """What a run came to, as medians: `67 % hidden; 23 of 211 ms exposed`."""
+    """Return what a run came to, as medians: `67 % hidden; 23 of 211 ms exposed`."""
     if not entry.count:
         return "Nothing to measure"
     step = entry.described.get("job_step_ms")
@@ -242,14 +242,14 @@ def _first_upper(sentence: str) -> str:
 
 
 def _undecided(pair: ComparedMetric) -> bool:
-    """Whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its sentence
-    says so by itself.
+    """Return whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its
+    sentence says so by itself.
     """
     return pair.tested and pair.verdict not in (None, "regression", "improvement", "equivalent")
 
 
 def _not_judged(pair: ComparedMetric) -> bool:
-    """Whether there were launches to test, and none were."""
+    """Return whether there were launches to test, and none were."""
     return pair.tested and pair.verdict is None
 
 
@@ -276,7 +276,7 @@ def _job_step(step: ComparedMetric) -> str:
 
 
 def _basis(comparison: Comparison) -> str:
-    """What the verdict rests on."""
+    """Return what the verdict rests on."""
     launches = comparison.launches
     if not launches:
         return ""
