@@ -74,7 +74,9 @@ def rows(trace: Trace) -> list[tuple[Any, ...]]:
 def test_every_output_gives_the_same_rows(source: str, tmp_path: Path) -> None:
     # In rocpd one RCCL kernel has no event, so nothing links it to a call; it stays a row, of unknown kind.
     second = None if source == "rocpd" else "reducescatter"
-    assert rows(read(source, tmp_path)) == [
+    trace = read(source, tmp_path)
+    assert trace.counters["comm_unlinked"] == (source == "rocpd")
+    assert rows(trace) == [
         (GEMM, "COMPUTE", None, 1100, 1500, 10),
         (GENERIC, "COMM", "allreduce", 1400, 1800, 10),
         ("MEMORY_COPY_HOST_TO_DEVICE", "COPY", None, 1850, 1900, 10),
@@ -147,6 +149,15 @@ def test_a_mi300_kernel_name_that_tells_its_kind_needs_no_call() -> None:
     (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
     table = trace.intervals
     assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {KIND_CODE["allgather"]}
+
+
+def test_nanoseconds_that_a_float_would_round_are_kept_w14() -> None:
+    start = 2**60 + 1  # between 2**60 and 2**61 a float64 holds multiples of 256 only
+    content = as_json()
+    kernel = content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][0]
+    kernel |= {"start_timestamp": start, "end_timestamp": start + 1}
+    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    assert (start, start + 1) in zip(trace.intervals.start_ns.tolist(), trace.intervals.end_ns.tolist(), strict=True)
 
 
 def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None:
