@@ -1,4 +1,4 @@
-"""What a kernel is, by its name alone."""
+"""What a kernel is, by its name alone (docs/dev/measuring.md, W12)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
+from tests.analysis.load.kineto_files import ALLREDUCE, GEMM
 
 COMPUTE, COMM, COPY, UNKNOWN = (
     IntervalClass.COMPUTE,
@@ -18,7 +19,16 @@ COMPUTE, COMM, COPY, UNKNOWN = (
 @pytest.mark.parametrize(
     ("name", "cls", "kind"),
     [
+        (ALLREDUCE, COMM, "allreduce"),
         ("NCCLDEVKERNEL_ALLREDUCE", COMM, "allreduce"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", COMM, "allreduce"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMM, "reducescatter"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMM, "allgather"),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32", COMM, "allreduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", COMM, None),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", COMM, None),
+        ("mscclKernel_Sum_half_Simple", COMM, None),
+        ("void vllm::cross_device_reduce_2stage<half, 8>(RankData*)", COMM, "allreduce"),
         ("void RcclGenericKernel<1>", COMM, None),
         ("rcclGenericKernel<1, true>", COMM, None),
         ("one_shot_all_reduce_kernel", COMM, "allreduce"),
@@ -32,13 +42,16 @@ COMPUTE, COMM, COPY, UNKNOWN = (
         ("__amd_rocclr_fillBufferAligned.kd", COPY, None),
         ("[CUDA memcpy Device-to-Host]", COPY, None),
         ("Memset (Device)", COPY, None),
+        (GEMM, COMPUTE, None),
+        ("void at::native::small_reduce_kernel<4>", COMPUTE, None),
+        ("triton_red_fused_all_reduce_1", COMPUTE, None),
         ("memcpy_like_gemm", COMPUTE, None),
         ("Memcpyish", COMPUTE, None),
         ("", UNKNOWN, None),
         ("   ", UNKNOWN, None),
     ],
 )
-def test_the_class_and_kind_of_a_kernel(name: str, cls: IntervalClass, kind: str | None) -> None:
+def test_the_class_and_kind_of_a_kernel_w12(name: str, cls: IntervalClass, kind: str | None) -> None:
     classes, kinds = NameClassifier().kernels([name])
     assert classes.tolist() == [cls]
     assert kinds.tolist() == [KIND_CODE[kind] if kind else NULL]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.analysis.load import chrome_json
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
+from aorta.analysis.load.interval_table import NULL, IntervalClass
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
 from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, rows, whole
@@ -20,32 +20,6 @@ PARAMETERS = {
     "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
     "Seq": 41,
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (ALLREDUCE, "allreduce"),
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "allreduce"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reducescatter"),
-        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "allgather"),
-        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32", "allreduce"),
-        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", None),
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", None),
-        ("rcclGenericKernel<1, true>", None),
-        ("mscclKernel_Sum_half_Simple", None),
-        ("void vllm::cross_device_reduce_2stage<half, 8>(RankData*)", "allreduce"),
-        ("void at::native::small_reduce_kernel<4>", False),
-        ("triton_red_fused_all_reduce_1", False),
-        (GEMM, False),
-    ],
-)
-def test_communication_is_found_wherever_the_name_holds_it_w12(name, kind):
-    table = read([kernel(name, 0, 5)]).intervals
-    if kind is False:
-        assert table.cls.tolist() == [IntervalClass.COMPUTE]
-    else:
-        assert (table.cls.tolist(), table.kind.tolist()) == ([IntervalClass.COMM], [KIND_CODE[kind] if kind else NULL])
 
 
 def test_patterns_of_the_command_line_add_to_the_built_in_ones():
