@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from aorta.analysis.documents.comparison import Effect
 from aorta.analysis.formatting import PAGE, TEXT, json_text, p_value, rough_ms, rough_percent
-from aorta.analysis.report.report_folder import write_report
-from tests.analysis.attribution.test_attribute import two_ranks
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.mark.parametrize(
@@ -101,13 +95,3 @@ def test_a_json_value_is_one_line() -> None:
 
 def test_a_cell_of_a_picture_has_room_for_fewer_digits() -> None:
     assert [TEXT.number(1.23456, unit, fewer=1) for unit in ("ms", "ratio", "GB/s")] == ["1.23", "1.235", "1.23"]
-
-
-def test_one_report_writes_a_size_in_one_way(tmp_path: Path) -> None:
-    runs = {name: tmp_path / name for name in ("base", "new")}
-    for name, slow in (("base", 1.0), ("new", 3.0)):
-        two_ranks(runs[name], name, slow)
-    text = write_report(runs, tmp_path / "out", "base", "new", html=False).text
-    assert "reducescatter 25 MB n=2" in text
-    assert "reducescatter of 25 MB on group" in " ".join(text.split())
-    assert "25.0 MB" not in text

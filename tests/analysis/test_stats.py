@@ -32,10 +32,5 @@ def test_ranks_may_come_in_any_order() -> None:
     assert (found["count"], found["nulls"]) == (4, 1)
 
 
-def test_the_spread_is_between_medians_of_ranks_and_not_between_values() -> None:
-    found = describe([0.0, 4.0, 8.0, 3.0, 5.0, 100.0], [0, 0, 0, 1, 1, 1])
-    assert (found["rank_spread"], found["max"] - found["min"]) == (1.0, 100.0)
-
-
 def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
     assert describe([np.nan] * 4, None, {"rare": 1, "common": 3})["reason"] == "common"

@@ -18,7 +18,7 @@ import pytest
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load import engines
-from aorta.analysis.load.engines import Dask, Local, cores, progress
+from aorta.analysis.load.engines import Dask, Local, progress
 from aorta.analysis.load.records import RecordFile, load_run
 from aorta.analysis.report.report_command import _engine, overlap_report, parser
 from aorta.errors import InputError, ToolMissing
@@ -219,7 +219,3 @@ def test_a_bar_on_a_terminal_and_nothing_elsewhere(
     assert run() == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert "reading x" in run()
-
-
-def test_as_many_processes_as_this_one_may_use_cores() -> None:
-    assert 1 <= cores() <= (os.cpu_count() or 1)

@@ -69,13 +69,6 @@ def test_the_same_rows_are_the_same_compressed_bytes_under_any_name(tmp_path: Pa
     assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
 
 
-def test_a_frame_has_whole_numbers_and_missing_values() -> None:
-    frame = interval_frame(example()[1])
-    assert frame["start_ns"].tolist() == [5]
-    assert frame["rank"].isna().all()
-    assert str(frame["start_ns"].dtype) == "int64"
-
-
 def test_the_same_rows_by_the_public_function(tmp_path: Path) -> None:
     write_nsys(tmp_path / "node.sqlite")
     frames = list(aorta.analysis.iter_intervals(tmp_path / "node.sqlite"))

@@ -338,13 +338,6 @@ def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
     assert "environment_differences.2.NCCL_ALGO Tree" in text
 
 
-def test_a_run_without_a_step_still_has_a_page(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [])
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
-    assert "nothing to measure" in text
-
-
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
     ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))

@@ -9,7 +9,7 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.figure_data import chosen_steps, parts
+from aorta.analysis.report.figure_data import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
@@ -162,17 +162,6 @@ def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_pa
     assert rows["comm_ms"][1] == "unknown"
     assert float(rows["comm_ms"][2]) == 0
     assert "median 0 on both sides:" in text
-
-
-def test_the_representative_step_is_the_median_job_step(tmp_path: Path) -> None:
-    slowest = {0: 500, 1: 30, 2: 10, 3: 20, 4: 40}
-    for rank in range(2):
-        lines = [
-            step(rank, 2, number, overlap=metrics(length - rank, 4, 2, 1), warmup=number == 0)
-            for number, length in slowest.items()
-        ]
-        write_rank(tmp_path, header(rank, 2), lines)
-    assert chosen_steps(LabelledRun("x", load_run(tmp_path)))[0].global_step == 3  # the lower middle of 10, 20, 30, 40
 
 
 def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:
