@@ -1,4 +1,4 @@
-"""Pages to look at: runs by simulation, and the comparison of launch sets written down by hand."""
+"""Pages to look at: simulated runs and launch sets, and a run whose every text is hostile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.launch_set import Subject
+from aorta.analysis.compare.launch_set import Subject, read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.load.records import load_run
@@ -24,7 +25,6 @@ from tests.rank_records import read_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
-_RULE = "the launch nearest the medians of overlap_ratio and job_step_ms"
 
 
 def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, LabelledRun]:
@@ -35,6 +35,23 @@ def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Labe
     }
     sampled(made["rocm"])
     return {label: LabelledRun(label, load_run(where)) for label, where in made.items()}
+
+
+def two_sets(folder: Path, *, steps: int = 12) -> tuple[dict[str, LabelledRun], dict[str, Any]]:
+    """Launch sets whose candidate's transfers take twice as long, and the summary of their comparison with a gate.
+
+    A fifth launch of the candidate was killed.
+    """
+    for side, transfer_ms, launches in (("cuda", 5.0, 4), ("rocm", 10.0, 5)):
+        for at in range(launches):
+            where, name = folder / side / f"{at:02d}", f"{side}-{at}"
+            simulated_run(where, label=name, ranks=2, steps=steps, transfer_ms=transfer_ms + at / 10, seed=at)
+    killed = folder / "rocm" / "04" / "rank_1_metrics.jsonl"
+    killed.write_text("".join(killed.read_text().splitlines(keepends=True)[:-1]))
+    found = read_subjects({side: folder / side for side in ("cuda", "rocm")}, Rules())
+    summary = summarize(found, *found)
+    summary["gate"] = as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]))
+    return {label: each.dataset for label, each in found.items()}, summary
 
 
 def compared(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
@@ -52,103 +69,6 @@ def page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], path: 
     """Write a page and read it."""
     write_page(datasets, summary, path)
     return path.read_text(encoding="utf-8")
-
-
-def launched(summary: dict[str, Any], verdict: str = "regression") -> dict[str, Any]:
-    """The summary as four launches a side would have it: values of `comparison` in place, the rest written by hand."""
-    found = summary["comparison"]
-    for number, (name, pair) in enumerate(found["metrics"].items()):
-        if pair["reference"] is None or pair["candidate"] is None:
-            continue
-        kind = "difference" if pair["unit"] == "ratio" else "quotient"
-        value = pair["difference"] if kind == "difference" else (pair["quotient"] - 1 if pair["quotient"] else None)
-        wide = 0.01 + 0.004 * (number % 5)
-        spread = (None, None) if value is None else (value - wide, value + wide)
-        pair |= {
-            "role": {"overlap_ratio": "primary", "job_step_ms": "guard"}.get(name, "secondary"),
-            "interval_level": 0.95,
-            "needs_launches": None,
-            "effect": {"kind": kind, "value": value, "low": spread[0], "high": spread[1]},
-            "difference_interval": {"low": pair["difference"] - wide, "high": pair["difference"] + wide},
-            "margin": 0.02,
-            "p": 0.0286,
-            "p_corrected": None if name == "overlap_ratio" else 0.114,
-            "verdict": verdict if name in ("overlap_ratio", "job_step_ms") else "inconclusive",
-            "verdict_reason": "p = 0.029 and the effect is beyond the margin of 0.02",
-            "detectable": {"power": 0.8, "effect": 0.031, "reason": None},
-            "launches_needed": 6,
-            "launches": {"reference": 4, "candidate": 4},
-        }
-    found |= {
-        "verdict": verdict,
-        "verdict_reason": "p = 0.029 and the effect is beyond the margin of 0.02",
-        "primary": "overlap_ratio",
-        "alpha": 0.05,
-        "interval_level": 0.95,
-        "left_out": {"reference": [], "candidate": [{"path": "plan/candidate/04", "reason": "killed (no footer)"}]},
-        "launches": {
-            side: [
-                {
-                    "path": f"plan/{side}/{at:02d}",
-                    "run_id": f"{side}-{at}",
-                    "overlap_ratio": found[f"{side}_overlap_ratio"] + 0.004 * (at - 1.5),
-                    "job_step_ms": found["metrics"]["job_step_ms"][side] * (1 + 0.006 * (at - 1.5)),
-                }
-                for at in range(4)
-            ]
-            for side in ("reference", "candidate")
-        },
-        "attribution": {
-            "sentence": "Exposed communication rose by 12.1 ms (mean 2.3 ms -> 14.4 ms per step). 96 % of the "
-            "increase is all-reduce of 25 MB; it is transfer, not waiting for peers; 71 % of it is exposed behind the "
-            "end of backward.",
-            "reference": {
-                "exposed_comm_ms": 2.3,
-                "comm_ms": 20.0,
-                "compute_comm_ms": 17.7,
-                "compute_ms": 53.1,
-                "achieved_tflops": 12.5,
-            },
-            "candidate": {
-                "exposed_comm_ms": 14.4,
-                "comm_ms": 20.4,
-                "compute_comm_ms": 6.0,
-                "compute_ms": 53.5,
-                "achieved_tflops_reason": "not a known workload",
-            },
-            "dimensions": {"kind": [_row("allreduce", 2.3, 14.4, 1.0)]},
-            "computing": [_row("block3 in backward", 8.1, 8.2, None)],
-            "definition": "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference",
-            "causes": [
-                _row("all-reduce of 25 MB, group world, 2 ranks", 2.1, 13.7, 0.96),
-                _row("behind the end of backward", 1.9, 10.5, 0.71),
-                _row("waiting for peers", 0.4, 0.9, 0.04),
-            ],
-        },
-    }
-    for label in (found["reference"], found["candidate"]):
-        summary["datasets"][label] |= {
-            "launches": 4,
-            "representative": f"plan/{label}/01",
-            "representative_rule": _RULE,
-        }
-    return summary | gated(summary)
-
-
-def _row(what: str, reference_ms: float, candidate_ms: float, share: float | None) -> dict[str, Any]:
-    """A row of a breakdown of exposed communication."""
-    return {
-        "what": what,
-        "reference_ms": reference_ms,
-        "candidate_ms": candidate_ms,
-        "difference_ms": round(candidate_ms - reference_ms, 6),
-        "share": share,
-    }
-
-
-def gated(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a gate says of the comparison."""
-    return {"gate": as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]))}
 
 
 def sampled(folder: Path) -> Path:

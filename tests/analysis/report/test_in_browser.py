@@ -37,7 +37,7 @@ from tests.analysis.report.browsing import (
     told,
     unfolded,
 )
-from tests.analysis.report.pages import HOSTILE, compared, hostile_run, launched, page, subjects, two_runs
+from tests.analysis.report.pages import HOSTILE, compared, hostile_run, page, subjects, two_sets
 
 pytestmark = NEEDED
 
@@ -45,9 +45,8 @@ pytestmark = NEEDED
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
-    datasets = two_runs(folder)
     path = folder / "report.html"
-    page(datasets, launched(compared(datasets)), path)
+    page(*two_sets(folder), path)
     return path
 
 
@@ -242,7 +241,7 @@ def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
     labels = (f"a{HOSTILE}", f"b{HOSTILE}")
     datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}
     path = tmp_path / "hostile.html"
-    page(datasets, launched(compared(datasets)), path)
+    page(datasets, compared(datasets), path)
     opened(browser, path)
     unfolded(browser)
     for name in ("chart-timeline-0", "chart-steps-job_step", "chart-breakdown"):
