@@ -60,7 +60,7 @@ def _training(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
 
 
 def overrides(chosen: Mapping[str, str]) -> Iterator[str]:
-    """`key=` of every key, and `key=value` where the values are known.
+    """Yield `key=` of every key, and `key=value` where the values are known.
 
     Args:
         chosen: options of groups that stand on the line; keys of a group's other options are left out.

@@ -38,7 +38,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def meant(name: str, known: Iterable[str], before: str = "", after: str = "") -> str:
-    """`did you mean NAME?` for an error message, between two texts; empty where no known name is like it."""
+    """Return `did you mean NAME?` for an error message, between two texts; empty where no known name is like it."""
     near = nearest(name, known)
     return "" if near is None else f"{before}did you mean {near}?{after}"
 

@@ -83,8 +83,8 @@ def check_alone() -> None:
 
 
 def commit_of(tree: Path | None) -> str | None:
-    """Commit of a checkout, after local changes with `-dirty-` and eight digits of their SHA-256 (files that git does
-    not know are left out); None without a checkout, history or git.
+    """Return the commit of a checkout, after local changes with `-dirty-` and eight digits of their SHA-256 (files that
+    git does not know are left out); None without a checkout, history or git.
     """
     if tree is None or not (tree / ".git").exists():
         return None

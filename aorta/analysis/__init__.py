@@ -152,7 +152,7 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
 
 
 def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
-    """Traces of other tools as interval tables, one trace at a time; columns as in
+    """Yield traces of other tools as interval tables, one trace at a time; columns as in
     `load.interval_export.interval_frame`.
 
     Args:

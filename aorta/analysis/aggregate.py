@@ -96,7 +96,7 @@ class LabelledRun:
         return Pace(self.run)
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """A metric over the rank-steps that aggregates include; NaN throughout where it is not described over them."""
+        """Return a metric over the rank-steps that aggregates include; all NaN where it is not described over them."""
         values = np.asarray(step_column(self.run, name)[self.used], np.float64)
         basis = self.pace.basis(name)
         own = basis.source is not None and np.array_equal(basis.chosen, self.used)

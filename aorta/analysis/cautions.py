@@ -35,7 +35,7 @@ _ENDED: Final = {"dead": "A rank died", "stopped": "A rank is stopped", "slow": 
 
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:
-    """What the autopsy in a run's folder found, and the command that says more; empty where nothing was stuck."""
+    """Return what the autopsy of a run found, and the command that says more; empty where nothing was stuck."""
     title, found = autopsy_title(entry), known(entry.autopsy)
     if title is None or found is None:
         return []
@@ -149,7 +149,7 @@ MIN_TOKENS: Final = 100
 
 
 def expert_entry(run: Run) -> Experts | None:
-    """`experts` of a dataset in `summary.json`; None where no step tells of any.
+    """Return `experts` of a dataset in `summary.json`; None where no step tells of any.
 
     `blocks`: of each router the tokens sent to each expert, its busiest expert and how many times the mean that one was
     sent, and the share of tokens dropped. `hottest` is the block and the expert with the largest such number; `named`
@@ -198,7 +198,7 @@ def _expert_block(name: str, loads: list[ExpertLoad]) -> ExpertBlock:
 
 
 def _expert_parts(run: Run) -> int | None:
-    """Into how many parts the experts of a layer are split; ranks that follow one another have the parts in order."""
+    """Return how many parts a layer's experts are split into; consecutive ranks have the parts in order."""
     plan = (run.manifest or {}).get("plan")
     mesh = plan.get("mesh") if isinstance(plan, Mapping) else None
     parts = mesh.get("expert") if isinstance(mesh, Mapping) else None

@@ -108,7 +108,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def group_members(run: Run) -> dict[tuple[int, str], Members]:
-    """(rank, group name) -> the ranks of the group that this rank means by the name.
+    """Return (rank, group name) -> the ranks of the group that this rank means by the name.
 
     A rank that does not say (no footer) belongs to the one group of that name in which a peer lists it; where peers
     list it in several, or in none, its group stays unknown. There is one tuple per group, so its identity serves as a
@@ -308,7 +308,7 @@ def rows_of(run: Run, names: NumberedNames, first: int, last: int) -> Collective
 
 
 def _on_reference(own_ns: Ints, clock: RankClock | None) -> Ints:
-    """Ascending times of a rank on the reference rank's clock, or as they are. The correction is linear in time."""
+    """Convert ascending times of a rank to the reference rank's clock, if known. The correction is linear in time."""
     if clock is None or not clock.known or not len(own_ns):
         return own_ns
     ends = [int(own_ns[0]), int(own_ns[-1])]

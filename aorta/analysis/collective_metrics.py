@@ -238,7 +238,7 @@ class _NullError(Exception):
 
 
 def overlap_efficiency(run: Run) -> Described:
-    """`(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
+    """Return `(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
 
     The entry also has the three times, in milliseconds: wall times of whole steps, each the maximum over the ranks of
     the median over a rank's steps.
@@ -260,8 +260,8 @@ def overlap_efficiency(run: Run) -> Described:
 
 
 def compute_slowdown(run: Run) -> Described:
-    """Overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians
-    over its steps.
+    """Return overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians over its
+    steps.
     """
     try:
         _refuse_incomplete(run)

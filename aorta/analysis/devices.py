@@ -44,8 +44,8 @@ def samples_frame(run: Run) -> pd.DataFrame:
 
 
 def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """`STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest sample.
-    `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
+    """Return `STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest
+    sample. `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
     found = pd.DataFrame(np.nan, index=steps.index, columns=list(STEP_COLUMNS))
     if samples.empty:

@@ -68,7 +68,7 @@ class NumberFormat:
         return self.number(value, "ratio", fewer=1)
 
     def bounds(self, found: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
-        """At least and at most of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
+        """Format the bounds of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
 
         Args:
             named: with the unit, where it has one.
@@ -111,7 +111,7 @@ class NumberFormat:
         return f"{self.effect(found.low, found.kind).partition(self.space)[0]} to {self.effect(found.high, found.kind)}"
 
     def size(self, count: float | None) -> str:
-        """Bytes in units of 1000 with three digits, no zeros at the end behind the point. -1 is not known either."""
+        """Return bytes in units of 1000 with three digits, without trailing zeros. -1 is not known either."""
         if count is None or count < 0:
             return self.unknown_size
         for unit, least in _SIZES:
@@ -126,7 +126,7 @@ class NumberFormat:
         return f"{value:{self.separator}}"
 
     def count(self, value: int, what: str) -> str:
-        """`1 launch`, `4 launches`."""
+        """Return `1 launch`, `4 launches`."""
         plural = what + ("es" if what.endswith(("s", "ch")) else "s")
         return f"{self.whole(value)} {what if value == 1 else plural}"
 
@@ -167,7 +167,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def rough_ms(value_ms: float) -> str:
-    """Milliseconds for a sentence: three digits or so, with their unit, without a sign."""
+    """Return milliseconds for a sentence: three digits or so, with their unit, without a sign."""
     value = abs(value_ms)
     if value == 0:
         return "0 ms"
@@ -201,7 +201,7 @@ def whole_percent(share: float | None) -> str:
 
 
 def json_text(value: object) -> str:
-    """Any JSON value as one line; strings as they are."""
+    """Return any JSON value as one line; strings as they are."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -94,7 +94,7 @@ def metric_names(run: Run) -> list[str]:
 
 
 def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:
-    """Why a metric (or `loss`) is null, and in how many of the `chosen` rank-steps; None: of those after warm-up."""
+    """Return why a metric (or `loss`) is null, in how many of the `chosen` rank-steps; None: those after warm-up."""
     reasons: Counter[str] = Counter()
     end = 0
     others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
@@ -145,7 +145,7 @@ def collectives_frame(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """The collectives that pass the filters, by rank, then order of issue. They are matched across all ranks first.
+    """Return the collectives that pass the filters, by rank, then order of issue; matched across all ranks first.
 
     Raises:
         InputError: more than `ROW_LIMIT` rows are left.

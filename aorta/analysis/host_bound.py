@@ -114,7 +114,7 @@ class Pace:
         return np.asarray(self._run.over_ranks(lambda steps: steps.of_kernels & ~steps.warmup), bool)
 
     def undecided(self, name: str) -> float:
-        """Share of the steps used with a value or bounds in which there are only bounds; 0 where there is none."""
+        """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
         found = self._ends(name)
         if found is None:
             return 0.0
@@ -124,7 +124,7 @@ class Pace:
         return float(left_open[known].mean()) if known.any() else 0.0
 
     def _ends(self, name: str) -> tuple[Floats, Floats] | None:
-        """At least and at most of every rank-step, NaN where it is decided; None where it is in all of them."""
+        """Return at least and at most of every rank-step, NaN where it is decided; None where it is in all of them."""
         ranks = self._run.ranks.values()
         if all(name not in tables.steps.bounds for tables in ranks):
             return None
@@ -187,7 +187,7 @@ class Pace:
         return values if len(values) else None
 
     def entry(self) -> PaceFacts | None:
-        """`pace` of a dataset in `summary.json`; None where the record does not tell."""
+        """Return `pace` of a dataset in `summary.json`; None where the record does not tell."""
         if not self.known:
             return None
         lead, undecided = (
@@ -234,7 +234,7 @@ def with_basis(found: Described, basis: Basis) -> Described:
 
 
 def pace_notes(entry: DatasetEntry) -> Iterator[str]:
-    """Sentences about a dataset, from its entry in `summary.json`: where its host sets the pace, and what that does."""
+    """Yield sentences about a dataset from its entry in `summary.json`: where its host sets the pace, and effects."""
     pace = known(entry.pace)
     if pace is None:
         return

@@ -141,7 +141,7 @@ def metric_named(name: str) -> Metric:
 
 
 def in_order(names: set[str]) -> list[str]:
-    """Known step metrics first, in the order of this module, then the rest by name."""
+    """Return known step metrics first, in the order of this module, then the rest by name."""
     known = [name for name in STEP_METRIC_NAMES if name in names]
     return known + sorted(names.difference(known))
 
@@ -157,7 +157,7 @@ TOO_SHORT: Final = "its transfer is too short for the clock"
 
 
 def no_bandwidth(size_bytes: int | None, ranks: int | None) -> str | None:
-    """Why collectives of this size, in a group of this many ranks, have no bandwidth; None where they have one."""
+    """Return why collectives of this size in a group of this size have no bandwidth; None where they have one."""
     if size_bytes is None:
         return NO_SIZE
     if size_bytes == 0:
@@ -166,11 +166,11 @@ def no_bandwidth(size_bytes: int | None, ranks: int | None) -> str | None:
 
 
 def algbw_gb_per_s(size_bytes: int, transfer_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Bytes over transfer time, for transfers longer than 0 (`TOO_SHORT`). Bytes per nanosecond are GB per second."""
+    """Divide bytes by transfer time, where that is above 0 (`TOO_SHORT`). Bytes per ns are GB per second."""
     return size_bytes / transfer_ns[transfer_ns > 0]
 
 
 def busbw_factor(kind: str, ranks: int | None) -> float | None:
-    """Bus bandwidth over algorithm bandwidth; None for a kind without bus bandwidth, or a group of unknown size."""
+    """Return bus bandwidth over algorithm bandwidth; None for a kind without it, or a group of unknown size."""
     factor = BUSBW_FACTOR.get(kind)
     return None if factor is None or not ranks else factor * (ranks - 1) / ranks

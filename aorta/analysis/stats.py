@@ -25,8 +25,8 @@ _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
 def describe(
     values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
 ) -> Described:
-    """Count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank and
-    their spread (largest minus smallest). `reason` says why there is no median.
+    """Return count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank
+    and their spread (largest minus smallest). `reason` says why there is no median.
     """
     column = np.asarray(values, np.float64)
     count, numbers = numbers_of([column[~np.isnan(column)]])

@@ -58,14 +58,14 @@ class StepIntervals:
     ready: Sequence[BucketReady] = ()
 
     def lane(self, name: str) -> list[Interval]:
-        """Merged spans in which one lane was active."""
+        """Return the merged spans in which one lane was active."""
         if name not in self.lanes:
             return []
         bit = 1 << self.lanes.index(name)
         return merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes & bit)
 
     def active(self) -> dict[str, list[Interval]]:
-        """Lane -> merged spans in which it was active; lanes that never were are left out."""
+        """Return lane -> merged spans in which it was active; lanes that never were are left out."""
         spans = {
             name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
             for bit, name in enumerate(self.lanes)
@@ -73,13 +73,13 @@ class StepIntervals:
         return {name: merged for name, merged in spans.items() if merged}
 
     def computing(self) -> list[Interval]:
-        """When it computed, stalls included: its compute ranges, or its compute lane if the source has no ranges."""
+        """Return when it computed, stalls included: compute ranges, or the compute lane if the source has none."""
         if self.compute is None:
             return self.active().get(COMPUTE, [])
         return [(part.start_ns, part.end_ns) for part in self.compute]
 
     def exposed(self) -> list[Interval]:
-        """Exposed communication: the segments in which some collective ran and the rank did not compute."""
+        """Return the exposed communication: the segments in which some collective ran and the rank did not compute."""
         compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
         comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
         return merge(
@@ -237,7 +237,7 @@ class Details(ABC):
         return iter(())
 
     def size_bytes(self) -> int:
-        """Roughly how much `steps` reads from disk."""
+        """Return roughly how much `steps` reads from disk."""
         return 0
 
     def absolute(self) -> Self:

@@ -116,8 +116,8 @@ class Source:
 
 
 def of_unused_kind(witnesses: Sequence[Floats]) -> Floats:
-    """Milliseconds of a kind that steps do not mention: 0, because it was not used; NaN where one of `witnesses`, the
-    columns of `KINDS_KNOWN` that there are, is null.
+    """Return milliseconds of a kind that steps do not mention: 0, because it was not used; NaN where one of
+    `witnesses`, the columns of `KINDS_KNOWN` that there are, is null.
     """
     return np.where(np.isnan(witnesses).any(axis=0), np.nan, 0.0)
 
@@ -324,7 +324,7 @@ class ExpertLoad:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def add(self, rows: Iterable[ExpertTokens]) -> None:
-        """One step. Rows are as long as the longest that a block has had."""
+        """Add one step. Rows are as long as the longest that a block has had."""
         self.steps += 1
         for row in rows:
             before = self.tokens.get(row.block, [])
@@ -363,7 +363,7 @@ class RankTables:
         return self.details.step(place) if there else None
 
     def isolated_counts(self) -> dict[str, int]:
-        """Phase other than `train` -> number of its steps, warm-up included."""
+        """Return phase other than `train` -> number of its steps, warm-up included."""
         codes = [] if self.isolated is None else self.isolated.phase.tolist()
         return {PHASES[code]: count for code, count in Counter(codes).items()}
 

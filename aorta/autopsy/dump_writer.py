@@ -136,7 +136,7 @@ def _entry(job: JobEvidence, at: int, one: CollectiveEvidence, group_number: int
 
 
 def _shapes(one: CollectiveEvidence, ranks: int) -> tuple[str, tuple[list[list[int]], list[list[int]]]]:
-    """Type and shapes of inputs and outputs: as they are known, or one dimension that has the bytes."""
+    """Return the type and shapes of inputs and outputs: as they are known, or one dimension that has the bytes."""
     dtype, item = _TYPES.get(one.dtype or "", (one.dtype or "Byte", 1))
     if one.input_sizes is not None and one.output_sizes is not None:
         return dtype, ([list(shape) for shape in one.input_sizes], [list(shape) for shape in one.output_sizes])

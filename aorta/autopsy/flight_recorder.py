@@ -138,7 +138,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file looks like a dump: its name ends with a rank, and its first byte begins a pickle or an object."""
+    """Return whether a file looks like a dump: its name ends with a rank, its first byte begins pickle or object."""
     if _RANK.search(path.name) is None:
         return False
     try:

@@ -140,7 +140,7 @@ def _source_of_collectives(evidence: Sequence[RankEvidence]) -> str:
 
 
 def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
-    """Names of groups by what one rank calls them: ranks that call different groups by one name mean different ones."""
+    """Return group names by rank and its own name for them: ranks may call different groups by one name."""
     lists: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for one in evidence:
         for group in one.groups:

@@ -44,7 +44,7 @@ _KINDS: Final = {
 
 
 def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = True) -> list[RankEvidence]:
-    """Evidence of each rank that has a progress file in `run_folder`, by rank; empty where there is none.
+    """Return the evidence of each rank that has a progress file in `run_folder`, by rank; empty where there is none.
 
     Args:
         stacks: ask running ranks of this host for their stacks.

@@ -103,7 +103,7 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
 
 
 def _global_ranks(answer: _Answer, known: Sequence[RankEvidence]) -> Mapping[tuple[str, int], int]:
-    """Host and pid -> global rank."""
+    """Return host and pid -> global rank."""
     named = {(one.host, one.pid): one.rank for one in known if one.host is not None and one.pid is not None}
     world = max((one.world_size or 0 for one in known), default=0)
     largest = max(answer.communicators, key=lambda one: one.size, default=None)

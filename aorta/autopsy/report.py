@@ -35,7 +35,7 @@ _VERDICT: Final = msgspec.json.Decoder(Verdict)
 
 
 def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEvidence]:
-    """Evidence of a run folder, or of dumps of torch's Flight Recorder.
+    """Return the evidence of a run folder, or of dumps of torch's Flight Recorder.
 
     Args:
         paths: a run folder with progress files; or dumps, and folders of dumps.

@@ -46,9 +46,9 @@ class _Twins(NamedTuple):
 
 
 def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
-    """The evidence, in which progress files are completed by the rings of their ranks, and these keep no collectives
-    of their own; and where a ring denies what a progress file says. A ring that does not match is left as it is, and
-    so are all where some rank has a ring alone: the numbers of that one would have nothing to be compared with.
+    """Complete progress files by the rings of their ranks, which keep no collectives of their own; returns the
+    evidence, and where a ring denies what a progress file says. A ring that does not match is left as it is, and so are
+    all where some rank has a ring alone: the numbers of that one would have nothing to be compared with.
     """
     pairs = _pairs(evidence)
     if any(one.source == "flight_recorder" and one.collectives and one.rank not in pairs for one in evidence):
@@ -82,7 +82,7 @@ def _pairs(evidence: Iterable[RankEvidence]) -> dict[int, _Pair]:
 
 
 def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
-    """The ring's name of a group -> ours: of the same ranks and, where there are several of these, of the same name."""
+    """Map the ring's name of a group to ours: of the same ranks and, where several have these, of the same name."""
     names: dict[str, str] = {}
     for theirs in ring.groups:
         same = [ours.name for ours in progress.groups if ours.ranks and ours.ranks == theirs.ranks]

@@ -85,7 +85,7 @@ class Patience:
         return self._timeout_s or max(LEAST_S, TIMES_LARGEST_GAP * self._largest_gap_ns / 1e9)
 
     def overdue(self, states: dict[int, ProgressState], now_ns: int) -> dict[int, float]:
-        """Ranks without progress for longer than allowed, and for how many seconds; learns from those with progress.
+        """Return ranks without progress for longer than allowed, with seconds; learns from those with progress.
 
         While one rank is paused or in an announced phase, the others may be waiting for it: time without progress
         counts from its end on.
@@ -102,7 +102,7 @@ class Patience:
         return late
 
     def was_asleep(self, now_ns: int) -> None:
-        """Nobody was running until now."""
+        """Restart all clocks: the host slept, and no process ran until now."""
         self._quiet_until_ns = now_ns
 
     def _is_excused(self, state: ProgressState, now_ns: int) -> bool:
@@ -130,7 +130,7 @@ class HostWatchdog:
         self._reported: dict[int, int] = {}
 
     def run(self) -> None:
-        """Watch."""
+        """Watch until every rank has ended."""
         if not self._open():
             return
         warmup = max(watch.facts.warmup_steps for watch in self._watches.values())

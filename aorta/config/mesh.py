@@ -136,7 +136,7 @@ def _pipeline_rules(config: Config, parallel: PP, ranks: int) -> Iterator[str]:
 
 
 def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
-    """Name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
+    """Yield the name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
     match workload:
         case Ranking() as shape:
             yield "num_heads", "attention heads", shape.num_heads

@@ -138,7 +138,7 @@ class HydraTask:
         self.batches = 0
 
     def __call__(self, config: DictConfig) -> None:
-        """Called by Hydra for a single run.
+        """Run a single job, for Hydra.
 
         Raises:
             ConfigError: another Hydra launcher calls it for a job of a sweep, whose jobs must be separate launches.
@@ -152,7 +152,7 @@ class HydraTask:
         self.composed.append(config)
 
     def launch(self, batch: SweepBatch) -> list[float]:
-        """Called by the Hydra launcher for a sweep."""
+        """Run the jobs of a sweep, for Hydra's launcher."""
         self.batches += 1
         return self.launcher.launch(batch)
 
@@ -176,7 +176,7 @@ class TorchrunLauncher(Launcher):
                 raise ConfigError("hydra.launcher.command=[]: name a program, or null")
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called once, before the sweeper parses its arguments.
+        """Prepare a sweep, once, before the sweeper parses its arguments.
 
         Raises:
             ConfigError: inside torchrun.

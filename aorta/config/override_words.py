@@ -146,7 +146,7 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
 
 
 def options_of_a_job(words: Sequence[str]) -> list[str]:
-    """The options of a translated command line that a job of its sweep also needs: which configuration to build on.
+    """Return the options that a job of a sweep needs of its translated command line: its configuration.
 
     KEY=VALUE overrides are left out, since the sweeper assigns them; so is the option that makes it a sweep.
     """
@@ -155,7 +155,7 @@ def options_of_a_job(words: Sequence[str]) -> list[str]:
 
 
 def quoted(key: str, value: str) -> str:
-    """`KEY='VALUE'` in Hydra's grammar, whatever quotes the value contains."""
+    """Return `KEY='VALUE'` in Hydra's grammar, whatever quotes the value contains."""
     # Inside quotes, a backslash counts only before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"{key}='{escaped}'"
@@ -238,7 +238,7 @@ _UNUSED: Final = "the file trains with {mode}, which does not use it"
 
 
 def expand(words: Sequence[str], caller: Path, root: Path) -> tuple[list[str], list[str]]:
-    """The command line with the content of older files in place of their `--config`, and what was left out of them.
+    """Return the command line with older files' content in place of their `--config`, and what was left out.
 
     Args:
         caller, root: as in `override_words.translate`.
@@ -289,7 +289,7 @@ def _older(value: str, caller: Path, root: Path) -> Mapping[str, Any] | None:
 
 
 def _words(content: Mapping[str, Any], given: set[str]) -> tuple[list[str], list[str]]:
-    """Words of a file without the keys that are `given`, and what was left out of it."""
+    """Return the words of a file without the keys that are `given`, and what was left out of it."""
     leaves = dict(_leaves(content))
     sharding = str(leaves.get("fsdp.sharding_strategy")).lower()
     mode = str(leaves.pop("distributed.mode", "fsdp" if "fsdp" in content else "ddp")).lower()

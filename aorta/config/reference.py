@@ -168,7 +168,7 @@ def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _comments(node: type[Any]) -> dict[str, str]:
-    """Field -> the comment lines directly above it."""
+    """Return field -> the comment lines directly above it."""
     source = inspect.getsource(node)
     lines = source.splitlines()
     found: dict[str, str] = {}

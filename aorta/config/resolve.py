@@ -41,8 +41,8 @@ NOT_IN_HASH = ("label", "baseline", "watchdog", "training.output_dir", "training
 
 
 def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Keys that the schema does not have, each with its value and what may stand there. Hydra adds such a key where it
-    is written `+key=value`, and nothing would ever read it.
+    """Yield the keys that the schema does not have, each with its value and what may stand there. Hydra adds such a key
+    where it is written `+key=value`, and nothing would ever read it.
     """
     kind = OmegaConf.get_type(node)
     if kind is None or not is_dataclass(kind):
@@ -152,8 +152,8 @@ def environment_number(name: str, default: int, environment: Mapping[str, str] =
 
 
 def steps_planned(config: Config, world_size: int) -> int:
-    """Optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch. The dataset is
-    repeated as often as `max_steps` needs unless `epochs` says how often.
+    """Return the optimizer steps of the whole training: the earlier of `max_steps` and the end of the last epoch. The
+    dataset is repeated as often as `max_steps` needs unless `epochs` says how often.
     """
     training = config.training
     if training.epochs is None and training.max_steps is not None:

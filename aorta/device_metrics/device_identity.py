@@ -48,7 +48,7 @@ def identify(device: torch.device, environment: Mapping[str, str] = os.environ) 
 
 
 def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, str]) -> int | None:
-    """Index among all devices of the `ordinal`-th visible one; None where the variables do not list it by number."""
+    """Return the index of the `ordinal`-th visible device among all; None where variables do not list it by number."""
     if environment.get("ROCR_VISIBLE_DEVICES") and platform == "rocm":
         return None
     for name in _VISIBLE[platform]:

@@ -66,7 +66,7 @@ class Host(SampleSource):
 
     @staticmethod
     def _times() -> tuple[float, float, float]:
-        """(monotonic time, processor time in use, total processor time), in seconds."""
+        """Return (monotonic time, processor time in use, total processor time), in seconds."""
         times = psutil.cpu_times()
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # already in user, nice
         return time.monotonic(), total - times.idle - getattr(times, "iowait", 0.0), total
@@ -202,7 +202,7 @@ class Nvml(SampleSource):
         return sorted({name for bit, name in _REASONS.items() if bits & bit})
 
     def settings(self) -> dict[str, Any]:
-        """Power cap and clock limits. NVML does not report a lock by `nvidia-smi --lock-gpu-clocks`."""
+        """Return the power cap and clock limits. NVML does not report a lock by `nvidia-smi --lock-gpu-clocks`."""
         nvml, device = self._nvml, self._device
         graphics = nvml.NVML_CLOCK_GRAPHICS
         return known(
@@ -317,7 +317,7 @@ class AmdSmi(SampleSource):
         return throttlers(smi.amdsmi_get_gpu_metrics_info(self._device))
 
     def settings(self) -> dict[str, Any]:
-        """Power cap, clock limits and locks, performance level."""
+        """Return the power cap, clock limits and locks, performance level."""
         smi, device = self._smi, self._device
 
         def cap(name: str) -> float | None:
@@ -346,13 +346,13 @@ class AmdSmi(SampleSource):
 
 
 def violations(status: Mapping[str, Any]) -> list[str] | None:
-    """Throttle reasons in a violation status; None where the card reports none of the fields."""
+    """Return the throttle reasons in a violation status; None where the card reports none of the fields."""
     active = {name: status[key] for key, name in _VIOLATIONS.items() if isinstance(status.get(key), bool | int)}
     return sorted(name for name, on in active.items() if on) if active else None
 
 
 def throttlers(metrics: Mapping[str, Any]) -> list[str] | None:
-    """Throttle reasons in the metrics of an earlier card; None where it does not report them."""
+    """Return the throttle reasons in the metrics of an earlier card; None where it does not report them."""
     bits = metrics.get("indep_throttle_status")
     if isinstance(bits, int) and not isinstance(bits, bool) and bits != 0xFFFF_FFFF_FFFF_FFFF:
         return sorted({name for places, name in _THROTTLERS if any(bits >> place & 1 for place in places)})

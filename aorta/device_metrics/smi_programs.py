@@ -179,7 +179,7 @@ class AmdSmiProgram(_SmiSource):
         return values
 
     def settings(self) -> dict[str, Any]:
-        """Clock limits and locks, and the performance level, as reported by the metrics."""
+        """Return the clock limits and locks, and the performance level, as reported by the metrics."""
         card = self._card()
         clock = _section(card, "clock")
         graphics, memory = _section(clock, "gfx_0"), _section(clock, "mem_0")
@@ -241,7 +241,7 @@ def _clock_of(part: object) -> object:
 
 
 def _amd_smi_throttle(section: Mapping[str, Any], status: object) -> list[str] | None:
-    """MI300 and later report which limit was hit; earlier cards only that one was."""
+    """Return which limits were hit; cards before MI300 report only that one was."""
     told = {name: str(section.get(f"{key}_violation_status")) for key, name in _VIOLATIONS.items()}
     known = {name: state for name, state in told.items() if state.upper() in ("ACTIVE", "NOT ACTIVE", "TRUE", "FALSE")}
     if known:
@@ -291,7 +291,7 @@ class RocmSmi(_SmiSource):
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Power cap and performance level (`manual` and `determinism` hold clocks fixed)."""
+        """Return the power cap and performance level (`manual` and `determinism` hold clocks fixed)."""
         card = self._mine(from_json(json_after_words(checked(self._program, *SETTINGS, "--json"))))
         return {
             "power_cap_w": first(number(card.get("max graphics package power (w)"))),

@@ -82,7 +82,7 @@ def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> 
 
 
 def profiled() -> list[ProfilerActivity]:
-    """The activities that torch's profiler can record here: the host first, then the accelerator if there is one."""
+    """Return the activities that torch's profiler can record here: the host, then the accelerator if any."""
     found = supported_activities()  # type: ignore[no-untyped-call]
     return sorted(found, key=lambda activity: activity is not ProfilerActivity.CPU)
 

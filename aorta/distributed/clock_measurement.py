@@ -52,13 +52,13 @@ class WallClock:
         self.injected = Injected(settings.fake_offset_ns, settings.fake_drift_ppm, since_ns) if fake else None
 
     def now_ns(self) -> int:
-        """Unix nanoseconds."""
+        """Return the clock's time in Unix nanoseconds."""
         now = time.time_ns()
         return now if self.injected is None else self.injected.shown(now)
 
 
 def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> OffsetSample:
-    """The reference's side: `samples` ping-pongs with the rank that answers under `prefix`; gives the best of them."""
+    """Measure, as the reference, `samples` ping-pongs with the rank that answers under `prefix`; returns the best."""
     best: tuple[int, int, int] | None = None
     for number in range(samples):
         asked, answered = f"{prefix}/ask/{number}", f"{prefix}/answer/{number}"
@@ -80,7 +80,7 @@ def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> Offs
 
 
 def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None:
-    """The measured rank's side."""
+    """Answer ping-pongs, as the measured rank."""
     for number in range(samples):
         store.get(f"{prefix}/ask/{number}")
         t2 = clock.now_ns()

@@ -41,7 +41,7 @@ def is_capturing() -> bool:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """For a `with` block: torch operators that wait for the device raise RuntimeError instead."""
+    """Make torch operators that wait for the device raise RuntimeError, for a `with` block."""
     with warnings.catch_warnings():
         # torch warns once per process that this is a prototype, which is known here.
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype", category=UserWarning)
@@ -79,7 +79,7 @@ def end_range() -> None:
 
 
 def has_memory_history() -> bool:
-    """Whether the allocator records its history and tells when it fails; False without a device or such a build."""
+    """Return whether the allocator records its history and reports failures; False without a device or such a build."""
     return torch.cuda.is_available() and hasattr(torch._C, "_cuda_attachOutOfMemoryObserver")
 
 

@@ -207,8 +207,8 @@ def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Env
 
 
 def cores() -> int:
-    """Cores that the ranks of this host may use together: this process and what started it, which is not bound to one
-    core where a launcher binds each rank to a core of its own.
+    """Return the cores that the ranks of this host may use together: this process and what started it, which is not
+    bound to one core where a launcher binds each rank to a core of its own.
     """
     own = os.sched_getaffinity(0)
     try:

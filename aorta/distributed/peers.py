@@ -34,7 +34,7 @@ class Peers:
         self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
 
     def from_rank_zero(self, key: str, value: Any) -> Any:
-        """`value` as rank 0 passed it (JSON types); those of other ranks are ignored."""
+        """Return `value` as rank 0 passed it (JSON types); those of other ranks are ignored."""
         if self.rank == 0:
             self.store.set(f"fact/{key}", json.dumps(value))
         self._wait([f"fact/{key}"], [0], key)
@@ -48,7 +48,7 @@ class Peers:
         return [json.loads(text) for text in self.store.multi_get(names)]
 
     def agree(self, key: str, error: str | None) -> None:
-        """A barrier at which any rank may report that it cannot continue: all continue, or all stop.
+        """Wait at a barrier at which any rank may report that it cannot continue: all continue, or all stop.
 
         Args:
             error: why this rank cannot continue; None if it can.
@@ -77,7 +77,7 @@ class Peers:
             raise PeerFailed(f"rank {self.rank} stops: {self.store.get(_FAILED).decode()}")
 
     def reported_failure(self, rank: int) -> str | None:
-        """What a rank has reported of a failure of its own; None if it has reported nothing, or the store is gone."""
+        """Return a rank's report of a failure of its own; None if it has reported nothing, or the store is gone."""
         with suppress(RuntimeError, OSError):
             if self._has(f"failure/{rank}"):
                 word = json.loads(self.store.get(f"failure/{rank}"))
@@ -85,7 +85,7 @@ class Peers:
         return None
 
     def diagnose(self, grace_s: float = 3.0) -> str:
-        """After a collective failed: which ranks are to blame, as one sentence.
+        """Name the ranks to blame after a collective failed, as one sentence.
 
         Waits up to `grace_s` for the others to report. A rank that reports nothing is dead or hangs.
         """
@@ -195,7 +195,7 @@ def gather_when_idle(
 
 
 def leave_value(peers: Peers, key: str, value: Any) -> None:
-    """What `gather_when_idle` gives the others of this rank, which failed and does not wait for theirs."""
+    """Give `gather_when_idle` of the others this rank's value; it failed and does not wait for theirs."""
     with suppress(RuntimeError, OSError):  # a dead store has no readers
         peers.store.set(_done(key, peers.rank), json.dumps(value))
 

@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 def backend_for(device: torch.device) -> str:
-    """`gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors."""
+    """Return `gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors."""
     return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{default_backend(device)}"
 
 
 @contextmanager
 def process_group(topology: Topology, device: torch.device, timeout_s: float) -> Iterator[Peers]:
-    """The default process group and the peers, for the length of a `with` block.
+    """Open the default process group, and yield the peers, for the length of a `with` block.
 
     Raises:
         PeerFailed: the other ranks did not join within `timeout_s`.

@@ -39,7 +39,7 @@ class Asked:
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change a measurement, with their effective values (W18); nothing that looks like a secret."""
+    """Return variables that change a measurement, with effective values (W18); nothing that looks like a secret."""
     return {
         name: value
         for name, value in sorted(environment.items())

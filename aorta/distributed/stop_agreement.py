@@ -32,7 +32,7 @@ class StopTarget(Protocol):
     """Whatever is told that a signal asks for the end of a run."""
 
     def request(self, by: signal.Signals) -> None:
-        """Called once, inside the signal handler."""
+        """Ask for the end of the run; called once, inside the signal handler."""
 
 
 class StopAgreement:

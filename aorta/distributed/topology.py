@@ -100,7 +100,7 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def platform_of(device: torch.device) -> Platform:
-    """`rocm` for a HIP build, `cuda` for a CUDA build, `cpu`, and `other` for every other accelerator."""
+    """Return `rocm` for a HIP build, `cuda` for a CUDA build, `cpu`, and `other` for every other accelerator."""
     if device.type == "cpu":
         return "cpu"
     if device.type != cuda.TYPE:

@@ -66,7 +66,7 @@ def _says_more_than_a_signal(record: logging.LogRecord) -> bool:
 
 
 def _set_threads(arguments: Sequence[str]) -> None:
-    """One compute thread for each of several ranks, as torchrun sets it too, with four lines about it."""
+    """Set one compute thread for each of several ranks, as torchrun does with four lines about it."""
     with suppress(ValueError):  # it cannot count such ranks, and `main` says so
         if determine_local_world_size(get_args_parser().parse_args(list(arguments)).nproc_per_node) > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")

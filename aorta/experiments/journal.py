@@ -227,7 +227,7 @@ class PlanHistory:
         return {launch: end.run_id for launch, end in last.items() if end.outcome == DONE}
 
     def open_starts(self) -> list[Started]:
-        """Starts without an end: their runner was killed."""
+        """Return the starts without an end: their runner was killed."""
         ended = {end.id for end in self.ended}
         return [start for start in self.started if start.id not in ended]
 

@@ -55,7 +55,7 @@ _NOT_KNOWN: Final = "launched by a command of its own; see the manifest of each 
 
 
 def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
-    """Side -> versions of Python, torch and the checkout, as far as they are known without a launch.
+    """Return side -> versions of Python, torch and the checkout, as far as they are known without a launch.
 
     Raises:
         ConfigError: an interpreter does not run, or has no torch.
@@ -247,7 +247,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What must stay as it is. Launches of two machines have no common noise, but a kernel may be updated meanwhile."""
+    """Return what must stay the same: machines, whose noise differs, but not the kernel, which may be updated."""
     host = {key: content["host"][key] for key in _SAME_HOST}
     return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
 
@@ -326,7 +326,7 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def unused(path: Path) -> Path:
-    """`path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
+    """Return `path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
     free, copies = path, 1
     while free.exists():
         copies += 1

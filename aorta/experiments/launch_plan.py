@@ -128,7 +128,7 @@ class Plan:
         return self.output / launch.name
 
     def words_of(self, side: Side) -> list[str]:
-        """Words for train.py, without those that place a launch."""
+        """Return the words for train.py, without those that place a launch."""
         seed = [] if self.seed is None else [f"training.seed={self.seed}"]
         return [*self.words, *side.words, *seed]
 
@@ -248,7 +248,7 @@ class StudyCell:
         return {key.removeprefix(VARIABLE): value for key, value in named.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Its words and variables, as far as they may be shown."""
+        """Return its words and variables, secrets hidden."""
         return {"overrides": list(self.overrides), "environment": shown_values(self.environment)}
 
     @property

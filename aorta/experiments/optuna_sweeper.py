@@ -78,7 +78,7 @@ class OptunaSweeper(Sweeper):
         self._sampler, self._storage, self._study_name = sampler, storage, study_name
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called once by Hydra."""
+        """Prepare, for Hydra, which calls it once."""
         self.hydra_context, self.config = hydra_context, config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -132,7 +132,7 @@ class OptunaSweeper(Sweeper):
         return study
 
     def _write(self, study: optuna.Study, metric: str) -> None:
-        """After each trial: a sweep that is stopped has its best so far."""
+        """Write the best so far, after each trial: a sweep that is stopped has it."""
         assert self.config is not None
         done = [trial for trial in study.trials if trial.value is not None]
         best = study.best_trial if done else None
@@ -159,7 +159,7 @@ def register() -> None:
 
 
 def suggestion(override: Override) -> Suggest:
-    """The function that asks a trial for a value out of one word's space, and writes it as that word's right-hand side.
+    """Return a function that asks a trial for a value of one word's space, as that word's right-hand side.
 
     Raises:
         ConfigError: an empty or one-sided space.

@@ -143,7 +143,7 @@ def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
 
 
 def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
-    """How launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
+    """Add options of how launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
     words.add_argument("--plan", metavar="FILE", help=plan_help)
     words.add_argument("--launches", type=int, metavar="N", help="launches per side (default: 5)")
     words.add_argument(
@@ -155,7 +155,7 @@ def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
 
 
 def add_search_arguments(words: argparse.ArgumentParser, file: str) -> None:
-    """Options of commands that find their candidates themselves, those for `base_plan` among them.
+    """Add options of commands that find their candidates themselves, those for `base_plan` among them.
 
     Args:
         file: what the command leaves, printed by `--json`.
@@ -207,13 +207,13 @@ def base_plan(
 
 
 def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
-    """A launch and its command as `--dry-run` prints them, with the variables of its side; secrets are hidden."""
+    """Format a launch and its command for `--dry-run`, with the variables of its side; secrets are hidden."""
     words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
     return f"{launch.name}: {shlex.join(words)}"
 
 
 def print_launches(plan: Plan) -> None:
-    """Every launch, as `launch_line` has it."""
+    """Print every launch, as `launch_line` has it."""
     for launch in plan.order():
         to_stdout(launch_line(plan, launch))
 
@@ -297,7 +297,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
 
 
 def report_command(plan: Plan) -> list[str]:
-    """What a person runs next, in the folder they are in: it writes to `reports/`, to a folder named after the plan."""
+    """Return the command to run next, in the current folder: it writes to `reports/`, named after the plan."""
     if len(plan.sides) > 1:
         here = shown_path(plan.output)
         return ["aorta", "report", str(plan.output) if here == "." else here]
@@ -347,7 +347,7 @@ def demo(arguments: Sequence[str]) -> int:
 
 
 def _demo_launched(plan: Plan) -> int | None:
-    """`launch_all`; a different demo in the folder, as after an update, makes room and stays whole."""
+    """Run `launch_all`; a different demo in the folder, as after an update, is moved aside."""
     try:
         return launch_all(plan)
     except AnotherPlan:

@@ -218,7 +218,7 @@ def _wait(
     stop: StopRequest,
     tick: Callable[[], None],
 ) -> bool:
-    """Until it has ended; returns whether the timeout stopped it."""
+    """Wait until it has ended; returns whether the timeout stopped it."""
     asked_s: float | None = None
     while True:
         with suppress(subprocess.TimeoutExpired):

@@ -80,7 +80,7 @@ class Study(Search):
     cells: Sequence[StudyCell]
 
     def sides(self) -> Iterator[tuple[str, StudyCell, Comparison]]:
-        """Side, cell and comparison of each."""
+        """Yield side, cell and comparison of each."""
         for number, cell in enumerate(self.cells, start=1):
             side = f"{CANDIDATE}-{number}"
             yield side, cell, self.judgements[side]
@@ -133,8 +133,8 @@ class Study(Search):
         return "\n".join([filled(lines), *written, self.details(launches), "", *self.conclusion(name)])
 
     def as_csv(self) -> str:
-        """`side`, each varied key, then step time of base and cell in milliseconds, effect, its interval, p, verdict.
-        Unknown is an empty cell.
+        """Return `side`, each varied key, then step time of base and cell in milliseconds, effect, its interval, p,
+        verdict. Unknown is an empty cell.
         """
         head = ["base_step_ms", "step_ms", "effect", "effect_low", "effect_high", "p", "verdict"]
         rows: list[list[str | float | None]] = [["side", *self.asked.varied, *head]]

@@ -204,6 +204,6 @@ def _check(batch: SweepBatch) -> None:
 
 
 def _say_left(ended: JobEnded, left: int) -> None:
-    """How many jobs of a batch are left to run, and about how long they take if each lasts as long as the last."""
+    """Say how many jobs of a batch are left to run, and about how long they take if each lasts as long as the last."""
     if left and ended.status == "done":
         to_stderr(f"{left} job{'s' if left > 1 else ''} left, about {rounded_time(left * ended.seconds)}")

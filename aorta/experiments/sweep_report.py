@@ -69,8 +69,8 @@ class SweepReport:
         return any(row.result.fabric is not None for row in self.rows)
 
     def as_csv(self) -> str:
-        """`job, status, rank_steps`, each swept key, the median of every metric any job has, and `reason` (why the
-        sweep's own metric is missing). Unknown is an empty cell.
+        """Return `job, status, rank_steps`, each swept key, the median of every metric any job has, and `reason` (why
+        the sweep's own metric is missing). Unknown is an empty cell.
         """
         swept = self.sweep.swept
         metrics = [name for name in STEP_METRIC_NAMES if any(name in row.result.medians for row in self.rows)]

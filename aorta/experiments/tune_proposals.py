@@ -147,7 +147,7 @@ def grid(strategy: str | None, *, overlap: bool, gradient_bytes: int) -> list[tu
 
 
 def bucket_caps(gradient_bytes: int) -> list[float]:
-    """Sizes of buckets in MiB: powers of two, from a 64th of the gradients to all of them in one."""
+    """Return the sizes of buckets in MiB: powers of two, from a 64th of the gradients to all of them in one."""
     if gradient_bytes <= 0:
         return []
     most = math.ceil(math.log2(gradient_bytes / _MIB))
@@ -253,7 +253,7 @@ def _outcome(prediction: Prediction) -> tuple[object, ...]:
 
 
 def _rank(proposal: Proposal) -> tuple[float, int]:
-    """Shortest predicted step first; of equal ones the one that changes less."""
+    """Sort by the shortest predicted step; of equal ones the one that changes less."""
     return (math.inf if proposal.step_ms is None else proposal.step_ms.value), len(proposal.changes)
 
 

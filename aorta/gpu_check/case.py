@@ -173,7 +173,7 @@ def _median(lines: list[Step], name: str) -> float | None:
 
 
 def _ends(lines: list[Step], name: str) -> tuple[float, float] | None:
-    """At least and at most of a metric, of all steps together; None where it is not known of one."""
+    """Return at least and at most of a metric, of all steps together; None where it is not known of one."""
     low = high = 0.0
     for line in lines:
         value = line.overlap[name]

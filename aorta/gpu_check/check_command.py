@@ -86,7 +86,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """`json`, `strategies` and train.py's `words`."""
+    """Return `json`, `strategies` and train.py's `words`."""
     return parser().parse_args(words)
 
 

@@ -199,7 +199,7 @@ _STREAMS = streams_used({-1: 3}, groups=1, looking=True)
 
 
 def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport | None:
-    """Check; the report, on rank 0."""
+    """Check; returns the report on rank 0."""
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank)
     with process_group(topology, device, 300) as peers:
@@ -243,7 +243,7 @@ def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckR
 
 
 def race_rows(device: torch.device) -> list[CheckRow]:
-    """K7, with collectives on dedicated streams, through the interceptor that a run would have here."""
+    """Check K7, with collectives on dedicated streams, through the interceptor that a run would have here."""
     busy = torch.Stream(device)
     checks = {
         "slow producer": lambda kind: slow_producer(kind, device),

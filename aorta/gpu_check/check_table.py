@@ -42,13 +42,13 @@ class KernelWindow:
     host_waits: int
 
     def lengths_ns(self) -> tuple[int, int]:
-        """Communication, and the part of it that lies inside compute, in ns."""
+        """Return the communication, and the part of it that lies inside compute, in ns."""
         comm, compute = merge(self.comm), merge(self.compute)
         return measure(comm), measure(intersect(comm, compute))
 
 
 def pooled_ratio(steps: Sequence[KernelWindow]) -> float | None:
-    """Hidden communication of all steps over all their communication; None without communication."""
+    """Return the hidden communication of all steps over all their communication; None without communication."""
     comm, hidden = (sum(lengths) for lengths in zip(*(step.lengths_ns() for step in steps), strict=True))
     return hidden / comm if comm else None
 
@@ -84,7 +84,7 @@ def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float
 
 
 def matched(telemetry: Sequence[Sequence[Interval]], kernels: Sequence[KernelWindow]) -> list[Pair] | None:
-    """Each collective of the record with its kernel, in order of start; None where the counts of a step differ."""
+    """Match each collective of the record with its kernel, by start; None where the counts of a step differ."""
     pairs: list[Pair] = []
     for own, window in zip(telemetry, kernels, strict=True):
         if len(own) != len(window.comm):
@@ -163,7 +163,7 @@ def report_of(facts: dict[str, Any], rows: list[list[CheckRow]]) -> CheckReport:
 
 
 def render(report: CheckReport) -> str:
-    """Aligned text: every row of every rank, and a last line that counts."""
+    """Return aligned text: every row of every rank, and a last line that counts."""
     facts = report.facts
     lines = [("rank", "case", "what", "found", "bound", "")]
     for rank, rows in enumerate(report.rows):
@@ -194,7 +194,7 @@ def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> Check
 def time_row(
     case: str, what: str, found: str, bound: str, share: float | None, passed: bool, why: str | None = None
 ) -> CheckRow:
-    """A comparison of times, judged where the device was busy and there is something to compare (`why` is None)."""
+    """Compare times, judged where the device was busy and there is something to compare (`why` is None)."""
     if share is None or share < BUSY_SHARE:
         why = _not_busy(share)
     verdict = CheckVerdict.NOT_JUDGED if why else CheckVerdict.OK if passed else CheckVerdict.FAILED
@@ -220,8 +220,8 @@ def ratio_row(
     share: float | None,
     lead_ms: float | None = None,
 ) -> CheckRow:
-    """Telemetry's overlap ratio, at least and at most, against the kernels' (docs/dev/measuring.md, K2: within 0.02).
-    Bounds have to hold at any pace; where they are apart there is no number to judge.
+    """Judge telemetry's overlap ratio, at least and at most, against the kernels' (docs/dev/measuring.md, K2: within
+    0.02). Bounds have to hold at any pace; where they are apart there is no number to judge.
     """
     what = "overlap ratio, telemetry / kernels"
     between = "-" if own is None else _number(own[1]) if own[0] == own[1] else f"{_number(own[0])} to {_number(own[1])}"
@@ -267,7 +267,7 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
 
 
 def bound_ns(kernel_ns: int) -> float:
-    """Allowed difference between telemetry and a kernel of this length."""
+    """Return the allowed difference between telemetry and a kernel of this length."""
     return max(0.02 * kernel_ns, 10_000)
 
 

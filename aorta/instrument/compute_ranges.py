@@ -122,7 +122,7 @@ class BlockRanges:
             when_backward_ends(self._nodes_ran)
 
     def _nodes_ran(self) -> None:
-        """The last node of a backward pass has run: close blocks whose inputs need no gradient."""
+        """After the last node of a backward pass, close blocks whose inputs need no gradient."""
         for open_range in self._backward.values():
             open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
         self._backward.clear()

@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 
 
 def labelled(kind: str, seq: int, group: str, issue: Callable[[], _T]) -> Callable[[], _T]:
-    """`issue` unchanged, or wrapped in its label `comm:<kind>#<seq> group=<name>` while a profiler is on (C17).
+    """Return `issue` unchanged, or wrapped in its label `comm:<kind>#<seq> group=<name>` while a profiler is on (C17).
 
     gloo's own rows of a trace carry no sequence number, by which they could be matched across ranks. Where no profiler
     is on, this costs the check of one flag of torch.
@@ -199,7 +199,7 @@ class CpuInterceptor:
         """Prepare for a step that begins."""
 
     def close(self) -> None:
-        """Called when no further collective will arrive.
+        """End, once no further collective will arrive.
 
         Waits a moment for callbacks of futures: a caller that drops a process group next joins the backend's threads
         with the interpreter locked, and a thread that needs the interpreter for its callback would never end.
@@ -217,8 +217,8 @@ class CpuInterceptor:
         return count
 
     def _note_progress(self, call: _Call, member: Member, args: tuple[Any, ...], issued: InFlight) -> None:
-        """In the rank's progress file sends and receives are counted by peer: the two ranks of a pair agree on that
-        alone.
+        """Note a collective in the rank's progress file; sends and receives are counted by peer, as both ranks agree on
+        that.
         """
         peer = NOWHERE if call.peer_at is None else args[call.peer_at]
         number = self._next(f"{issued.group}/{issued.kind}/{peer}") if call.operator.point_to_point else issued.seq
@@ -244,7 +244,7 @@ class CpuInterceptor:
         return False
 
     def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
-        """`on_device`, `early` and `shared` of a group's `Member`."""
+        """Return `on_device`, `early` and `shared` of a group's `Member`."""
         return False, False, None
 
     def _on_host(self, name: str, issued: InFlight, original: Original, *, early: bool) -> Any:

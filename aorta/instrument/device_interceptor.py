@@ -63,7 +63,7 @@ class _Batch:
 
 
 def on_streams(group: dist.ProcessGroup, device: torch.device) -> tuple[bool, bool, bool | None]:
-    """`on_device`, `early` and `shared` of a group's `Member`."""
+    """Return `on_device`, `early` and `shared` of a group's `Member`."""
     try:
         return orders_streams(group, device), ends_on_streams(group, device), shares_communicator(group, device)
     except RuntimeError:  # the group serves CPU tensors only
@@ -274,7 +274,7 @@ class DeviceInterceptor(CpuInterceptor):
         return _Lent(event, self._done_events)
 
     def _join(self, issued: InFlight, done: _Lent) -> None:
-        """The caller's stream waits for this collective only, not for those issued after it."""
+        """Make the caller's stream wait for this collective only, not for those issued after it."""
         self._stalling(issued, lambda: wait_unseen(self._streams.current(), done.event))
 
     def _stalling(self, issued: InFlight, wait: Callable[[], Any]) -> Any:
@@ -296,7 +296,7 @@ class DeviceInterceptor(CpuInterceptor):
             self._order.joined(self._streams.current().stream_id, name_of(issued))
 
     def _handle(self, issued: InFlight, work: Work, side: torch.Stream, done: _Lent | None = None) -> TimedWork:
-        """The caller's handle. It waits for `done`, or for the backend's work where the collective was not moved."""
+        """Return the caller's handle, which waits for `done`, or for the backend's work where it was not moved."""
         if self._device_link is not None:  # the backend's stream and future do not include the emulated time
             done = done or self._done(side)
             with self._streams.use(side):
@@ -336,7 +336,7 @@ class DeviceInterceptor(CpuInterceptor):
         return on_streams(group, self._device)
 
     def _host_wait(self, wait: Waited) -> None:
-        """A caller on the host waits for a collective of CPU tensors; the compute stream does not."""
+        """Time a caller's wait on the host for a collective of CPU tensors; the compute stream does not wait."""
 
     # --- the emulated fabric -----------------------------------------------------------------------------------------
 

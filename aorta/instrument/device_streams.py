@@ -46,21 +46,21 @@ class StreamOrder:
         self._behind: dict[int, list[_Joined]] = {}
 
     def joined(self, stream: int, name: Name) -> None:
-        """A stream goes on after a collective."""
+        """Note that a stream continues after a collective."""
         self._add(stream, [_Joined(name)])
 
     def recorded(self, stream: int, event: Any) -> None:
-        """An event was recorded on a stream."""
+        """Note that an event was recorded on a stream."""
         setattr(event, _BEHIND, tuple(self._of(stream)))
 
     def passed_on(self, stream: int, event: Any) -> None:
-        """A stream that does not compute waits for an event."""
+        """Note that a stream that does not compute waits for an event."""
         if behind := [joined for joined in getattr(event, _BEHIND, ()) if not joined.awaited]:
             known = set(map(id, self._of(stream)))
             self._add(stream, [joined for joined in behind if id(joined) not in known])
 
     def awaited(self, event: Any = None, stream: int | None = None) -> tuple[Name, ...]:
-        """What computes waits for an event, or for a stream: the collectives that it had not waited for before."""
+        """Note that what computes waits for an event or a stream; returns collectives it had not waited for."""
         behind = getattr(event, _BEHIND, ()) if stream is None else self._of(stream)
         fresh = [joined for joined in behind if not joined.awaited]
         for joined in fresh:
@@ -111,7 +111,7 @@ class DeviceStreams:
         return self.current() == self.compute
 
     def side(self, key: Hashable) -> torch.Stream | None:
-        """AORTA's stream for `key` (e.g. a process group) with the caller's priority; the same at every call.
+        """Return AORTA's stream for `key` (e.g. a process group) with the caller's priority; the same at every call.
 
         Returns None where the device hands out a stream a second time (CUDA has 32 per priority, round robin): two
         communicators on one stream would wait for each other in an order that the program never requested.
@@ -220,7 +220,7 @@ class StreamWaits:
         return wait
 
     def _bracketed(self, stream: Any, other: Any, wait: Callable[[], Any]) -> Any:
-        """`stream` waits for `other`, an event or a stream."""
+        """Bracket a wait of `stream` for `other`, an event or a stream."""
         streams, order = self._streams, self._order
         if self._inside:  # `wait_stream` calls `wait_event`, and that the event's `wait`
             return wait()

@@ -185,7 +185,7 @@ def ends_on_streams(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def issued_by(group: dist.ProcessGroup) -> int | None:
-    """How many collectives the group's backends themselves have counted (R8); None if any of them keeps no counter.
+    """Return how many collectives the group's backends have counted (R8); None if any of them keeps no counter.
 
     Each backend is asked: the group itself answers for its default backend only, which in `cpu:gloo,cuda:nccl` is NCCL.
     """
@@ -292,7 +292,7 @@ class Interception(Protocol):
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
-    """From inside a backward pass: run `callback` after its last node, and before callbacks that DDP and FSDP queue
+    """Queue, inside a backward pass, `callback` after its last node, and before callbacks that DDP and FSDP queue
     later.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)

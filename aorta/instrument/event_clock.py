@@ -54,13 +54,13 @@ class EventClock(Protocol):
         """Return a mark in the current stream (on a CPU: now); None while a graph is being captured there."""
 
     def new_epoch(self) -> None:
-        """Called once per step: later marks are measured relative to this epoch."""
+        """Begin an epoch, once per step: later marks are measured relative to this epoch."""
 
     def read_ns(self, mark: Mark) -> int | None:
         """Return when the mark happened, or None if it has not yet."""
 
     def sent_ns(self, mark: Mark) -> int | None:
-        """When the host recorded the mark, having handed over everything before it; None for a reading of its clock."""
+        """Return when the host recorded the mark, after handing over all before it; None for a reading of its clock."""
 
     def release(self, mark: Mark) -> None:
         """Return a mark that has happened and will not be read again."""
@@ -234,5 +234,5 @@ def _start_of(epoch: _Epoch) -> int | None:
 
 
 def clock_for(device: torch.device) -> EventClock:
-    """Clock of a device, read through pooled events."""
+    """Return the clock of a device, read through pooled events."""
     return HostClock() if device.type == "cpu" else DeviceClock(device)

@@ -81,15 +81,13 @@ class InFlight:
         return self.end is not None
 
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
-        """It has ended by now, or by `at_ns`, on the host's clock; the first call counts. Not for a collective with a
-        `completion`.
-        """
+        """Stamp its end: now, or `at_ns` of the host's clock; the first call counts. Not for a `completion`."""
         if self.end is None:
             self.end, self.end_source = time.perf_counter_ns() if at_ns is None else at_ns, source
             self.has_completed = None
 
     def on_completion(self, _future: Any) -> None:
-        """Callback of the backend's future."""
+        """Stamp its end, as callback of the backend's future."""
         self.stamp("future")
 
 
@@ -133,7 +131,7 @@ def name_of(issued: InFlight) -> Name:
 def tail_waits(
     tails: Iterable[Interval], issued: Sequence[InFlight], rows: Sequence[Collective], named: set[Name], origin_ns: int
 ) -> list[tuple[Name, Interval]]:
-    """DDP's waits at the end of its backward passes.
+    """Return DDP's waits at the end of its backward passes.
 
     DDP waits for its buckets one after another, in the order in which it issued them. It comes to the first when the
     last node has run, to each other one when the one before it has ended; copying gradients back lies between two

@@ -140,7 +140,7 @@ class Instrumentation:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Between two steps: remove the instrumentation, as `mode=off` does, for the length of a `with` block.
+        """Remove, between two steps, the instrumentation, as `mode=off` does, for the length of a `with` block.
 
         Nothing of the instrumentation stays on the run's path, so that steps inside and outside can be compared (K5);
         the steps inside are recorded as unobserved. Every rank must pause for the same steps: collectives are matched
@@ -161,7 +161,7 @@ class Instrumentation:
 
     @contextmanager
     def replaced(self, handler: Handler) -> Iterator[None]:
-        """Between two steps: send every collective to `handler` instead, for the length of a `with` block.
+        """Send, between two steps, every collective to `handler` instead, for the length of a `with` block.
 
         Collectives that it passes to a backend are not in the record, and show up as missing in a recorded step's
         coverage.

@@ -83,7 +83,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def position_of_async_op(name: str) -> int | None:
-    """Position of `async_op` among the operator's arguments; None for operators without it (always asynchronous)."""
+    """Return the position of `async_op` among the arguments; None for operators without it (always asynchronous)."""
     return next((i for i, argument in enumerate(_arguments(name)) if argument.name == "async_op"), None)
 
 

@@ -207,7 +207,7 @@ class StepBuilder:
         comm: Mapping[str, list[Interval]],
         window: Interval,
     ) -> Any:
-        """When what computes was blocked: `blocked`, and of `possibly_blocked` what coincides with communication."""
+        """Return when what computes was blocked: `blocked`, and `possibly_blocked` where it meets communication."""
         algebra = self._algebra
         certain = algebra.lane(blocked, window)
         if not possibly_blocked:
@@ -250,7 +250,7 @@ class StepBuilder:
         )
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
-        """The stalls of a step: those of waiting, and calls of backends longer than `factor` times the cut-off."""
+        """Return a step's stalls: those of waiting, and calls of backends longer than `factor` times the cut-off."""
         longer = self._longer(calls, factor)
         return self._algebra.union([blocked, self._algebra.lane(longer, window)]) if longer else blocked
 
@@ -273,7 +273,7 @@ class StepBuilder:
         return sorted(rows, key=lambda row: row.start_ns)
 
     def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
-        """When buckets were ready, each with the all-reduce that took it; these come in the order of the buckets."""
+        """Return when buckets were ready, each with the all-reduce that took it, in the order of the buckets."""
         found, later = [], iter(rows)
         # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
         for mark, size_bytes, at_ns in [(mark, size, self._marks.read_ns(mark)) for mark, size in step.ready]:
@@ -353,7 +353,7 @@ class StepBuilder:
 
 
 def _pace_of(marked: ReadMarks, overlap: Overlap, unseen: Unseen | None) -> dict[str, float | None]:
-    """How far the host of a device is ahead, and how much of its computation that leaves open; nothing on a CPU."""
+    """Return how far the host is ahead of the device, and how much computation that leaves open; {} on a CPU."""
     host_lead_ms = lead_ms(stretch for _, _, stretch in marked.blocks)
     if host_lead_ms is None or (unseen is not None and unseen.compute):
         return {}

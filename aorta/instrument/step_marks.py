@@ -200,7 +200,7 @@ class MarkReader:
         return self._lanes[group]
 
     def ranges(self, spans: Iterable[Range]) -> list[Pass]:
-        """Ranges that ended, of which only the marks are needed."""
+        """Return the ranges that ended, of which only the marks are needed."""
         read = [(span.block, span.phase, self.read_ns(span.start), self.read_ns(span.end)) for span in spans]
         return [(block, phase, low, high) for block, phase, low, high in read if low is not None and high is not None]
 

@@ -146,7 +146,7 @@ class StepRecorder:
 
     @contextmanager
     def step(self, facts: StepFacts) -> Iterator[None]:
-        """One iteration, as a `with` block. A step that fails is not recorded."""
+        """Record one iteration, a `with` block. A step that fails is not recorded."""
         self.begin(facts)
         try:
             yield
@@ -226,31 +226,31 @@ class StepRecorder:
         return _Bracket(self._clock, rows, block, phase)
 
     def on_issue(self, issued: InFlight) -> None:
-        """A collective is about to be issued."""
+        """Note that a collective is about to be issued."""
         if self._current is not None:
             self._current.collectives.append(issued)
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
-        """The caller was waiting for a collective between these marks."""
+        """Note that the caller was waiting for a collective between these marks."""
         if self._current is not None:
             self._current.stalls.append((begin, end))
         else:
             self._forget(begin, end)
 
     def on_call(self, begin_ns: int, end_ns: int) -> None:
-        """A backend's call took this long, on the host's clock; whether that is a stall depends on the cut-off."""
+        """Note a backend's call, on the host's clock; whether it is a stall depends on the cut-off."""
         if self._current is not None:
             self._current.calls.append((begin_ns, end_ns))
 
     def on_wait(self, wait: Waited) -> None:
-        """What computes waited for a collective."""
+        """Note that what computes waited for a collective."""
         if self._current is not None:
             self._current.waits.append(wait)
         else:
             self._forget(wait.begin, wait.end)
 
     def on_stream_wait(self, begin: Mark, end: Mark, joined: tuple[Name, ...]) -> None:
-        """Between these marks the compute stream may have been waiting for a stream of the strategy, and so for the
+        """Note that between these marks the compute stream may have waited for a stream of the strategy, and so for the
         collectives that this one had `joined`; the part that coincides with communication is a stall.
         """
         if self._current is not None:
@@ -259,12 +259,12 @@ class StepRecorder:
             self._forget(begin, end)
 
     def on_bucket_ready(self, size_bytes: int) -> None:
-        """The gradients of a bucket are ready, which is reduced later."""
+        """Note that the gradients of a bucket are ready, which is reduced later."""
         if self._current is not None and self.unseen is None:
             self._current.ready.append((self._clock.mark(), size_bytes))
 
     def on_captured(self) -> None:
-        """A collective became part of a CUDA graph; from now on it may run whenever that graph is replayed."""
+        """Note that a collective became part of a CUDA graph: from now on it may run whenever that is replayed."""
         self._captured += 1
 
     def on_range(self, opened: Range) -> None:
@@ -273,7 +273,7 @@ class StepRecorder:
             self._current.compute.append(opened)
 
     def on_backward_tail(self, begin: Mark, end: Mark) -> None:
-        """Called with marks around the strategy's work between a backward pass's last node and its return.
+        """Note marks around the strategy's work between a backward pass's last node and its return.
 
         DDP waits there on futures in C++, bypassing our work handles; the part that coincides with communication is a
         stall.
@@ -355,7 +355,7 @@ class StepRecorder:
             self._write(self._unread.popleft())
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
-        """Whether the step, its collectives and copies have ended on the device; `late`: no longer wait for these."""
+        """Return whether step, collectives and copies have ended on the device; `late`: without waiting for these."""
         step.add_native_events()
         if (step.kernels is not None and not step.kernels.known) or not self._happened(step.end):
             return False

@@ -42,7 +42,7 @@ class KeptAlive:
         self._full[id(work)] = work
 
     def release(self, work: TimedWork) -> None:
-        """`work` was waited for."""
+        """Release `work`, which was waited for."""
         if self._full.pop(id(work), None) is None:
             self._completed.pop(id(work), None)
 
@@ -98,7 +98,7 @@ class IssuedWork:
         self._future.set_result(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """On the host, with a limit. Without one there is nothing to wait for: see `DeviceInterceptor._join`."""
+        """Wait on the host, with a limit. Without one there is nothing to wait for: see `DeviceInterceptor._join`."""
         if timeout is None:
             return True
         limit_s = time.monotonic() + timeout.total_seconds()
@@ -180,8 +180,8 @@ class TimedWork(dist._Work):
         return self._answer
 
     def let_go(self) -> None:
-        """Called when it has completed and only C++ may still wait for it: releases what only Python could query, and
-        the events and marks that a wait uses.
+        """Release, when it has completed and only C++ may still wait for it, what only Python could query, and the
+        events and marks that a wait uses.
         """
         if self._in_place:
             self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None

@@ -44,7 +44,7 @@ class MarksOfStep:
     left_out_counters: int = 0
 
     def rows(self, origin_ns: int) -> tuple[list[UserRange], list[CounterValue], dict[str, str]]:
-        """The rows of a step's line, in order of time, with offsets from `origin_ns`; and why there are no more."""
+        """Return the rows of a step's line, by time, with offsets from `origin_ns`; and why there are no more."""
         ranges = [
             UserRange(name, thread, depth, start - origin_ns, end - origin_ns, error)
             for name, thread, depth, start, end, error in sorted(self.ranges, key=lambda row: (row[3], -row[4]))
@@ -75,7 +75,7 @@ class UserMarks:
         return _OpenRange(self, self._name("range", name))
 
     def counter(self, name: str, value: SupportsFloat) -> None:
-        """One value of a counter, now. A value that is not finite is recorded as null.
+        """Record one value of a counter, now. A value that is not finite is recorded as null.
 
         Raises:
             ConfigError: `name` is no string, or empty; `value` is no number, or on a device (reading it would wait).

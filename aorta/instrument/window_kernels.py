@@ -60,13 +60,13 @@ class WindowKernels:
         self._stream: int | None = None
 
     def arrived(self, kernels: Iterable[DeviceKernel]) -> None:
-        """The profiler has stopped, and saw these."""
+        """Take the kernels of the profiler, which has stopped."""
         for kernel in kernels:
             (self._comm if communicates(kernel.name) else self._compute).append(kernel)
         self.known = True
 
     def failed(self, problem: str) -> None:
-        """There are none: the steps are measured by their marks alone."""
+        """Give up kernels: the steps are measured by their marks alone."""
         self.known, self.problem = True, problem
 
     def within(self, marked: ReadMarks, window: Interval) -> RunningKernels | None:
@@ -105,7 +105,7 @@ class WindowKernels:
         stalls: Sequence[Interval],
         compute: list[Interval],
     ) -> None:
-        """A step was measured both ways.
+        """Compare a step that was measured both ways.
 
         Args:
             stalls: of the step, merged; `compute`: when kernels computed in it.

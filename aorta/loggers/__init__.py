@@ -32,7 +32,7 @@ class Logger(Protocol):
     """
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Called with a finished step, some steps after it ended.
+        """Log a finished step, some steps after it ended.
 
         Args:
             step: its global step.
@@ -40,7 +40,7 @@ class Logger(Protocol):
         """
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
-        """Called with the numbers of one dataset of a report, or of its comparison.
+        """Log the numbers of one dataset of a report, or of its comparison.
 
         Args:
             label: of the dataset; of a comparison `CANDIDATE-vs-REFERENCE`.
@@ -48,4 +48,4 @@ class Logger(Protocol):
         """
 
     def close(self) -> None:
-        """Called once at the end; write what is still held."""
+        """Write what is still held; called once at the end."""

@@ -65,7 +65,7 @@ class TensorBoardLogger:
             self._writer.add_scalar(f"aorta/{name}", value, step)
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
-        """A point of a curve for each number, text for the rest."""
+        """Log each number as a point of a curve, the rest as text."""
         for name, value in values.items():
             if isinstance(value, str):
                 self._writer.add_text(f"{label}/{name}", value, 0)
@@ -162,7 +162,7 @@ class WandbLogger:
         self._run.log({f"aorta/{name}": value for name, value in values.items()}, step=step)
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
-        """Entries of the run's summary."""
+        """Log entries of the run's summary."""
         self._run.summary.update({f"{label}/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class MlflowLogger:
         self._client.log_batch(self._id, metrics=metrics)
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
-        """Metrics for numbers, tags for text."""
+        """Log numbers as metrics, text as tags."""
         now_ms = time.time_ns() // 1_000_000
         numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         metrics = [self._metric(f"{label}/{name}", value, now_ms, 0) for name, value in numbers.items()]
@@ -230,7 +230,7 @@ NAMES: Final = tuple(_KNOWN)
 
 
 def missing_client(names: Iterable[str]) -> str | None:
-    """Why these loggers cannot be opened: the packages that are not installed, and the command that installs them."""
+    """Return why these loggers cannot be opened: packages not installed, and the command that installs them."""
     lacking = [name for name in names if find_spec(_KNOWN[name].module) is None]
     if not lacking:
         return None

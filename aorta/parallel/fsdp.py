@@ -181,7 +181,7 @@ def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]
 
 
 def _data_rank(mesh: DeviceMesh) -> int:
-    """This rank's index among those of the mesh, in its order."""
+    """Return this rank's index among those of the mesh, in its order."""
     return int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item())
 
 

@@ -157,7 +157,7 @@ class _Stage(PipelineStage):
         self._pipeline = pipeline
 
     def backward_weight_one_chunk(self, *args: Any, **more: Any) -> None:
-        """As torch's; the first stage runs a whole backward pass here, which the hooks of its blocks see."""
+        """Run torch's method; the first stage runs a whole backward pass here, which the hooks of its blocks see."""
         if self.is_first:
             super().backward_weight_one_chunk(*args, **more)
             return

@@ -122,7 +122,7 @@ def whole_norm(norm: torch.Tensor) -> torch.Tensor:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
+    """Return this rank's part of a tensor that may be distributed over ranks; shares its memory."""
     if mesh_of(tensor) is None:
         return tensor
     from torch.distributed.tensor import DTensor

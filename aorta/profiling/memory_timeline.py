@@ -123,7 +123,7 @@ class _Enclosing:
             self._spans[category] = threads
 
     def of(self, event: Allocation) -> tuple[str, str, str]:
-        """Operator, shapes of its inputs, Python function."""
+        """Return the operator, shapes of its inputs, Python function."""
         operator = self._innermost("cpu_op", event)
         function = self._innermost("python_function", event)
         shapes = operator.get("args", {}).get("Input Dims", "") if operator else ""

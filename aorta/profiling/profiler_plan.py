@@ -82,7 +82,7 @@ class Schedule:
 
     @classmethod
     def periodic(cls, period: int, warmup: int, active: int) -> Schedule:
-        """Unlimited cycles of `period` steps each.
+        """Return a schedule of unlimited cycles of `period` steps each.
 
         Raises:
             ValueError: warm-up and kept steps do not fit; names the three.
@@ -235,7 +235,7 @@ class ProfilerPlan:
 
 
 def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
-    """The writing process with its coordinate in `mesh`; without one, in a mesh of one dimension, unless it has one.
+    """Return the writing process with its coordinate in `mesh`; without one, in a mesh of one dimension.
 
     Raises:
         ConfigError: this rank is not in the mesh.

@@ -106,7 +106,7 @@ def _archive(source: Path, target: Path, member: str) -> None:
 
 
 def free_name(target: Path) -> Path:
-    """`target`, or the same with `-2`, `-3`, ... before its suffixes if it exists."""
+    """Return `target`, or the same with `-2`, `-3`, ... before its suffixes if it exists."""
     stem, dot, suffixes = target.name.partition(".")
     candidate, number = target, 1
     while candidate.exists():

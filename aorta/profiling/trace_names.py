@@ -149,7 +149,7 @@ def trace_path(naming: Naming, place: TracePlace, window: TraceWindow, filename:
 
 
 def snapshot_name(place: TracePlace, tag: str) -> str:
-    """Name of a memory snapshot: `oom-rank-3-dp1-tp1.snapshot.pickle`; `coord-1-1` where the mesh has no names."""
+    """Name a memory snapshot: `oom-rank-3-dp1-tp1.snapshot.pickle`; `coord-1-1` where the mesh has no names."""
     where = ""
     if place.coordinate and len(place.dimensions) == len(place.coordinate):
         where = "".join(f"-{name}{here}" for name, here in zip(place.dimensions, place.coordinate, strict=True))
@@ -175,7 +175,7 @@ def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
 
 
 def chrome_name(trace_filename: str, window: TraceWindow, *, only_one: bool) -> str:
-    """Name of the Chrome trace, with `_step<N>` (finished steps) unless the run has a single window of one step."""
+    """Name the Chrome trace, with `_step<N>` (finished steps) unless the run has a single window of one step."""
     if only_one:
         return trace_filename
     stem, dot, suffixes = trace_filename.partition(".")

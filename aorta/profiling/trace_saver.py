@@ -57,7 +57,7 @@ class SavedWindow:
     files: Sequence[SavedFile]
 
     def removable(self) -> bool:
-        """Whether every file that was to be uploaded has a copy that outlives this process; asks the destination."""
+        """Ask the destination whether every file that was to be uploaded has a copy that outlives this process."""
         return all(
             file.destination is None or (file.there and file.destination.holds(file.path, file.remote))
             for file in self.files
@@ -112,9 +112,7 @@ class Saver:
 
     @contextmanager
     def filling(self, folder: Path) -> Iterator[None]:
-        """While other code writes a file in `folder`: the folder is not removed, even if deleting an old window
-        empties it.
-        """
+        """Keep `folder` while other code writes a file in it, even if deleting an old window empties it."""
         with self._lock:
             self._foreign = folder
         try:

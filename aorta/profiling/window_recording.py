@@ -105,13 +105,13 @@ class WindowRecording(profile):
             )
 
     def prepare_trace(self) -> None:
-        """Torch's method, without its warning about events of earlier windows, which have been saved."""
+        """Run torch's method, without its warning about events of earlier windows, which have been saved."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             super().prepare_trace()
 
     def start_trace(self) -> None:
-        """Torch's method; also starts the allocator's history."""
+        """Run torch's method, which also starts the allocator's history."""
         self._memory.start()
         super().start_trace()
 
@@ -123,7 +123,7 @@ class WindowRecording(profile):
         return record_function(f"iteration#{global_step}")
 
     def step(self) -> None:
-        """Called after each step."""
+        """End a step of the loop."""
         action, done = self._schedule(self._finished), self._finished
         self._finished += 1
         if self._broken or self._closed:
@@ -318,7 +318,7 @@ class NullProfiler:
 
 
 def open_profiler(plan: ProfilerPlan, first_step: int = 0) -> WindowRecording | NullProfiler:
-    """The profiler of a loop that begins at global step `first_step`, for a `with` block; nothing is touched before."""
+    """Return the profiler of a loop that begins at `first_step`, for a `with` block; nothing is touched before."""
     if plan.selected and export_disabled(plan.settings):
         _log.warning(NO_EXPORT)
     if not plan.selected or not plan.records:

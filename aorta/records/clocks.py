@@ -145,7 +145,7 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return round(abs(1 - weight) * self.start.bound_ns + abs(weight) * self.end.bound_ns)
 
     def worst_bound_ns(self) -> int | None:
-        """Largest bound between the two measurements."""
+        """Return the largest bound between the two measurements."""
         if self.start is None or self.end is None:
             return None
         return max(self.start.bound_ns, self.end.bound_ns)
@@ -257,7 +257,7 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_clocks() -> ClockReading:
-    """REALTIME, BOOTTIME and MONOTONIC of one instant: the tightest of a few tries.
+    """Return REALTIME, BOOTTIME and MONOTONIC of one instant: the tightest of a few tries.
 
     MONOTONIC is read before and after the others; half that bracket is the stated uncertainty.
     """
@@ -272,7 +272,7 @@ def read_clocks() -> ClockReading:
 
 
 def to_realtime_ns(monotonic_ns: int, anchor: ClockReading) -> int:
-    """Wall-clock nanoseconds (Unix epoch) of a CLOCK_MONOTONIC instant, as of `anchor`."""
+    """Return wall-clock nanoseconds (Unix epoch) of a CLOCK_MONOTONIC instant, as of `anchor`."""
     return monotonic_ns - anchor.monotonic_ns + anchor.realtime_ns
 
 
@@ -293,7 +293,7 @@ class WallTime:
         self.uncertainty_ns = max(reading.uncertainty_ns for reading in self._readings)
 
     def realtime_ns(self, monotonic_ns: int) -> int:
-        """Unix nanoseconds of a CLOCK_MONOTONIC instant of this process."""
+        """Return Unix nanoseconds of a CLOCK_MONOTONIC instant of this process."""
         after = bisect_right(self._at, monotonic_ns)
         before = self._readings[max(after - 1, 0)]
         ahead = before.realtime_ns - before.monotonic_ns

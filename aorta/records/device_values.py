@@ -61,7 +61,7 @@ class SampleSource(Protocol):
         """Return the device's settings when the run began: power cap, clock limits and locks; JSON types."""
 
     def raw(self) -> dict[str, Any]:
-        """Fields of the record that hold the raw output of the last reading; none by default."""
+        """Return the fields of the record that hold the raw output of the last reading; none by default."""
         return {}
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ def megahertz(value: object) -> float | None:
 
 
 def whole(value: float | None, factor: float = 1) -> int | None:
-    """`value * factor` as an integer."""
+    """Return `value * factor` as an integer."""
     return None if value is None or not math.isfinite(value * factor) else round(value * factor)
 
 

@@ -160,7 +160,7 @@ KNOWN_VARIABLES: Final = {variable.name: variable for variable in _VARIABLES}
 
 
 def check_variable(name: str, value: str) -> str | None:
-    """None, or a note about a variable that is not known here.
+    """Check a variable; returns None, or a note where it is not known here.
 
     Raises:
         InputError: a known one does not take that value, or the name is none of an environment variable.

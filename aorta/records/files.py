@@ -81,8 +81,8 @@ def decode_json(content: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with the same suffixes, whose file takes that name when the block ends without an
-    error.
+    """Yield a temporary path beside `path`, with the same suffixes, whose file takes that name when the block ends
+    without an error.
     """
     part = path.with_name(f".part.{os.getpid()}.{path.name}")
     try:

@@ -71,7 +71,7 @@ def in_history(folder: Path, run_id: str, attempt: int) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Everything that the manifest of a run folder says, as it was written. Its `schema_version` is not looked at.
+    """Read the manifest of a run folder as it was written. Its `schema_version` is not looked at.
 
     Raises:
         OSError: it is not there (FileNotFoundError), or cannot be read.
@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Leaves of a nested dictionary with dotted keys; lists and empty dictionaries are leaves."""
+    """Yield the leaves of a nested dictionary with dotted keys; lists and empty dictionaries are leaves."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{key}.")

@@ -59,7 +59,7 @@ def python_cost(platform: str | None) -> str:
 
 
 def chosen_python(why: str) -> bool:
-    """Whether collectives are timed from Python because the configuration asks for that, or emulates the network."""
+    """Return whether the configuration asks for timing from Python, or emulates the network."""
     return why.strip() in ("instrument.native=false", "the fabric is emulated")
 
 

@@ -77,7 +77,7 @@ class StopAtOnce:
         self._writing = self._held_back = False
 
     def request(self, by: signal.Signals) -> None:
-        """Inside the signal handler."""
+        """Ask for the end of the run, inside the signal handler."""
         self.stopped_by = by
         if not self._writing:
             raise Stopped
@@ -85,7 +85,7 @@ class StopAtOnce:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what must not be interrupted."""
+        """Protect what must not be interrupted."""
         self._writing = True
         try:
             yield
@@ -200,7 +200,7 @@ class RpcRun:
                 self._write_facts(folder, ended=ended)
 
     def _part(self) -> None:
-        """After a signal: tell the driver that this rank lives; the driver finds out who does not."""
+        """Tell the driver, after a signal, that this rank lives; the driver finds out who does not."""
         assert self.stop.stopped_by is not None  # only a signal leads here
         by = self.stop.stopped_by.name
         _log.warning("rpc: stopped by %s", by)

@@ -69,7 +69,7 @@ class Ticket(NamedTuple):
 
 
 def run_traced(ticket: Ticket, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """On the callee: run the call inside its range. Importable wherever AORTA is installed."""
+    """Run the call, on the callee, inside its range. Importable wherever AORTA is installed."""
     before = getattr(_here, "ticket", None)
     _here.ticket = ticket
     try:
@@ -124,8 +124,8 @@ class TracedRpc:
             return [call for call in later if call.window == window][::-1]
 
     def _replace_everywhere(self, original: Any, wrapper: Any) -> None:
-        """Also covers modules that hold it under another name: `from torch.distributed.rpc import rpc_sync` makes a
-        copy.
+        """Replace it in modules that hold it under another name, too: `from torch.distributed.rpc import rpc_sync`
+        makes a copy.
         """
         for module in list(sys.modules.values()):
             if getattr(module, "__name__", "").startswith("torch.distributed.rpc."):
@@ -271,7 +271,7 @@ def close_window() -> Mapping[str, CallMemory]:
 
 @contextmanager
 def measured(call_id: str) -> Iterator[None]:
-    """Around the function of one call, where a window is open and no profiler of its own runs on this thread."""
+    """Measure the function of one call, where a window is open and no profiler of its own runs on this thread."""
     window = _window
     if window is None or _profiler_enabled():
         yield
@@ -289,7 +289,7 @@ def measured(call_id: str) -> Iterator[None]:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Around a call that a measured function makes."""
+    """Pause measuring around a call that a measured function makes."""
     parts = getattr(_here, "parts", None)
     if parts is None:
         yield

@@ -80,8 +80,8 @@ def strategy_of(model: nn.Module) -> str | None:
 
 
 def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[Block]:
-    """Blocks given by name (as in `model.named_modules()`, without wrappers) or as modules, which may be outside the
-    model, e.g. a loss.
+    """Return the blocks given by name (as in `model.named_modules()`, without wrappers) or as modules, which may be
+    outside the model, e.g. a loss.
 
     Raises:
         ConfigError: a name that the model does not have, or nothing at all.
@@ -256,7 +256,7 @@ class RecordArguments:
         return [logger for logger in self.loggers if isinstance(logger, str)]
 
     def request(self, model: nn.Module, blocks: list[Block], backend: str | None) -> RunRequest:
-        """The run that they describe. Of the caller's accelerator streams only those that must exist are counted."""
+        """Return the run they describe. Of the caller's accelerator streams only those that must exist are counted."""
         config = self.config()
         return RunRequest(
             Asked(self.label, config, hash_of(_same_on_all_ranks(config))),
@@ -278,7 +278,7 @@ class RecordArguments:
 
 
 def _same_on_all_ranks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without loggers, which rank 0 alone may have been given."""
+    """Return the arguments without loggers, which only rank 0 may have."""
     telemetry = {
         name: value for name, value in config["telemetry"].items() if name not in ("loggers", "logger_interval")
     }

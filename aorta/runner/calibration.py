@@ -98,7 +98,7 @@ class Calibrator:
         self._behind_ms: list[float] = []
 
     def attach(self, recorder: StepRecorder) -> None:
-        """The recorder of the steps; before the first of them."""
+        """Attach the recorder of the steps, before the first of them."""
         self._recorder = recorder
 
     @contextmanager
@@ -109,7 +109,7 @@ class Calibrator:
         self.after(global_step)
 
     def before(self, global_step: int) -> None:
-        """A step is about to begin."""
+        """Begin a step."""
         if self._recording is None or self._recorder is None:
             return
         if global_step == self._first - 1:
@@ -118,17 +118,17 @@ class Calibrator:
             self._recorder.kernels = self._kernels if self._first <= global_step <= self._last else None
 
     def after(self, global_step: int) -> None:
-        """A step has ended."""
+        """End a step."""
         if self._kernels is not None and not self._kernels.known and global_step >= self._last and not is_capturing():
             self._stop()
 
     def close(self) -> None:
-        """There are no more steps of the training."""
+        """End the training: there are no more steps."""
         if self._kernels is not None and not self._kernels.known and not is_capturing():
             self._stop()
 
     def take(self, step: Step) -> None:
-        """A step has been written; writes the line once as many steps behind the window have been."""
+        """Count a step that has been written; writes the line once as many steps behind the window have been."""
         if self._kernels is None or step.phase != "train" or step.global_step < self._first:
             return
         inside = step.global_step <= self._last

@@ -134,7 +134,7 @@ def measured(settings: CopyOverlap, device: torch.device) -> list[SizeResult]:
 
 
 def ways(size_bytes: int, device: torch.device) -> list[tuple[str, str, Work]]:
-    """Name, what is asked to copy (`WayResult.by`), and one copy, for each way that this machine has."""
+    """Return the name, what is asked to copy (`WayResult.by`), and one copy, for each way that this machine has."""
     elements = size_bytes // 4
     here, there = (torch.ones(elements, device=device) for _ in range(2))
     host = torch.ones(elements, pin_memory=True)
@@ -168,7 +168,7 @@ class _TwoStreams:
         return self._median(lambda: (self._timed([(self._side, work)])[0],))[0]
 
     def together(self, copies: Work) -> tuple[float, float, float]:
-        """Lengths of the computation, of the copies beside it, and of both."""
+        """Return the lengths of the computation, of the copies beside it, and of both."""
         found = self._median(lambda: self._timed([(self._side, copies), (self._main, self._compute)]))
         return found[1], found[0], found[2]
 
@@ -199,7 +199,7 @@ class _TwoStreams:
 
 
 def _measured(bench: _TwoStreams, compute_ms: float, way: str, by: str, copy: Work, size_bytes: int) -> WayResult:
-    """Copies for about as long as the multiplications take."""
+    """Measure copies for about as long as the multiplications take."""
     count = max(1, min(MOST_COPIES, math.ceil(compute_ms / max(bench.alone(copy), 1e-6))))
 
     def copies() -> None:

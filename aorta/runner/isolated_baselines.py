@@ -34,8 +34,8 @@ def put_back(
     schedule: torch.optim.lr_scheduler.LambdaLR,
     scaler: torch.amp.GradScaler,
 ) -> Iterator[None]:
-    """For a `with` block between two steps: restores parameters, buffers, optimizer, schedule, scaler and random
-    states on exit, and clears gradients. An error leaves everything as it is: the run ends anyway.
+    """Restore parameters, buffers, optimizer, schedule, scaler and random states after a `with` block between two
+    steps, and clear gradients. An error leaves everything as it is: the run ends anyway.
 
     Values are restored tensor by tensor, in place, as strategies hold views of them; the copies are on the CPU, so that
     an accelerator's memory stays that of training.
@@ -87,7 +87,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be distributed over ranks; shares its memory."""
+    """Return this rank's part of a tensor that may be distributed over ranks; shares its memory."""
     with torch.no_grad():
         return local_part(tensor).detach()
 

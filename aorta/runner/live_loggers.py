@@ -116,7 +116,7 @@ class LiveLoggers:
         return self
 
     def hurry(self) -> None:
-        """The run ends early: wait no longer for the loggers than after an error."""
+        """Hurry, as the run ends early: wait no longer for the loggers than after an error."""
         self._leave_s = LEAVE_EARLY_S
 
     def __exit__(

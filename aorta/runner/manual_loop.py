@@ -97,7 +97,7 @@ class Loop:
             self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
 
     def unrecorded(self) -> None:
-        """One training step that is not recorded."""
+        """Run one training step that is not recorded."""
         self.step_of_training.unrecorded(self._batches)
 
     def finish(self) -> None:

@@ -33,7 +33,7 @@ def progress_of(
 
 @contextmanager
 def announced(wording: Wording, rank: int) -> Iterator[None]:
-    """With the tutorial's wording, every rank logs its start, and its end if there was no error."""
+    """Log, in the tutorial's wording, every rank's start, and its end if there was no error."""
     if wording is not Wording.tutorial:
         yield
         return
@@ -51,7 +51,7 @@ class TutorialProgress:
         self._stop, self._interval, self._shown = stop, interval, shown
 
     def show(self, step: Step) -> None:
-        """Called with each finished step."""
+        """Show a finished step."""
         number = step.global_step + 1
         if self._shown and number % self._interval == 0:
             loss = "-" if step.loss is None else f"{step.loss:.4f}"
@@ -75,7 +75,7 @@ class OverlapProgress(TutorialProgress):
             self._bar = tqdm(total=stop, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
 
     def show(self, step: Step) -> None:
-        """Called with each finished step."""
+        """Show a finished step."""
         if not self._shown:
             return
         self._so_far.add(step)

@@ -83,7 +83,7 @@ def start_logging(rank: int, world_size: int) -> None:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Also write everything to `path`, for the length of a `with` block."""
+    """Write everything to `path` as well, for the length of a `with` block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, mode="w", encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -131,7 +131,7 @@ _recordings = count()
 
 
 def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
-    """This rank's topology and its peers; every rank of the group must call it. `who` stands in error messages.
+    """Return this rank's topology and its peers; every rank of the group must call it. `who` stands in error messages.
 
     Raises:
         ConfigError: the launcher's variables name other ranks, but no process group is open.
@@ -164,7 +164,7 @@ def _store() -> dist.Store:
 
 
 def _topology(rank: int, hosts: Sequence[str]) -> Topology:
-    """Nodes are distinguished by host name, since the launcher's variables may belong to something else."""
+    """Derive the topology from host names, since the launcher's variables may belong to something else."""
     host = hosts[rank]
     return Topology(
         rank=rank,

@@ -74,7 +74,7 @@ class RankRecordWriter:
 
     @contextmanager
     def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
-        """For what is built between the header and the loop: when that fails, the footer says why."""
+        """Write a footer that says why, when what is built between the header and the loop fails."""
         try:
             yield
         except Exception as error:
@@ -90,7 +90,7 @@ class RankRecordWriter:
 
     @contextmanager
     def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
-        """Around the loop: on the way out, the last steps and the footer are written. The file stays open (`refused`).
+        """Write the last steps and the footer when the loop ends. The file stays open (`refused`).
 
         A footer that cannot be written (the disk is full, which then is the error itself) is logged, and does not
         replace the error that ended the loop.
@@ -115,7 +115,7 @@ class RankRecordWriter:
             self.complete(instrument, ending)
 
     def refused(self, code: int, error: str) -> None:
-        """The loop and its record are whole, and what came after them ends this rank with `error`: the footer says so.
+        """Rewrite the footer: loop and record are whole, and what came after them ends this rank with `error`.
 
         It was written before, as whoever is killed in between leaves a whole record. Never raises.
         """
@@ -127,12 +127,12 @@ class RankRecordWriter:
             _log.error("the record does not say that the rank ended with %d: %s", code, problem)
 
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
-        """The footer of a loop that ended as it should, or by a signal."""
+        """Write the footer of a loop that ended as it should, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
         self._foot(instrument, ending, code, None, instrument.clock.facts())
 
     def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
-        """The last steps that can be read, and a footer that says `error`; never raises over it."""
+        """Write the last steps that can be read, and a footer that says `error`; never raises over it."""
         ending.reason = "error"
         try:
             instrument.recorder.salvage()

@@ -287,9 +287,9 @@ def untrained_run(
     backend: str | None,
     plan: Mapping[str, Any],
 ) -> Iterator[tuple[RunSite, ClockSynchronisation, list[dict[str, Any]]]]:
-    """The run of a workload that trains nothing: a fresh folder with its manifest, clocks, and a log while it is open;
-    collective. Gives the place, the clocks, which the caller measures again where it comes to its end, and `rank_facts`
-    of all ranks.
+    """Open the run of a workload that trains nothing: a fresh folder with its manifest, clocks, and a log while it is
+    open; collective. Yields the site, the clocks, which the caller measures again where it comes to its end, and
+    `rank_facts` of all ranks.
 
     Raises:
         ConfigError: the folder holds a run already. PeerFailed: a rank did not take part.
@@ -383,7 +383,7 @@ def open_instrument(
 
 
 def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
-    """The sampler of this rank's device, which starts when entered. A requested source that is missing is logged."""
+    """Return the sampler of this rank's device, which starts when entered. A missing source is logged."""
     keep_words = settings.rocm_smi
     if keep_words and platform_of(device) != "rocm" and not settings.force:
         keep_words = False

@@ -33,8 +33,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.opti
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
-    """Linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at `total_steps`; no decay
-    where that is null.
+    """Return a schedule: linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at
+    `total_steps`; no decay where that is null.
     """
     warmup, total = config.scheduler.warmup_steps, config.scheduler.total_steps
 
@@ -49,12 +49,12 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
 
 
 def make_scaler(model: ParallelizedModel, config: Config, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling for fp16; a no-op for the other precisions."""
+    """Return loss scaling for fp16; a no-op for the other precisions."""
     return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters grouped for multi-tensor operations: one group per mesh, and one for those on no mesh."""
+    """Return the parameters grouped for multi-tensor operations: one group per mesh, and one for those on no mesh."""
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(mesh_of(parameter), []).append(parameter)
@@ -141,7 +141,7 @@ class TrainStep:
     def build(
         cls, model: SpreadModel, task: Task, instrument: Instrumentation, config: Config, device: torch.device
     ) -> TrainStep:
-        """Loss, optimizer, schedule and scaler of `task`, with the model's blocks instrumented."""
+        """Build loss, optimizer, schedule and scaler of `task`, and instrument the model's blocks."""
         loss = task.loss()
         instrument.watch([*model.blocks, ("loss", loss)])
         instrument.watch_backward(loss)
@@ -166,7 +166,7 @@ class TrainStep:
         self.schedule.step()
 
     def unrecorded(self, batches: Iterator[Batch]) -> None:
-        """The same, without recording the step."""
+        """Train on the next micro-batches without recording the step."""
         with self.instrument.recorder.progress.phase("step"):
             self._update(batches, 0)
         self.schedule.step()

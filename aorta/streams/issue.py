@@ -27,7 +27,7 @@ nothing: kernels that share no more than this ran one after the other.
 
 
 def concurrency(kernels: Sequence[Interval]) -> float:
-    """Mean number of kernels at once while any runs: the sum of lengths over the length of the union; 0 for none."""
+    """Return the mean number of kernels at once while any runs: sum of lengths over length of the union; 0: none."""
     union_ns = measure(merge(kernels))
     return sum(end - begin for begin, end in kernels) / union_ns if union_ns else 0.0
 
@@ -55,7 +55,7 @@ def elapsed_ns(kernels: Sequence[Interval]) -> int:
 
 
 def knee(gains: Mapping[int, float], tolerance: float) -> int:
-    """The smallest number of streams that no larger one beats by more than `tolerance`, a share of its throughput.
+    """Return the least number of streams that no larger one beats by more than `tolerance` of its throughput.
 
     With q queues and equal kernels the gain is q at every multiple of q and lower between (one queue has one stream
     more than the others), so "the first number whose successor is no better" would stop at any dip; and the place of
@@ -184,7 +184,7 @@ class Issuer:
         self._module._sleep(max(round(length_ns * self._cycles_a_ns), 1))
 
     def _calibrated(self) -> float:
-        """Cycles that the kernel counts in a nanosecond."""
+        """Return the cycles that the kernel counts in a nanosecond."""
         self._cycles_a_ns = 1.0
         for _ in range(2):  # the first loads the kernel, and wakes the device's clock
             self._clock.new_epoch()

@@ -97,9 +97,9 @@ def _ping_pong(streams: int) -> list[Kernel]:
 
 
 def _pipeline(streams: int) -> list[Kernel]:
-    """Stage s is stream s; a micro-batch goes to the next stage when the one before has finished it. With m
-    micro-batches the ideal gain of s stages is m s / (m + s - 1): its bubble is (s - 1) / (m + s - 1) of
-    the time (GPipe, arXiv:1811.06965).
+    """Return a pipeline in which stage s is stream s; a micro-batch goes to the next stage when the one before has
+    finished it. With m micro-batches the ideal gain of s stages is m s / (m + s - 1): its bubble is (s - 1) / (m + s -
+    1) of the time (GPipe, arXiv:1811.06965).
     """
     return [
         Kernel(stage, after=(batch * streams + stage - 1,) if stage else ())
@@ -109,7 +109,7 @@ def _pipeline(streams: int) -> list[Kernel]:
 
 
 def _moe_bursts(streams: int) -> list[Kernel]:
-    """A router, experts of uneven load on all streams, a combination; as a mixture of experts does layer by layer."""
+    """Return router, experts of uneven load on all streams and combination, layer by layer as in MoE models."""
     found: list[Kernel] = []
     for _ in range(ROUNDS // 2):
         router = len(found)
@@ -137,7 +137,7 @@ def _copies_beside_gemm(streams: int) -> list[Kernel]:
 
 
 def _allreduce_beside_gemm(streams: int) -> list[Kernel]:
-    """The last stream reduces, once for each round of the others, as a gradient's bucket follows its layer."""
+    """Return kernels; the last stream reduces once per round of the others, as a bucket follows its layer."""
     found: list[Kernel] = []
     for _ in range(ROUNDS):
         layers = range(len(found), len(found) + max(streams - 1, 1))
@@ -167,5 +167,5 @@ PATTERNS: Mapping[str, Pattern] = {
 
 
 def waits(kernels: list[Kernel]) -> Iterator[int]:
-    """Places of the kernels that another stream waits for."""
+    """Yield the places of the kernels that another stream waits for."""
     yield from sorted({n for kernel in kernels for n in kernel.after if kernels[n].stream != kernel.stream})

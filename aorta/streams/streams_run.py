@@ -123,7 +123,7 @@ def _share(issuer: Issuer, one: torch.Stream, other: torch.Stream) -> bool:
 
 
 def distinct_streams(device: torch.device, number: int, priority: int) -> list[torch.Stream]:
-    """Streams of one priority on the current device.
+    """Return streams of one priority on the current device.
 
     Torch has a pool of 32 streams for each priority and hands them out in turn (c10/cuda/CUDAStream.cpp,
     kStreamsPerPool); what is missing is made by the runtime itself and lives until the process ends.
@@ -260,7 +260,7 @@ class _PatternRuns:
         return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
 
     def _place(self, pattern: Pattern, stream: int) -> int:
-        """Among all streams: those of normal priority come first, then the urgent ones, both in their order."""
+        """Return the index among all streams: those of normal priority first, then the urgent ones."""
         urgent_before = sum(map(pattern.urgent, range(stream)))
         return len(self._normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
 

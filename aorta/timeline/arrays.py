@@ -29,7 +29,7 @@ class Spans(NamedTuple):
 
 
 def spans(intervals: Iterable[Interval] = ()) -> Spans:
-    """`(start, end)` pairs as columns.
+    """Return `(start, end)` pairs as columns.
 
     Raises:
         OverflowError: a time in nanoseconds does not fit in int64.
@@ -119,7 +119,7 @@ def measure(merged: Spans) -> int:
 
 
 def tile(window: Interval, lanes: Mapping[int, Spans]) -> tuple[Spans, Int64]:
-    """Divides the window into intervals with a constant set of active lanes, given as a mask.
+    """Divide the window into intervals with a constant set of active lanes, given as a mask.
 
     Args:
         lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.

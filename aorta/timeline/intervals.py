@@ -101,7 +101,7 @@ def measure(merged: Iterable[Interval]) -> int:
 
 
 def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile]:
-    """Divides the window into intervals with a constant set of active lanes, given as a mask.
+    """Divide the window into intervals with a constant set of active lanes, given as a mask.
 
     Args:
         lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.

@@ -171,7 +171,7 @@ class Overlap:
         }
 
     def metrics(self, unseen: Unseen | None = None) -> tuple[dict[str, float | None], dict[str, str]]:
-        """Flat metric names -> values (milliseconds, or ratios), and the reason for each that is None.
+        """Return flat metric names -> values (milliseconds, or ratios), and the reason for each that is None.
 
         Args:
             unseen: why communication was not (fully) observed; every metric that depends on it is then None (R8).
@@ -308,9 +308,9 @@ def measure_window(
 
 
 def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
-    """`<direction>_gb_per_s` of the copies issued in a step, each with its direction, bytes and times: all bytes of a
-    direction over the union of its copies, GB = 1e9 bytes. Copies that end in a later step count in full; a direction
-    without any, or too short for the clock, has none.
+    """Return `<direction>_gb_per_s` of the copies issued in a step, each with its direction, bytes and times: all bytes
+    of a direction over the union of its copies, GB = 1e9 bytes. Copies that end in a later step count in full; a
+    direction without any, or too short for the clock, has none.
     """
     moved: dict[str, tuple[list[int], list[Interval]]] = {}
     for direction, size_bytes, span in copies:
@@ -330,7 +330,7 @@ def exposure(
 
 
 def _working(algebra: Algebra[Raw, Merged], window: Interval, busy: Raw | None, stalls: Raw | None) -> Merged:
-    """Busy intervals without those blocked on a collective (R5)."""
+    """Return busy intervals without those blocked on a collective (R5)."""
     nothing = algebra.union([])
     ran = nothing if busy is None else algebra.lane(busy, window)
     return ran if stalls is None else algebra.subtract(ran, algebra.lane(stalls, window))

@@ -69,7 +69,7 @@ class Faults:
             self._twin = dist.new_group()
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._step = step
         if self._now("stuck_checkpoint"):
             with self._phase("checkpoint"):
@@ -88,7 +88,7 @@ class Faults:
             yield batch
 
     def before_forward(self, *_arguments: Any) -> None:
-        """Hook of the model."""
+        """Inject faults before the forward pass; a hook of the model."""
         if self._since("slow_rank"):
             time.sleep(_LATE_S)
         for kind, act in _ACTS.items():
@@ -98,7 +98,7 @@ class Faults:
             self._issue()
 
     def before_optimizer(self, *_arguments: Any) -> None:
-        """Hook of every optimizer."""
+        """Inject faults before an update; a hook of every optimizer."""
         if self._now("stuck_optimizer"):
             _sleep_for_ever()
 
@@ -130,7 +130,7 @@ def injected_faults(
     model: nn.Module,
     phase: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
 ) -> Iterator[Faults]:
-    """The faults of this rank, hooked into `model` and all optimizers for the length of a `with` block; collective."""
+    """Hook this rank's faults into `model` and all optimizers for the length of a `with` block; collective."""
     faults = Faults(planned, rank, phase)
     with ExitStack() as stack:
         if planned:
@@ -196,7 +196,7 @@ def _leave_no_core() -> None:
 
 
 def _lock_the_interpreter() -> None:
-    """A mutex locked twice: unlike a sleep, no signal's handler ends that wait."""
+    """Lock a mutex twice: unlike a sleep, no signal's handler ends that wait."""
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)

@@ -25,7 +25,7 @@ INITIAL_STD = 0.02
 
 
 def rotated(heads_BHSE: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """Queries or keys with each pair (i, i + half) turned by the position times base^(-i / half), in float32."""
+    """Return queries or keys with each pair (i, i + half) turned by the position times base^(-i / half), in float32."""
     half = heads_BHSE.shape[-1] // 2
     exponents = torch.arange(half, device=positions_S.device, dtype=torch.float32) / half
     angles_SE = positions_S.float().unsqueeze(-1) * ROTARY_BASE**-exponents  # noqa: N806
@@ -165,7 +165,7 @@ class GptModel(Model):
         return hidden if self.head is None else self.head(hidden)
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Attention by its heads, feed-forward by its hidden units."""
+        """Yield attention by its heads, feed-forward by its hidden units."""
         for layer in self.layers.values():
             assert isinstance(layer, DecoderLayer)
             yield layer.attention, {"wq": "columns", "wk": "columns", "wv": "columns", "wo": "rows"}
@@ -173,13 +173,13 @@ class GptModel(Model):
                 yield layer.feed_forward, {"w1": "columns", "w3": "columns", "w2": "rows"}
 
     def causal_attentions(self) -> Iterator[nn.Module]:
-        """That of each layer."""
+        """Yield the attention of each layer."""
         for layer in self.layers.values():
             assert isinstance(layer, DecoderLayer)
             yield layer.attention.core
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """`embed`, `layers.0` and so on, `norm`, `head`: those that this stage has."""
+        """Yield `embed`, `layers.0` and so on, `norm`, `head`: those that this stage has."""
         if self.embed is not None:
             yield "embed", self.embed
         for index, layer in self.layers.items():

@@ -101,8 +101,8 @@ class MixtureOfExperts(nn.Module):
 
 
 def balance_loss(share_TE: torch.Tensor, sent_E: torch.Tensor) -> torch.Tensor:  # noqa: N803
-    """1 where all experts have equal shares, at most their number: experts x sum of (share of what was sent x mean
-    probability), Fedus et al., "Switch Transformers", arXiv 2101.03961, equation 4.
+    """Return 1 where all experts have equal shares, at most their number: experts x sum of (share of what was sent x
+    mean probability), Fedus et al., "Switch Transformers", arXiv 2101.03961, equation 4.
     """
     return len(sent_E) * (sent_E / sent_E.sum() * share_TE.mean(dim=0)).sum()
 
@@ -159,6 +159,6 @@ class MoeModel(GptModel):
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part, where a strategy has distributed the experts."""
+    """Return this rank's part, where a strategy has distributed the experts."""
     part: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return part

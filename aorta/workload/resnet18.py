@@ -97,7 +97,7 @@ class ResNet18(Model):
         return images_BCHW
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """`stem`, `layer1.0` to `layer4.1`, and `fc` with the average before it."""
+        """Yield `stem`, `layer1.0` to `layer4.1`, and `fc` with the average before it."""
         stem, head = self._ends
         yield "stem", stem
         for number in range(1, len(_WIDTHS) + 1):

@@ -131,7 +131,7 @@ class Task(Protocol):
 
 
 def adamw(groups: Groups, settings: Optimizer) -> torch.optim.AdamW:
-    """AdamW with the configured rates."""
+    """Return AdamW with the configured rates."""
     return torch.optim.AdamW(
         (dict(group) for group in groups),
         lr=settings.lr,

@@ -84,7 +84,7 @@ class Resnet18Task:
         return nn.MSELoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.SGD:
-        """SGD without momentum, in the type of the parameters."""
+        """Return SGD without momentum, in the type of the parameters."""
         settings = self._config.optimizer
         return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
 
@@ -104,11 +104,11 @@ class RankingTask:
         return RankingTransformer(self._shape)
 
     def loss(self) -> ListwiseLoss:
-        """Called with scores and relevances."""
+        """Return the loss of scores and relevances."""
         return ListwiseLoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.AdamW:
-        """AdamW with the configured rates."""
+        """Return AdamW with the configured rates."""
         return adamw(groups, self._config.optimizer)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[TensorBatch]:
@@ -128,11 +128,11 @@ class GptTask:
         return GptModel(self._dims)
 
     def loss(self) -> NextTokenLoss:
-        """Called with logits and the tokens that follow."""
+        """Return the loss of logits and the tokens that follow."""
         return NextTokenLoss()
 
     def optimizer(self, groups: Groups) -> torch.optim.AdamW:
-        """AdamW with the configured rates."""
+        """Return AdamW with the configured rates."""
         return adamw(groups, self._config.optimizer)
 
     def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[Tokens]:

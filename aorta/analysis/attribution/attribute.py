@@ -175,7 +175,7 @@ def _side(means: Means, side_totals: Totals, seen: _Seen) -> AttributedSide:
 
 
 def _configured(differences: Sequence[FactDifference]) -> list[tuple[str, object, object]]:
-    """Settings in which the sides differ, by the key that a command line sets; a label sets nothing."""
+    """Return the settings in which the sides differ, by the key that a command line sets; a label sets nothing."""
     return [
         (key, each.reference, each.candidate)
         for each in differences
@@ -229,7 +229,7 @@ _SIZE_LIMIT: Final = 1 << 48
 
 
 def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
-    """Model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known."""
+    """Return model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known."""
     if manifest is None:
         return None, NO_MANIFEST
     plan = manifest.get("plan")
@@ -269,5 +269,5 @@ def _ranking(config: Mapping[str, Any]) -> float:
 
 
 def tflops(flops: float | None, compute_ms: float) -> float | None:
-    """Achieved TFLOP/s (1e12 a second) while computing; None where the work is not known, or nothing computed."""
+    """Return TFLOP/s (1e12 a second) while computing; None where the work is not known, or nothing computed."""
     return None if flops is None or not compute_ms else flops / compute_ms / 1e9

@@ -132,7 +132,7 @@ def _percent(share: float) -> str:
 
 
 def _change(means: Means, left: float, right: float) -> str:
-    """What changed: all that was hidden, where nothing is any more or nothing was; else exposed communication."""
+    """Return what changed: all hidden communication, where one side hides nothing; else the exposed one."""
     before, after = (means.ms(side, side.sums.hidden_ns) for side in (means.reference, means.candidate))
     whole = [means.ms(side, side.sums.comm_ns) for side in (means.reference, means.candidate)]
     if whole[1] and after <= NOTHING * whole[1] and before > SOME * whole[0]:
@@ -198,7 +198,7 @@ def _matching(row: AttributionRow, *names: str) -> _Chosen:
 
 
 def _differences(means: Means, chosen: Sequence[_Chosen], of: Callable[[ExposedKey], Any]) -> dict[Any, float]:
-    """Difference of the mean over rank-steps of the chosen exposed time, by key."""
+    """Return the difference of the mean over rank-steps of the chosen exposed time, by key."""
     sides: list[Counter[Any]] = [Counter(), Counter()]
     for side, side_totals in zip(sides, (means.reference, means.candidate), strict=True):
         for key, length in side_totals.exposed.items():

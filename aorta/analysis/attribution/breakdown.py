@@ -75,7 +75,7 @@ class Means:
         after: Mapping[Any, int],
         describe: Callable[[Any], tuple[str, dict[str, Any]]],
     ) -> list[AttributionRow]:
-        """One row per key, the largest difference first; keys beyond `SHOWN_ROWS` are summed up in one last row."""
+        """Return one row per key, the largest difference first; those beyond `SHOWN_ROWS` are one last row."""
         keys = dict.fromkeys([*before, *after])
         found = []
         for key in keys:
@@ -180,7 +180,7 @@ def computing(means: Means) -> list[AttributionRow]:
 
 
 def stragglers(means: Means) -> list[AttributionRow]:
-    """Exposed time in which a group waited for a rank that either side names as its straggler.
+    """Return the exposed time in which a group waited for a rank that either side names as its straggler.
 
     Each row has `late_ms`, the median over the launches of a side that name the rank (None where none does), and
     `alone`: no other group of the same name and size waited. Keys of exposed time hold no ranks, so only then is the
@@ -252,7 +252,7 @@ def ranked(found: Breakdowns, late: Sequence[AttributionRow], lead: AttributionR
 
 
 def _tells(row: AttributionRow, count: int) -> bool:
-    """Whether a row is worth listing. `count`: rows of its dimension, including those summed up in the last one."""
+    """Return whether a row is worth listing. `count`: rows of its dimension, with those summed up in the last one."""
     share = row.share or 0
     match row.dimension:
         case "rank":

@@ -121,7 +121,7 @@ class Totals:
                 self.waits[key.group, key.size, rank] += length
 
     def waits_in(self, late: LateRank) -> dict[int, int]:
-        """Rank -> exposed nanoseconds of waiting in all groups that share name and size with the group of `late`."""
+        """Return, by rank, exposed ns of waiting in all groups that share name and size with the group of `late`."""
         return {
             rank: length
             for (group, size, rank), length in self.waits.items()
@@ -154,7 +154,7 @@ def collective_name(key: ExposedKey) -> str:
 
 
 def order_name(key: ExposedKey, parallel: str) -> str:
-    """Which collective of the step it is; a bucket where DistributedDataParallel issues one all-reduce per bucket."""
+    """Return which collective of the step it is; a bucket where DDP issues one all-reduce per bucket."""
     if key.kind == UNEXPLAINED:
         return UNTOLD_WHAT
     if parallel in BUCKETED and key.kind == "allreduce":

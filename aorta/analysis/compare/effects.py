@@ -95,14 +95,14 @@ def _side_medians(pools: Sequence[Floats], generator: np.random.Generator) -> Fl
 
 
 def effect_of(kind: Kind, reference: float, candidate: float) -> float | None:
-    """Candidate minus reference, or candidate / reference - 1; None when dividing by 0."""
+    """Return candidate minus reference, or candidate / reference - 1; None when dividing by 0."""
     if kind == "difference":
         return candidate - reference
     return candidate / reference - 1 if reference else None
 
 
 def estimated(kind: Kind, reference: Floats, candidate: Floats, p: float, level: float) -> Effect:
-    """The effect between the medians over launches, with the interval of what the test at `level` does not reject.
+    """Return the effect between medians over launches, with the interval that the test at `level` does not reject.
 
     Where values are tied the test counts them half, and pairs alone do not tell what it does: the interval is widened
     to hold 0 where `p` is above the level, and always holds the effect itself.

@@ -32,7 +32,7 @@ as good.
 
 
 def mann_whitney(reference: Floats, candidate: Floats) -> float:
-    """The two-sided p-value of "neither side tends to larger values" (Mann and Whitney 1947). No value may be NaN.
+    """Return the two-sided p-value of "neither side tends to larger values" (Mann and Whitney 1947). Takes no NaN.
 
     Without ties it comes from the exact distribution of U; with ties, from all assignments of the observed values to
     the sides.
@@ -73,8 +73,8 @@ def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
 
 
 def _with_ties(reference: Floats, candidate: Floats) -> float:
-    """Scipy's exact method does not support ties, and its permutation test takes seconds per metric and refuses a side
-    of one launch.
+    """Return the exact p-value with ties, which scipy's method does not support; its permutation test takes seconds per
+    metric and refuses a side of one launch.
     """
     doubled = doubled_ranks(np.concatenate([reference, candidate]))
     table = rank_sum_p_values(tuple(sorted(doubled.tolist())), len(candidate))
@@ -82,7 +82,7 @@ def _with_ties(reference: Floats, candidate: Floats) -> float:
 
 
 def doubled_ranks(values: Floats) -> Ints:
-    """Twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
+    """Return twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
     from scipy.stats import rankdata
 
     known = ~np.isnan(values)
@@ -141,8 +141,8 @@ class Adjusted:
 
 
 def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict[str, Adjusted]:
-    """Step-down minP (Westfall and Young, *Resampling-Based Multiple Testing*, 1993, algorithm 2.8) with the exact
-    two-sided Mann-Whitney p of each metric.
+    """Test all metrics by step-down minP (Westfall and Young, *Resampling-Based Multiple Testing*, 1993, algorithm 2.8)
+    with the exact two-sided Mann-Whitney p of each metric.
 
     At each step the smallest remaining raw p is held against the distribution of the smallest p of all remaining
     metrics over the labellings: all of them up to `EXACT_LABELLINGS`, else `DRAWN` with a fixed seed.

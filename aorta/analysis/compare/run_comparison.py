@@ -156,7 +156,7 @@ def compare(
 
 
 def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
-    """No direction is better between runs of different work; what was not judged keeps its own reason."""
+    """Withhold directions and verdicts between runs of different work; what was not judged keeps its own reason."""
     for pair in pairs:
         if pair.judgement != "not judged":
             pair.judgement, pair.judgement_reason = "not judged", reason
@@ -239,7 +239,7 @@ def _pair(metric: Metric, left: SideValue, right: SideValue, not_judged: str | N
 
 
 def _difference(left: float | None, right: float | None) -> Quotient:
-    """Candidate minus reference, and candidate / reference. A quotient over 0 is undefined; the difference remains."""
+    """Return candidate minus reference, and candidate / reference; a quotient over 0 is undefined."""
     if left is None or right is None:
         return Quotient(left, right, None, None, "not available on one side")
     if not left:
@@ -248,7 +248,7 @@ def _difference(left: float | None, right: float | None) -> Quotient:
 
 
 def facts(run: Run) -> dict[str, object]:
-    """What was run: facts of the header as `header.<name>`, leaves of the configuration as `config.<dotted key>`."""
+    """Return facts of the header as `header.<name>`, and leaves of the configuration as `config.<dotted key>`."""
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     header[f"{HEADER}world_size"] = run.source.world_size or None
     configuration = dict(flatten(config_of(run.manifest), "config."))
@@ -258,7 +258,7 @@ def facts(run: Run) -> dict[str, object]:
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
-    """Facts that differ: those of the headers always, those of the configuration where both sides have one."""
+    """Return facts that differ: of headers always, of the configuration where both sides have one."""
     if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
         left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
     return [

@@ -70,8 +70,8 @@ class Rules:
         return tuple(dict.fromkeys((self.primary, *SEQUENCE)))
 
     def role(self, name: str) -> str:
-        """`primary` decides the verdict, `guard` can withhold an improvement, `sequence` is tested where the metric
-        before it differed, and `secondary` is corrected for multiple testing.
+        """Return its role: `primary` decides the verdict, `guard` can withhold an improvement, `sequence` is tested
+        where the metric before it differed, and `secondary` is corrected for multiple testing.
         """
         if name == self.primary:
             return "primary"
@@ -233,7 +233,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def short_headline(comparison: Comparison) -> str:
-    """The verdict, the effect with its interval, p, the launches; why, where nothing was decided; and step time."""
+    """Return verdict, effect with its interval, p, launches; why, where nothing was decided; and step time."""
     word = title(comparison).upper()
     if comparison.unlike:
         return f"{word}: {why_unlike(comparison)}."

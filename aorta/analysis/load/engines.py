@@ -29,7 +29,7 @@ class Readable(Protocol):
     """An input of a map: something on a disk that can be pickled for another process."""
 
     def size_bytes(self) -> int:
-        """Roughly how much there is to read; 0 where that is unknown."""
+        """Return roughly how much there is to read; 0 where that is unknown."""
 
     def absolute(self) -> Readable:
         """Return the same with absolute paths, for workers with another working directory."""
@@ -134,7 +134,7 @@ def cores() -> int:
 
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
-    """A progress bar on a terminal, nothing elsewhere. Call what is yielded once per file."""
+    """Show a progress bar on a terminal, nothing elsewhere. Call what is yielded once per file."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -145,7 +145,7 @@ def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
 
 
 def _bounded(submit: Callable[[Any], Any], items: Sequence[Any], limit: int) -> Iterator[Any]:
-    """Results in order, with at most `limit` submitted at a time: a result that waits for its turn takes memory."""
+    """Yield results in order, with at most `limit` submitted at a time: a result that waits takes memory."""
     waiting: deque[Future[Any]] = deque()
     for item in items:
         if len(waiting) >= limit:

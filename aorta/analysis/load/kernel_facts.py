@@ -69,7 +69,7 @@ def kernel_facts(trace: Trace) -> KernelFacts:
 
 
 def _kept(rows: Sequence[Any], reason: str | None) -> KeptRows:
-    """The rows that are kept, in their order: of all devices those of most time; of rows without a time the first."""
+    """Select the rows that are kept, in their order: those of most time on all devices; without times, the first."""
     kept = rows
     if len(rows) > SHOWN_ROWS and hasattr(rows[0], "total_ms"):
         least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
@@ -123,7 +123,7 @@ def by_name(rows: Iterable[KernelTotalEntry]) -> list[KernelTotalEntry]:
 
 
 def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
-    """Products of one shape on all devices as one row, the largest total first."""
+    """Return the products of one shape on all devices as one row, the largest total first."""
     groups: dict[tuple[Any, ...], list[GemmEntry]] = defaultdict(list)
     for row in rows:
         groups[row.operator, row.batch, row.m, row.n, row.k, row.dtype].append(row)
@@ -137,8 +137,8 @@ def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
 
 
 def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
-    """Count, total, mean and sample standard deviation of several samples as one: the squares about the common mean are
-    those about each mean, and those of the means.
+    """Return count, total, mean and sample standard deviation of several samples as one: the squares about the common
+    mean are those about each mean, and those of the means.
     """
     count, total = sum(row.count for row in rows), sum(row.total_ms for row in rows)
     mean = total / count
@@ -222,7 +222,7 @@ def _of_place(rank: int, device: int, kernels: Intervals, comm: Spans) -> list[S
 
 
 def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float]:
-    """Overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
+    """Return overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
 
     By the delta method the logarithm of a ratio of means has the variance s1^2 / (n1 m1^2) + s2^2 / (n2 m2^2) (Casella
     and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and

@@ -84,9 +84,9 @@ def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
 
 
 def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
-    """Matrix products by shape, the largest total of a device first; and what is missing of them. A product lasts as
-    long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12 operations
-    per second.
+    """Return the matrix products by shape, the largest total of a device first; and what is missing of them. A product
+    lasts as long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12
+    operations per second.
     """
     gemms = trace.gemms
     if gemms is None:
@@ -139,9 +139,9 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
 
 
 def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
-    """Hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A mean is
-    over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time during
-    which communication ran; None of communication itself, and where communication was not fully observed.
+    """Return the hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A
+    mean is over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time
+    during which communication ran; None of communication itself, and where communication was not fully observed.
     `derived_from`: the raw counters it was derived from (`derived_counters`); None where the tool gave it.
     """
     counters = trace.hardware_counters
@@ -180,7 +180,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
 
 
 def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Intervals]]:
-    """Rank, device and kernels of each device."""
+    """Yield the rank, device and kernels of each device."""
     table = table.take(np.isin(table.cls, _KERNELS))
     for rank, device, rows in places(table):
         yield None if rank == NULL else rank, None if device == NULL else device, table.take(rows)
@@ -318,7 +318,7 @@ def _column(counters: CounterValues, name: str) -> tuple[Int64, NDArray[np.float
 
 
 def _added(counters: CounterValues, formula: Formula, agent: Agent) -> CounterValues:
-    """With a value of the metric for each kernel that has both counters, and by which can be divided."""
+    """Add a value of the metric for each kernel that has both counters and a divisor that is not 0."""
     (of_kernels, of), (by_kernels, by) = (_column(counters, name) for name in (formula.of, formula.by))
     kernels, left, right = np.intersect1d(of_kernels, by_kernels, assume_unique=True, return_indices=True)
     of, by = of[left], by[right]

@@ -200,7 +200,7 @@ class Archives(ExitStack):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors raised inside the block name the archive, not the folder it was unpacked to."""
+        """Make errors raised inside the block name the archive, not the folder it was unpacked to."""
         try:
             yield
         except InputError as error:

@@ -52,7 +52,7 @@ class Peekable(io.BufferedReader):
     """A buffered stream whose first `SNIFF_BYTES` can be inspected without consuming them."""
 
     def head(self) -> bytes:
-        """The first bytes; fewer than `SNIFF_BYTES` only if the stream is shorter. Call it before reading anything."""
+        """Return the first bytes, `SNIFF_BYTES` if the stream is not shorter. Call it before reading anything."""
         return self.peek(SNIFF_BYTES)[:SNIFF_BYTES]
 
 
@@ -125,7 +125,7 @@ def is_url(location: str) -> bool:
 
 @contextmanager
 def opened(location: str) -> Iterator[Peekable]:
-    """The content of a file or URL, inflated if it is gzip.
+    """Open a file or URL, inflated if it is gzip.
 
     Raises:
         InputError: it cannot be opened or read, also while the stream is in use.
@@ -141,7 +141,7 @@ def opened(location: str) -> Iterator[Peekable]:
 
 @contextmanager
 def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
-    """The stream, inflated if it begins with gzip's magic number."""
+    """Inflate the stream if it begins with gzip's magic number."""
     ratio = _Ratio(place)
     outer = Peekable(_Raw(raw, ratio.take), 1 << 18)
     if not outer.head().startswith(GZIP_MAGIC):
@@ -153,7 +153,7 @@ def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
 
 @contextmanager
 def local_copy(location: str) -> Iterator[Path]:
-    """A path that a library can open: the file itself, or a temporary copy of a URL or of the inflated content."""
+    """Yield a path that a library can open: the file, or a temporary copy of a URL or of the inflated content."""
     with opened(location) as stream:
         compressed = not is_url(location) and _starts_with_gzip(Path(location))
         if not is_url(location) and not compressed:
@@ -288,7 +288,7 @@ class Database:
                 yield chunk
 
     def integers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Whole integer columns. SQL's NULL becomes `interval_table.NULL`, also in required columns.
+        """Read whole integer columns. SQL's NULL becomes `interval_table.NULL`, also in required columns.
 
         Raises:
             InputError: as `rows`, or a value is not an integer.
@@ -342,7 +342,7 @@ class Database:
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
-    """`values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
+    """Return `values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
     if not len(ids):
         return np.full(len(keys), NULL, np.int64)
     order = np.argsort(ids, kind="stable")

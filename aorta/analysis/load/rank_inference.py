@@ -51,7 +51,7 @@ class InferredRank:
 
 
 def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
-    """Headers of the records directly in some folders; files that cannot be read are no evidence and left out."""
+    """Return headers of the records directly in some folders; files that cannot be read are left out."""
     found = []
     for folder in folders:
         for path in rank_files(folder):
@@ -111,7 +111,7 @@ def ranks_in_path(path: str) -> set[int]:
 
 
 def _by_pid(process: Process, headers: Sequence[Header]) -> list[Header]:
-    """Headers with this process id. Ids repeat on other machines, so the host must agree where both sides know it."""
+    """Return headers with this process id. Ids repeat on other machines: the host must agree where both know it."""
     return [
         header
         for header in headers

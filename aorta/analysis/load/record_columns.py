@@ -378,7 +378,7 @@ class _Names(dict[tuple[Any, ...], int]):
 
 
 def _ends(found: array[float], steps: int) -> Floats:
-    """At least and at most in each step; NaN where marks leave nothing open."""
+    """Return at least and at most in each step; NaN where marks leave nothing open."""
     place, low, high = np.array(found, np.float64).reshape(-1, 3).T
     ends = np.full((2, steps), np.nan)
     ends[:, place.astype(np.int64)] = low, high

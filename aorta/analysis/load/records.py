@@ -157,7 +157,7 @@ def _nothing_found(folder: Path) -> str:
 
 
 def _with_shared_groups(tables: RankTables, known: dict[tuple[int, ...], Sequence[int]]) -> RankTables:
-    """The tables, with equal lists of ranks replaced by one: the footers of a thousand ranks list the same thousand."""
+    """Replace equal lists of ranks by one: the footers of a thousand ranks list the same thousand."""
     groups = {name: known.setdefault(tuple(ranks), ranks) for name, ranks in tables.source.groups.items()}
     return replace(tables, source=replace(tables.source, groups=groups))
 
@@ -199,8 +199,8 @@ def _latest_attempt(records: list[RankTables], left_out: list[str]) -> list[Rank
 
 
 def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, RankTables]:
-    """Records by rank. The file with the name that a run gives it wins over `rank_00_...`; the other is reported as
-    left out.
+    """Return the records by rank. The file with the name that a run gives it wins over `rank_00_...`; the other is
+    reported as left out.
     """
     chosen: dict[int, RankTables] = {}
     for tables in sorted(records, key=lambda tables: (tables.source.rank, len(_name(tables.source)))):

@@ -176,8 +176,8 @@ class _Session:
         )
 
     def _regions(self, rows: dict[str, Int64]) -> tuple[Calls, tuple[Int64, Int64], Calls]:
-        """Calls of RCCL and HIP, and markers, which share a table. The text of a marker is in its event, or is the
-        region's name.
+        """Return the calls of RCCL and HIP, and markers, which share a table. The text of a marker is in its event, or
+        is the region's name.
         """
         category = self._event(rows, "category_id")
         named = {ident: self._strings.get(ident, "") for ident in np.unique(category).tolist()}
@@ -200,7 +200,7 @@ class _Session:
         return calls(rccl, {}), (correlation[hip], rows["start"][hip]), calls(marked, messages)
 
     def _messages(self, events: set[int]) -> dict[int, str]:
-        """`message` in the `extdata` of the markers' events."""
+        """Return `message` in the `extdata` of the markers' events."""
         table = f"rocpd_event{self._suffix}"
         if not events or "extdata" not in self._db.columns(table):
             return {}
@@ -217,7 +217,7 @@ class _Session:
         return look_up(rows["event_id"], self._events["id"], self._events[column])
 
     def _gpus(self) -> tuple[Int64, Int64]:
-        """Ids of the GPU agents, and their numbers among the GPUs."""
+        """Return the ids of the GPU agents, and their numbers among the GPUs."""
         ids, numbers = [], []
         table = f"rocpd_info_agent{self._suffix}"
         if table in self._db.tables:

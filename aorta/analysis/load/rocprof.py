@@ -111,7 +111,7 @@ def _kinds_from_calls(calls: Calls, kernels: Kernels, rows: Int64) -> tuple[NDAr
 
 
 def _launches(calls: Calls) -> dict[int, list[_Launch]]:
-    """Thread -> what it launched, in order. A group launches once, at its end; of nested calls the outer one counts."""
+    """Return launches by thread, in order. A group launches once, at its end; of nested calls the outer counts."""
     found: dict[int, list[_Launch]] = {}
     order = np.lexsort((-calls.end_ns, calls.start_ns, calls.thread))
     depth: dict[int, int] = {}

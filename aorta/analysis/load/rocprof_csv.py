@@ -83,13 +83,13 @@ class _Process:
         self.names = Interner()
 
     def host_calls(self, rows: _Rows) -> Calls:
-        """`calls` or `marks` with their texts."""
+        """Return `calls` or `marks` with their texts."""
         columns, texts = rows.arrays(), self.names.strings
         return Calls(texts=[texts[code] for code in columns.pop("name").tolist()], **columns)
 
 
 def siblings(name: str) -> tuple[str, ...]:
-    """Names of all files that the process which wrote the file of this name may have written, including that file."""
+    """Return names of all files that the process which wrote this file may have written, including it."""
     pure = PurePath(name)
     for stem in STEMS:
         if pure.name.endswith((f"{stem}.csv", f"{stem}.csv.gz")):
@@ -321,7 +321,7 @@ def _add_call(process: _Process, cells: _Cells) -> None:
 
 
 def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
-    """Rows, each with the line number of its end.
+    """Yield rows, each with the line number of its end.
 
     Raises:
         InputError: it is not CSV, or not UTF-8.
@@ -337,7 +337,7 @@ def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _texts(path: str, stream: IO[bytes]) -> Iterator[str]:
-    """Lines as text. Their length is limited, because a file that is one endless line must not be read into memory."""
+    """Yield lines as text, of limited length: a file that is one endless line must not be read into memory."""
     number = 0
     while line := stream.readline(_LONGEST_LINE):
         number += 1

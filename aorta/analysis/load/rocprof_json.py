@@ -278,7 +278,7 @@ def _number(agent: _Agent) -> int:
 
 
 def _handles(rows: Sequence[msgspec.Struct], field: str) -> Int64:
-    """Handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
+    """Return handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
     try:
         return _column(rows, field)
     except OverflowError:

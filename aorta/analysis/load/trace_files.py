@@ -86,7 +86,7 @@ def _json(text: bytes) -> str | None:
 
 
 def detect_database(path: Path, place: str) -> str | None:
-    """`rocpd` or `nsys` for a SQLite file; None for any other.
+    """Return `rocpd` or `nsys` for a SQLite file; None for any other.
 
     Raises:
         InputError: it cannot be read.
@@ -149,7 +149,7 @@ class TraceFiles:
 def find_units(
     location: str, comm_patterns: Sequence[str] = (), headers: Sequence[Header] = ()
 ) -> tuple[list[TraceFiles], list[str]]:
-    """Units of a location in the order of their names, and notes about files that were left out.
+    """Return the units of a location in the order of their names, and notes about files that were left out.
 
     Raises:
         InputError: nothing is there, or nothing that is a trace.

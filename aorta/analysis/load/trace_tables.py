@@ -84,7 +84,7 @@ class TraceDetails(Details):
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Samples that the source holds; few do."""
+        """Return the samples that the source holds; few do."""
         return iter(self.samples)
 
 
@@ -288,7 +288,7 @@ def _collectives(
 
 
 def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
-    """Sequence numbers for collectives that the source does not number."""
+    """Return the sequence numbers for collectives that the source does not number."""
     numbers = ordinals(place, code)
     return numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
 

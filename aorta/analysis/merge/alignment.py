@@ -221,7 +221,7 @@ def align_ranks(
 
 
 def _one_host(traces: Sequence[TraceFile]) -> str | None:
-    """The host that the traces of several ranks name; None where they name several, none, or one that says nothing."""
+    """Return the host that traces of several ranks name; None where they name several, none, or a generic one."""
     hosts = {trace.host for trace in traces}
     host = hosts.pop() if len(hosts) == 1 and len({trace.rank for trace in traces}) > 1 else None
     return host if host not in ("", "localhost", "(none)") else None

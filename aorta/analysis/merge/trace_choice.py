@@ -159,7 +159,7 @@ def describe(path: Path) -> TraceFile:
 
 
 def time_ns(event: Event, key: str, path: Path) -> int:
-    """`event[key]` in nanoseconds.
+    """Return `event[key]` in nanoseconds.
 
     Raises:
         InputError: it is not a number; names the file.

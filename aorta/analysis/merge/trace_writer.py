@@ -72,7 +72,7 @@ def _plain(raw: object) -> Any:
 
 @contextmanager
 def trace_file(path: Path, *, overwrite: bool) -> Iterator[TraceWriter]:
-    """A writer whose file appears under `path` when the block ends without an error.
+    """Yield a writer whose file appears under `path` when the block ends without an error.
 
     Raises:
         InputError: it exists and may not be replaced, or cannot be written.
@@ -174,7 +174,7 @@ class TrackIdentity:
             self._metadata(event, pid, new_pid)
 
     def missing_names(self) -> Iterator[dict[str, Any]]:
-        """Metadata events for processes and threads that the traces did not name."""
+        """Yield metadata events for processes and threads that the traces did not name."""
         for raw, pid in self._pids.items():
             if pid not in self._named:
                 yield metadata_event(

@@ -135,7 +135,7 @@ class RecordTracks:
         yield from self._user_marks(step, at)
 
     def _user_marks(self, step: Step, at: Callable[[int], int]) -> Iterator[dict[str, Any]]:
-        """What the loop named: ranges of one thread and depth never overlap, and share a track; counters have none."""
+        """Yield what the loop named: ranges of one thread and depth share a track, as they never overlap."""
         for part in step.ranges or ():
             below = f", level {part.depth + 1}" if part.depth else ""
             about = {"error": part.error} if part.error is not None else None

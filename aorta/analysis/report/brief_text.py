@@ -79,7 +79,7 @@ def brief_text(
 
 
 def _compared(comparison: Comparison, candidate: DatasetEntry, style: Style) -> str:
-    """Verdict, metrics, cause, notes as far as there is room, what differs, gains."""
+    """Return verdict, metrics, cause, as many notes as fit, what differs, and gains."""
     first = shown_first(comparison)
     names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in first][:_SHOWN_METRICS]
     above = [verdict_line(comparison, short_headline(comparison), style)]

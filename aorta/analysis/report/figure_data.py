@@ -44,7 +44,7 @@ class Curve:
     high: np.ndarray
 
     def constant(self, whole: float | None = None) -> float | None:
-        """The value that all points have, bands as well; None where they differ. `whole`: of a share, its range."""
+        """Return the value of all points and bands; None where they differ. `whole`: of a share, its range."""
         return constant(np.concatenate([self.low, self.high]), whole)
 
     @property
@@ -118,8 +118,8 @@ class Series:
         return self._curve(pd.Series(self._dataset.values(name), index=self._frame.index))
 
     def job_step(self) -> Curve:
-        """Job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the slowest. A
-        gap throughout where `why_no_job_step` says why.
+        """Return the job step time in ms (max over ranks); its band reaches from the fastest rank of the point to the
+        slowest. A gap throughout where `why_no_job_step` says why.
         """
         values, at, _ = by_step(self._dataset, JOB_STEP)
         times = pd.Series(values, index=at).reindex(self._dataset.global_steps)

@@ -113,18 +113,18 @@ def phase_color(phase: str) -> str:
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of `#RRGGBB`, 0 to 1 (WCAG 2.1, https://www.w3.org/TR/WCAG21/#dfn-relative-luminance)."""
+    """Return the luminance of `#RRGGBB`, 0 to 1 (WCAG 2.1, https://www.w3.org/TR/WCAG21/#dfn-relative-luminance)."""
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """1 to 21 (WCAG 2.1); text needs 4.5."""
+    """Return the contrast of two colours, 1 to 21 (WCAG 2.1); text needs 4.5."""
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 def text_on(color: str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
+    """Return black or white, whichever is easier to read on a colour."""
     return max(("#000000", "#FFFFFF"), key=lambda text: contrast(text, color))

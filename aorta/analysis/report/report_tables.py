@@ -113,7 +113,7 @@ def remove_tables(folder: Path, but: Collection[Path] = ()) -> None:
 
 
 def _launches(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[tuple[str, str | None, Run]]:
-    """Label, name of the launch in its set (None for a single run), and the run."""
+    """Yield the label, name of the launch in its set (None for a single run), and the run."""
     for label, subject in subjects.items():
         for dataset in subject.datasets(engine):
             yield label, None if subject.launches is None else Path(dataset.run.location).name, dataset.run
@@ -141,7 +141,7 @@ def _named(frame: pd.DataFrame, columns: tuple[str, ...], label: str, launch: st
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same types whatever a frame happens to hold: whole numbers and text that may be missing, else floats."""
+    """Give columns the same types whatever a frame holds: integers and text that may be missing, else floats."""
     for name in _UNKNOWN_IS_NEGATIVE:
         if name in frame:
             frame[name] = frame[name].astype("Int64").mask(frame[name].lt(0).fillna(value=False))

@@ -184,7 +184,7 @@ def dataset_table(label: str, entry: DatasetEntry) -> str:
 
 
 def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
-    """Reference against candidate: every metric that has a value, and what the columns are."""
+    """Return reference against candidate: every metric that has a value, and what the columns are."""
     names = shown_first(comparison)
     lines = metric_table(comparison, names, style)
     notes = [f"reference: {comparison.reference}; candidate: {comparison.candidate}."]
@@ -303,7 +303,7 @@ def _side(pair: ComparedMetric, side: Side, unknown: str = TEXT.unknown, *, fewe
 
 
 def comparison_details(comparison: Comparison) -> str:
-    """What else differs: collectives, configuration, and the metrics that neither side has; empty where nothing."""
+    """Return what else differs: collectives, configuration, and metrics that neither side has; empty if nothing."""
     lines = []
     shown = comparison.collectives[:_SHOWN_COLLECTIVES]
     rows = [
@@ -359,7 +359,7 @@ def _collective_rows(rows: Sequence[CollectiveEntry]) -> list[str]:
 
 
 def _collective_names(rows: Sequence[CollectiveEntry | ComparedCollective]) -> list[str]:
-    """Kind, size and number of ranks; with exact bytes and the group too where these are the same in several rows."""
+    """Return kind, size and number of ranks; with exact bytes and the group where several rows share these."""
     names = [f"{row.kind} {TEXT.size(row.bytes)} n={row.group_size or '?'}" for row in rows]
     counts = Counter(names)
     return [

@@ -148,7 +148,7 @@ def _check_sharded_on_host(program: RunProgram, text: str) -> None:
 
 
 def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
-    """FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
+    """Return FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
 
     Raises:
         InputError: there are no all-gathers that blocks wait for.
@@ -203,7 +203,7 @@ class _Needed(NamedTuple):
 
 
 def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
-    """The all-gathers of a step, each with the block that computes behind its wait, in the order of the waits."""
+    """Return a step's all-gathers, each with the block that computes after its wait, in the order of the waits."""
     begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.spans(program, phase))
     issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]
     found = []

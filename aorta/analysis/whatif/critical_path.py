@@ -190,8 +190,8 @@ class _Walk:
         return None
 
     def _arrivals(self, issued: Issued, column: int, place: int) -> list[tuple[int, int, int]]:
-        """Arrival, column and index of the issue of each rank of a collective, the last first; this rank before others
-        that came at the same moment.
+        """Return arrival, column and index of the issue of each rank of a collective, the last first; this rank before
+        others that came at the same moment.
         """
         group = (issued.group, issued.ranks)
         before = sum((each.group, each.ranks) == group for each in self._layouts[column].issued[:place])
@@ -208,7 +208,7 @@ class _Walk:
         return sorted(found, key=lambda each: (-each[0], each[1] != column, each[1]))
 
     def _carried_before(self, issued: Issued, column: int, place: int, free_ns: int) -> tuple[int, int] | None:
-        """Column and place of the collective that kept the link busy until `free_ns`; None: none of this step."""
+        """Return column and place of the collective that kept the link busy until `free_ns`; None: not of this step."""
         if not self._program.shared_links:
             others = [
                 at
@@ -226,7 +226,7 @@ class _Walk:
         return None
 
     def _own(self, column: int, begin_ns: int, end_ns: int) -> None:
-        """Own time of a rank, divided by what its spans say; of nested ones the inner."""
+        """Divide own time of a rank by what its spans say; of nested ones the inner."""
         begin_ns = max(begin_ns, self._begin_ns)
         if begin_ns >= end_ns:
             return

@@ -66,7 +66,7 @@ def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientB
 
 
 def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
-    """DDP with other buckets, or with its overlap switched.
+    """Return DDP with other buckets, or with its overlap switched.
 
     Args:
         text: the change, for errors.
@@ -143,7 +143,7 @@ def _ready(
     issues: Sequence[Placed],
     order: Sequence[Gradient],
 ) -> Ints:
-    """When each parameter's gradient was ready, on the axis of own time; never earlier than the one before it."""
+    """Return when each parameter's gradient was ready, in own time; never earlier than the one before it."""
     progress, blocks = _progress(order)
     ranges = {block: (begin, end) for block, begin, end in view.spans(program, "backward")}
     known = [

@@ -79,7 +79,7 @@ def gains(base: Base, shown: int = SHOWN) -> Gains:
 
 
 def _tried(base: Base, text: str, words: str) -> tuple[Floats, GainEntry] | None:
-    """What each step gains by a change, and the entry that says so; None where this run has no such thing to change."""
+    """Return what each step gains by a change, and the entry that says so; None where it does not apply."""
     change = parse_change(text)
     try:
         changed = apply(base.program, [change])
@@ -123,7 +123,7 @@ class _Part:
 
 
 def marginals(program: RunProgram, last: int | None = None) -> Marginals:
-    """Marginal costs of a program.
+    """Return the marginal costs of a program.
 
     Args:
         last: only its last so many steps; None: all.
@@ -196,7 +196,7 @@ def _parts(program: RunProgram) -> list[_Part]:
 
 
 def _families(every: dict[tuple[int, int], Issued]) -> dict[str, tuple[str, ...]]:
-    """Name of a group -> names of the groups that other ranks use in its place (the disjoint groups of a mesh)."""
+    """Return, by group name, the names that other ranks use in its place (the disjoint groups of a mesh)."""
     at_place: dict[tuple[int, str, int], set[str]] = defaultdict(set)
     for (_, place), issued in every.items():
         at_place[place, issued.kind, len(issued.ranks)].add(issued.group)

@@ -291,7 +291,7 @@ def _charges(program: RunProgram, text: str, settings: EmulatedFabric) -> dict[t
 
 
 def _of_places(program: RunProgram, value: Callable[[Issued, int], float]) -> dict[tuple[int, ...], Floats]:
-    """A value of every collective: layouts of a step -> shape (places, ranks), or (places, 1) where ranks agree."""
+    """Return a value per collective: layouts of a step -> shape (places, ranks), or (places, 1) where ranks agree."""
     of_layout = [
         np.array([value(issued, place) for place, issued in enumerate(layout.issued)], np.float64)
         for layout in program.layouts

@@ -110,7 +110,7 @@ def stretched(step: StepProgram, chosen: Bools, factor: float) -> StepProgram:
 
 
 def _by_rank(rank: Column, begin: Ints, end: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """Spans of each rank as a row, shape (ranks, most spans of one), without overlap; empty ones behind the others."""
+    """Return spans of each rank as a row, shape (ranks, most spans of one), without overlap; empty ones last."""
     order = np.lexsort((begin, rank))
     rank, begin, end = rank[order], begin[order], end[order]
     counts = np.bincount(rank, minlength=ranks)
@@ -171,7 +171,7 @@ class RankView:
     costs: tuple[CollectiveCost, ...]
 
     def spans(self, program: RunProgram, phase: str) -> list[tuple[str, int, int]]:
-        """Block, begin and end on the axis of own time of each computing span of a phase."""
+        """Return the block, begin and end on the axis of own time of each computing span of a phase."""
         chosen = self.step.spans.of_rank(self.column)
         rows = zip(
             self.step.spans.name[chosen].tolist(),

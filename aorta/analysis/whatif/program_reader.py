@@ -284,7 +284,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> Column:
 
 
 def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
-    """When buckets were ready, shape (buckets, ranks); None: none were held back, or not the same on all ranks."""
+    """Return when buckets were ready, shape (buckets, ranks); None: none held back, or not the same on all ranks."""
     if not rows[0] or len(set(map(len, rows))) > 1:
         return None
     return np.array(rows, np.int64).T

@@ -143,7 +143,7 @@ class ComputeSpeed(Change):
 
 
 def lasting_excess_ns(host_ns: Sequence[Column]) -> Ints:
-    """By how much each rank's own time before each operation, median over steps, exceeds that of the typical rank.
+    """Return the excess of each rank's own time before each operation (median over steps) over the typical rank's.
 
     In every single step one rank is the slowest, also where all are alike: what does not last is noise, no straggler.
 

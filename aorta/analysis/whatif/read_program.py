@@ -135,7 +135,7 @@ def _common_steps(run: Run, last: int | None) -> Ints:
 
 
 def _rank_steps(tables: RankTables, steps: Ints, offset_ns: int | None) -> RankSteps:
-    """The steps of a rank; without `offset_ns`, what to add to its wall clock, its monotonic clock is that of all."""
+    """Return the steps of a rank. `offset_ns`: added to its wall clock; None: all share its monotonic clock."""
     columns = tables.steps
     places = np.searchsorted(columns.global_step, steps)
     began = columns.start_mono_ns[places] if offset_ns is None else columns.t_start_ns[places] + offset_ns

@@ -198,7 +198,7 @@ class Costs:
     def of(
         self, plan: ReplayOrder, recorded: Recorded, charged: Ints | None
     ) -> tuple[Column, Column | None, Column | None]:
-        """`cost_ns`, `network_ns` and `backend_ns` of a step (`program.StepProgram`)."""
+        """Return `cost_ns`, `network_ns` and `backend_ns` of a step (`program.StepProgram`)."""
         cost, backend = np.zeros_like(recorded.end_ns), np.zeros_like(recorded.end_ns)
         for row in plan.rows:
             if isinstance(row, CollectiveBatch):
@@ -209,7 +209,7 @@ class Costs:
         return compact(cost), None if charged is None else compact(charged), compact(backend) if limits else None
 
     def busy_before(self, links: int, ranks: int) -> Ints:
-        """Until when each link was busy before the first step, shape (links, ranks)."""
+        """Return until when each link was busy before the first step, shape (links, ranks)."""
         busy = np.full((links, ranks), LONG_AGO, np.int64)
         for (link, column), until_ns in self._first.items():
             busy[link, column] = until_ns

@@ -97,7 +97,7 @@ class TracedRank:
         return int(self.waits.enter_ns[place]) if inside else at_ns
 
     def between(self, edges_ns: Ints, offset_ns: int) -> RankSteps:
-        """Its steps, cut at these edges.
+        """Return the rank's steps, cut at these edges.
 
         Args:
             edges_ns: when each step begins, and when the last one ends.
@@ -277,7 +277,7 @@ def arrivals(collectives: Intervals, stream: int, order: RecordedStreams | None)
 
 
 def recorded_waits(order: RecordedStreams, stream: int, collectives: Intervals) -> Waits | None:
-    """Waits of a stream for collectives of others, as recorded; None: the trace holds none."""
+    """Return the waits of a stream for collectives of others, as recorded; None: the trace holds none."""
     of_kernel = {
         pair: row
         for row, pair in enumerate(zip(collectives.stream.tolist(), collectives.start_ns.tolist(), strict=True))
@@ -303,7 +303,7 @@ def recorded_waits(order: RecordedStreams, stream: int, collectives: Intervals) 
 
 
 def inferred_waits(idle: Spans, collectives: Intervals, stream: int) -> Waits:
-    """Idle times of a stream that ended with a collective of another."""
+    """Return the idle times of a stream that ended with a collective of another."""
     others = np.flatnonzero(collectives.stream != stream)
     others = others[np.argsort(collectives.end_ns[others], kind="stable")]
     if not len(others):
@@ -316,8 +316,8 @@ def inferred_waits(idle: Spans, collectives: Intervals, stream: int) -> Waits:
 
 
 def issued_first(waits: Waits, collectives: Intervals, arrival_ns: Ints) -> Waits:
-    """Waits that begin when their collectives had been come to. One that began before is cut there: until then the
-    stream waited for the collective that this one was held back by, where one ended just then, or for its host.
+    """Begin waits when their collectives had been reached. One that began before is cut there: until then the stream
+    waited for the collective that this one was held back by, where one ended just then, or for its host.
     """
     by_end = np.argsort(collectives.end_ns, kind="stable")
     ends = collectives.end_ns[by_end]
@@ -336,7 +336,7 @@ def issued_first(waits: Waits, collectives: Intervals, arrival_ns: Ints) -> Wait
 
 
 def with_own(waits: Waits, collectives: Intervals, stream: int) -> Waits:
-    """And those for collectives on the stream itself, which cannot go on before they have ended."""
+    """Add waits for collectives on the stream itself, which cannot continue before they have ended."""
     own = np.flatnonzero(collectives.stream == stream)
     enter = np.concatenate([waits.enter_ns, collectives.start_ns[own]])
     leave = np.concatenate([waits.leave_ns, collectives.end_ns[own]])

@@ -177,7 +177,7 @@ def _begins(run: Run, rank: int, numbers: Sequence[int]) -> list[int]:
 
 
 def _events(rank: int, which: int, label: str, slices: Sequence[Slice], zero_ns: int) -> Iterator[dict[str, Any]]:
-    """Events of one process. Slices of a thread lie side by side or within each other; others get one more thread."""
+    """Yield events of one process. Slices of a thread are disjoint or nested; others get one more thread."""
     open_ends: defaultdict[str, list[list[int]]] = defaultdict(list)
     placed = [(_thread(open_ends[each.track], each), each) for each in slices]
     tracks = sorted(open_ends, key=lambda name: (_TRACKS.index(name) if name in _TRACKS else len(_TRACKS), name))

@@ -187,7 +187,7 @@ def _tree(kind: str, n: int) -> tuple[int, float]:
 
 
 def _log2(n: int) -> int:
-    """Rounds that reach n ranks when each round doubles them."""
+    """Return rounds that reach n ranks when each round doubles them."""
     return (n - 1).bit_length()
 
 

@@ -191,7 +191,7 @@ def steps_to_wait(profiling: Profiling) -> int:
 
 
 def compression_of(profiling: Profiling) -> str:
-    """`none`, `gz` or `tar.gz`."""
+    """Return `none`, `gz` or `tar.gz`."""
     return "gz" if getattr(profiling, "use_gzip", False) else profiling.compression
 
 

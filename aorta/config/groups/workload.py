@@ -149,17 +149,17 @@ def dimensions_of(workload: Gpt) -> Dimensions:
 
 
 def parameters_of_attention(dims: Dimensions) -> int:
-    """Queries and output are square; keys and values have a share of the heads. No biases."""
+    """Count parameters: queries and output are square; keys and values have a share of the heads. No biases."""
     return 2 * dims.model_dim**2 + 2 * dims.model_dim * dims.num_kv_heads * dims.head_dim
 
 
 def parameters_of_feed_forward(dims: Dimensions) -> int:
-    """SwiGLU's three matrices."""
+    """Count the parameters of SwiGLU's three matrices."""
     return 3 * dims.model_dim * dims.mlp_hidden_dim
 
 
 def parameter_count(dims: Dimensions) -> int:
-    """Of the whole decoder: two norms a layer and one at the end; embedding and head are not tied."""
+    """Count the whole decoder's parameters: two norms a layer, one at the end; embedding and head are not tied."""
     layer = parameters_of_attention(dims) + parameters_of_feed_forward(dims) + 2 * dims.model_dim
     return dims.num_layers * layer + dims.model_dim + 2 * dims.vocab_size * dims.model_dim
 

@@ -75,7 +75,7 @@ class Transfer:
     gate: torch.futures.Future[None] = field(default_factory=torch.futures.Future)
 
     def backend_done(self, _future: Any) -> None:
-        """The backend's completion callback."""
+        """Note that the backend has completed."""
         self.backend_ns = time.perf_counter_ns()
         self.backend.set()
 
@@ -163,7 +163,7 @@ class Link:
         transfer.gate.set_result(None)
 
     def _held(self, transfer: Transfer, begin_ns: int) -> tuple[int, int]:
-        """When the link was free for a transfer that could begin at `begin_ns` for all its group knows, and its end."""
+        """Return when the link was free for a transfer that could begin at `begin_ns`, and the transfer's end."""
         if self._shared is None:
             return self._free_at_ns, begin_ns + transfer.cost_ns
         issued = transfer.issued

@@ -50,7 +50,7 @@ _MEMORY = Path("/dev/shm")
 
 @contextmanager
 def meeting_place(peers: Peers) -> Iterator[Path | None]:
-    """A folder for the shared files of one run, removed at the end; None where not all ranks are on one host."""
+    """Yield a folder for the shared files of one run, removed at the end; None where not all ranks are on one host."""
     own = None
     if peers.rank == 0:
         own = tempfile.mkdtemp(prefix="aorta-fabric-", dir=_MEMORY if _MEMORY.is_dir() else None)
@@ -87,7 +87,7 @@ class Arrivals:
         self._words[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
 
     def known(self, number: int) -> list[int]:
-        """Arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
+        """Return the arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
         lap, words = self._lap(number), self._words[number % SLOTS :: SLOTS]
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
@@ -160,7 +160,7 @@ class SharedLinks:
             return LinkHold(row[1 + 2 * place], row[2 + 2 * place])
 
     def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
-        """This rank's link was not free before `end_ns` after all: the backend was slower."""
+        """Keep this rank's link busy until `end_ns`: the backend was slower."""
         with self._alone():
             at = self._rank * _LINKS + between_nodes
             self._free_at[at] = max(self._free_at[at], end_ns)
@@ -189,7 +189,7 @@ class SharedLinks:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread of this process, and no other process of the host, holds links meanwhile."""
+        """Exclude other threads of this process and other processes of the host from holding links."""
         with self._thread:
             if self._lock is None:
                 yield
@@ -202,7 +202,7 @@ class SharedLinks:
 
 
 def _words(folder: Path | None, name: str, count: int) -> memoryview:
-    """Numbers of 64 bits, 0 at first, common to all processes that name them, or without a folder to none."""
+    """Return 64-bit numbers, 0 at first, shared by all processes that name them; without a folder, by none."""
     if folder is None:
         return memoryview(bytearray(count * _WORD)).cast("Q")
     with (folder / name).open("a+b") as file:
@@ -229,8 +229,8 @@ class EmulatedNetwork:
         """By how much this rank is late to every collective."""
 
     def cost_ns(self, kind: str, size_bytes: int, ranks: Sequence[int], number: int | None) -> int:
-        """Cost of collective `number` of the group with these global ranks, in nanoseconds; the same on every rank of
-        it.
+        """Return the cost of collective `number` of the group with these global ranks, in nanoseconds; the same on
+        every rank of it.
 
         Sends and receives have no number that both ends agree on (None), and so no jitter.
         """

@@ -49,7 +49,7 @@ class Shape:
         )
 
     def span_bytes(self) -> tuple[int, int]:
-        """Byte range [first, end) within its storage."""
+        """Return the byte range [first, end) within its storage."""
         extent = 0 if 0 in self.size else 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
         return self.offset * self.dtype.itemsize, (self.offset + extent) * self.dtype.itemsize
 
@@ -117,7 +117,7 @@ class Rehearsal:
         return None if self.current_stream is None else self.current_stream()
 
     def _needed(self, number: int, args: tuple[Any, ...], stream: Any) -> tuple[int, ...]:
-        """Earlier calls on other streams that touched the same memory, e.g. a reduce-scatter whose output is
+        """Return the earlier calls on other streams that touched the same memory, e.g. a reduce-scatter whose output is
         all-reduced.
         """
         needed = set()
@@ -204,8 +204,8 @@ def _without_memory(arguments: Any) -> Any:
 def _with_memory(
     arguments: tuple[Any, ...], free: defaultdict[tuple[torch.device, int], list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """Buffers for one call, one per storage, and its arguments with tensors in them that are laid out as the step's
-    were.
+    """Return the buffers for one call, one per storage, and its arguments with tensors in them that are laid out as the
+    step's were.
     """
     storages: defaultdict[int, list[Shape]] = defaultdict(list)
     for shape in _shapes(arguments):

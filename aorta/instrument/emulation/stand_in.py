@@ -105,7 +105,7 @@ def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _repeat(output: torch.Tensor, source: torch.Tensor, place: StandInRank) -> None:
-    """All-gather into one tensor: this rank's part, once for each rank. The part may be a view of the output."""
+    """Gather into one tensor: this rank's part, once for each rank. The part may be a view of the output."""
     if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
         _fill(output, source.clone())
         return

@@ -148,7 +148,7 @@ class NativeCpuInterceptor:
         issued.completion = source
 
     def close(self) -> None:
-        """No further collective will arrive: release the compiled object, which references this one."""
+        """Once no further collective will arrive, release the compiled object, which references this one."""
         self._tap = None
 
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:

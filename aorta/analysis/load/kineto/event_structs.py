@@ -160,7 +160,7 @@ class EventDecoder:
         return events
 
     def instants(self, values: Sequence[Any]) -> tuple[Int64, NDArray[np.bool_]] | None:
-        """Nanoseconds, and which of them are known; None where decoding lost digits of one."""
+        """Return nanoseconds, and which of them are known; None where decoding lost digits of one."""
         return microseconds.of_texts(values) if self.exact else microseconds.of_numbers(values)
 
     def times(self, events: Sequence[Any]) -> Times | None:
@@ -286,7 +286,7 @@ def integer(value: Number) -> int:
 
 
 def integers(values: Sequence[Number]) -> list[int]:
-    """`integer` of every value."""
+    """Return `integer` of every value."""
     of = {value: integer(value) for value in set(values)}
     return list(map(of.__getitem__, values))
 

@@ -255,7 +255,7 @@ def _work(
 
 
 def _is_function(name: str) -> bool:
-    """Whether an operator may run any Python: a node of autograd, or an `autograd.Function`, which has no namespace."""
+    """Return whether an operator may run any Python: a node of autograd, or an `autograd.Function` (no namespace)."""
     return ("::" not in name or name.startswith(_ENGINE)) and not name.startswith(_COMPILED)
 
 
@@ -295,8 +295,8 @@ def _kinds(
     names: tuple[str, ...],
     world_size: int | None,
 ) -> tuple[NDArray[np.int8], Int64]:
-    """Kind of each gloo row, and the operator that issued it; `NULL` where none could be joined with it (its label is
-    its kind).
+    """Return the kind of each gloo row, and the operator that issued it; `NULL` where none could be joined with it (its
+    label is its kind).
     """
     label_kind = np.array([kind_of(name) for name in names], np.int8)
     own = label_kind[labels.name[communication]] if len(communication) else np.zeros(0, np.int8)
@@ -322,7 +322,7 @@ def _kinds(
 
 
 def _outermost(operators: Rows, calls: Int64) -> Int64:
-    """Calls that no other call of the same thread contains."""
+    """Return the calls that no other call of the same thread contains."""
     start, end, thread = operators.start[calls], operators.end[calls], operators.thread[calls]
     keep = np.ones(len(calls), bool)
     for each in np.unique(thread):

@@ -146,7 +146,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
 
 
 def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColumns]:
-    """Rows of all devices. Communication gets its parameters from its own arguments or from its host operator."""
+    """Return rows of all devices. Communication gets its parameters from its arguments or its host operator."""
     device = columns.device
     names = columns.names.strings
     silent = any(arguments.collective is None for arguments in columns.linked.values())
@@ -211,7 +211,7 @@ def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
 
 
 def _windows(marks: Rows, kinds: tuple[str, ...], rank: int, base: int, notes: list[str]) -> Windows:
-    """Windows of the steps, from the best kind of mark in the trace; of marks with the same number the first counts."""
+    """Return windows of the steps, from the best kind of mark in the trace; of one number the first mark counts."""
     chosen = next((kinds.index(kind) for kind in MARKS if kind in kinds), None)
     if chosen is None:
         notes.append("no step marks (ProfilerStep#N): only the whole trace is measured")

@@ -183,7 +183,7 @@ class EventColumns:
         ]
 
     def parameters(self) -> dict[int, Arguments]:
-        """Arguments of `record_param_comms`, by the id that they share with the kernels they launched."""
+        """Return the arguments of `record_param_comms`, by the id that they share with the kernels they launched."""
         found: dict[int, Arguments] = {}
         for text in self._parameter_texts:
             arguments = arguments_of(text)

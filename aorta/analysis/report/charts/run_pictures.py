@@ -83,7 +83,7 @@ def pictures(datasets: Sequence[LabelledRun]) -> Iterator[tuple[str, Draw]]:
 
 
 def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
-    """Compute, communication, hidden and exposed milliseconds per global step."""
+    """Draw compute, communication, hidden and exposed milliseconds per global step."""
     steps = dataset.table("global_step", "warmup", warmup=True)
     if steps.empty:
         return "no steps in the record"
@@ -116,7 +116,7 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
 
 
 def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | None:
-    """Overlap ratio per global step, one line per dataset."""
+    """Draw the overlap ratio per global step, one line per dataset."""
     drawn = [dataset for dataset in datasets if not np.isnan(dataset.values("overlap_ratio")).all()]
     if not drawn:
         return "no overlap ratio in any step after warm-up"
@@ -187,7 +187,7 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
 
 
 def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: str, style: str) -> None:
-    """Median over ranks, and a band from the lowest rank to the highest."""
+    """Draw the median over ranks, and a band from the lowest rank to the highest."""
     curve = over_steps(frame["global_step"].to_numpy(), frame[column])
     marker = "o" if len(curve.x) <= MARKED_STEPS else ""
     axes.plot(curve.x, curve.middle, color=color, linestyle=style, marker=marker, markersize=3.5, label=title)
@@ -195,14 +195,14 @@ def draw_line(axes: Axes, frame: pd.DataFrame, column: str, title: str, color: s
 
 
 def shade_warmup(axes: Axes, frame: pd.DataFrame) -> None:
-    """Behind the steps that the numbers leave out."""
+    """Shade the steps that the numbers leave out."""
     warm = frame.loc[frame["warmup"], "global_step"]
     if not warm.empty:
         axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, zorder=0, label=WARM_UP)
 
 
 def draw_breakdown(dataset: LabelledRun, path: Path) -> str | None:
-    """Stacked bars, one a rank, and a last one for the mean of the ranks."""
+    """Draw stacked bars, one a rank, and a last one for the mean of the ranks."""
     if not set(NEEDED) <= set(dataset.metrics):
         return "the record has no overlap metrics"
     table = parts(dataset)
@@ -235,7 +235,7 @@ def draw_breakdown(dataset: LabelledRun, path: Path) -> str | None:
 
 
 def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
-    """Lanes of the median step, from the active segments of each rank: stalls hatched, and below the other
+    """Draw the lanes of the median step, from the active segments of each rank: stalls hatched, and below the other
     lanes when communication was exposed.
     """
     found = chosen_steps(dataset)
@@ -291,7 +291,7 @@ def draw_streams(dataset: LabelledRun, path: Path) -> str | None:
 
 
 def _bars(axes: Axes, spans: list[Interval], row: float, color: str | None) -> None:
-    """Spans in their row; without a colour as hatched boxes."""
+    """Draw spans in their row; without a colour as hatched boxes."""
     ms = [(start / NS_PER_MS, (end - start) / NS_PER_MS) for start, end in spans]
     if color is None:
         axes.broken_barh(ms, (row - 0.4, 0.8), facecolors="none", edgecolors=INK, hatch="////", linewidth=0.5)

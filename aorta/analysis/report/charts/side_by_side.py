@@ -93,7 +93,7 @@ def _by_rank(dataset: LabelledRun) -> _Table:
 
 
 def _known(dataset: LabelledRun, rank: int) -> tuple[Ints, Floats]:
-    """The global steps of a rank after warm-up whose exposed communication is known, in order, and their values."""
+    """Return a rank's global steps after warm-up whose exposed communication is known, and their values."""
     steps = dataset.run.ranks[rank].steps
     values = steps.column(EXPOSED)
     used = steps.used & ~np.isnan(values)
@@ -283,7 +283,7 @@ def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = Fa
 
 
 def _names(row: CollectiveSpan) -> tuple[str, ...]:
-    """Labels from the longest to the shortest; the first that fits is drawn."""
+    """Return labels from the longest to the shortest; the first that fits is drawn."""
     short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
     return f"{row.kind} {TEXT.size(row.bytes)}", f"{short} {TEXT.size(row.bytes)}", short
 

@@ -37,7 +37,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(axes: Axes) -> None:
-    """Grid behind the data, no box round it; numbers on the axes in full, without a power of ten or an offset."""
+    """Put the grid behind the data, without a box; write numbers on axes without a power of ten or an offset."""
     for axis in (axes.xaxis, axes.yaxis):
         formatter = axis.get_major_formatter()
         if isinstance(formatter, ScalarFormatter):
@@ -54,13 +54,13 @@ def tidy(axes: Axes) -> None:
 
 
 def titled(figure: Figure, top: Axes, what: str, facts: str) -> None:
-    """`what` in bold, `facts` below it, both to the left of the highest axes."""
+    """Write `what` in bold and `facts` below it, both to the left of the highest axes."""
     figure.suptitle(what, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     top.set_title(facts, loc="left", fontsize=9, color=QUIET)
 
 
 def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str, more: str = "") -> None:
-    """Title with the facts without which a picture misleads: who, where, and whether the fabric was emulated."""
+    """Write a title with the facts without which a picture misleads: who, where, and an emulated fabric."""
     source, health = dataset.run.source, dataset.run.health
     facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "
     facts += f"{len(health.ranks_read)} of {health.world_size} ranks" if health.world_size else "ranks unknown"
@@ -69,7 +69,7 @@ def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str, more: st
 
 
 def legend(figure: Figure, axes: Iterable[Axes], more: Iterable[Artist] = ()) -> None:
-    """One legend for all of `axes` and the patches of `more`, each title once, below the figure."""
+    """Draw one legend for all of `axes` and the patches of `more`, each title once, below the figure."""
     found = {
         title: handle
         for each in axes

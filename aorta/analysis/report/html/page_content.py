@@ -73,7 +73,7 @@ class Legend:
 def page_html(
     datasets: Mapping[str, LabelledRun], summary: Summary, named: Callable[[Any], Any] = lambda found: found
 ) -> str:
-    """The whole page as text; `named` as in `write_page`, for what comes from the records and not from the summary."""
+    """Return the page as text; `named` as in `write_page`, for what comes from records and not from the summary."""
     entries = {label: summary.datasets[label] for label in datasets}
     comparison = known(summary.comparison)
     order = _in_order(list(datasets), comparison)
@@ -278,7 +278,7 @@ def _rank_row(one: RankDoing) -> tuple[Cell, ...]:
 
 
 def variables() -> str:
-    """`--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
+    """Return `--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
     light, dark = (_theme(place, scheme) for place, scheme in enumerate(("light", "dark")))
     return (
         f":root {{ {light} }}\n"
@@ -293,7 +293,7 @@ def _theme(place: int, scheme: str) -> str:
 
 
 def for_scripts() -> dict[str, Mapping[str, Any]]:
-    """`dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
+    """Return `dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
     drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
     return {
         "dark": {shade.light.lower(): shade.dark for shade in drawn},
@@ -332,13 +332,13 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def json_for_script(value: Any) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or begin a comment."""
+    """Return JSON that can be in a script element: nothing in it can end the element or begin a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _bokeh() -> list[str]:
-    """BokehJS without widgets, tables, MathJax and WebGL."""
+    """Return BokehJS without widgets, tables, MathJax and WebGL."""
     sources = Resources(mode="inline", components=["bokeh"]).js_raw
     return [source.replace("\r\n", "\n") for source in sources]
 

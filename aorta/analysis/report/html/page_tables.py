@@ -281,7 +281,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
 
 
 def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *, shares: bool = True) -> Table:
-    """Parts of a difference in exposed communication, in mean ms per step and rank; `shares`: of the difference."""
+    """Return parts of a difference in exposed communication, mean ms per step and rank; `shares`: of the difference."""
     columns = [Column("what"), *(Column(f"{name}, ms", True) for name in (*SIDES, "difference"))]
     columns += [Column("share", any(row.share is not None for row in rows))] if shares else []
     cells = []

@@ -146,7 +146,7 @@ def _draw(plot: Any, number: int, label: str, curve: Curve) -> None:
 
 
 def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -> tuple[list[Chart], list[str]]:
-    """A map of rank by step for each dataset, all with the same colours; and the metrics it can show, in `MAPPED`.
+    """Return a map of rank by step for each dataset, with the same colours; and the metrics it can show (`MAPPED`).
 
     Args:
         ranks: of each dataset, how many ranks were read and how many its run has.

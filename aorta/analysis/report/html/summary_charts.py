@@ -154,7 +154,7 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
 
 
 def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
-    """Mean milliseconds of a step, in five parts that add up to it, over all ranks; empty where it is not known."""
+    """Return the mean ms of a step in five parts that add up to it, over all ranks; empty where it is not known."""
     means = {}
     for label, dataset in datasets.items():
         if set(NEEDED) <= set(dataset.metrics):
@@ -203,7 +203,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
 
 
 def kinds_drawn(entries: Mapping[str, DatasetEntry]) -> list[tuple[str, str]]:
-    """Kind and the sign that stands for it in the charts."""
+    """Return kind and the sign that stands for it in the charts."""
     kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     return [(kind, MARKERS.get(kind, OTHER_MARKER)[1]) for kind in kinds]
 
@@ -279,7 +279,7 @@ def _waiting(entries: Mapping[str, DatasetEntry]) -> Chart | None:
 
 
 def _wait_points(entry: DatasetEntry) -> Iterator[tuple[CollectiveEntry, str | None, float]]:
-    """Row, rank (None: over all) and median wait in ms."""
+    """Yield the row, rank (None: over all) and median wait in ms."""
     for row in entry.matched:
         wait = row.wait_ms
         if row.transfer_ms.median is None or wait.median is None:

@@ -100,7 +100,7 @@ class _Table:
 
 
 def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Computation first, what is exposed and the rest last; groups between them, `group 9` before `group 10`."""
+    """Return a lane's sort key: computation first, exposed and the rest last; `group 9` before `group 10`."""
     last = {COMPUTE: 0, EXPOSED: 2, BUBBLES: 3, OTHER_WORK: 4, COPIES: 5, NAMED: 6}
     parts = re.findall(r"\d+|\D+", name)
     return last.get(name, 7 if name.startswith(NAMED) else 1), [
@@ -189,7 +189,7 @@ def _said(looks: Sequence[_Look], not_drawn: Sequence[int]) -> Iterator[str]:
 
 
 def _spread(ranks: Sequence[int], room: int, named: Sequence[int]) -> list[int]:
-    """At most `room` ranks, evenly from the first to the last, and at most as many of `named`; all where they fit."""
+    """Select `room` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
     if len(ranks) <= room:
         return list(ranks)
     places = np.unique(np.linspace(0, len(ranks) - 1, room).round().astype(int))
@@ -203,7 +203,7 @@ def _missing(row: Any) -> bool:
 
 
 def _all(step: StepIntervals, rows: list[Any], *, by_group: bool) -> Iterator[_Span]:
-    """Computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only segments,
+    """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only segments,
     those; a lane of it is a stream.
     """
     lanes = step.active()
