@@ -180,11 +180,13 @@ def name_ranks(ranks: Sequence[int], world: int | None = None) -> str:
     """Ranks, ascending, in words: `all 4 ranks` (of `world`), `rank 3`, `ranks 0-2, 5`."""
     if len(ranks) == world:
         return f"all {world} ranks"
-    runs = []
-    for _, found in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
-        run = [rank for _, rank in found]
-        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers with runs of them in short: `0-3, 7`."""
+    runs = [[number for _, number in group] for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _leave(folder: Path) -> None:

@@ -3,18 +3,23 @@
     for found in mismatches(job):
         found.aspect, found.accused
 
-Must not accuse where two camps are equal and the past of neither speaks.
+Which camp departs is told by what each rank did before: training repeats itself, so what followed the same collectives
+earlier is expected to follow them now. That assumes that a step issues the same collectives as the one before.
+
+    conforms(rank, channel, number)  # True, False, or None where the rank's past does not say
+
+Must not accuse where two camps are equal and the past of neither speaks; an evaluation departs from the past on every
+rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
-from aorta.autopsy.job import Channel, JobEvidence, signature
-from aorta.autopsy.order import conforms, next_expected
+from aorta.autopsy.job import Channel, JobEvidence, Rank, Signature, signature
 from aorta.autopsy.verdict import Aspect, Kind, group_words
 from aorta.command_line import name_ranks
 
@@ -142,7 +147,7 @@ def _order(
     odd, faithful = job.ranks[accused[0]], job.ranks[others[0]]
     own, theirs = signature(issued[odd.rank], odd.rank), signature(issued[faithful.rank], faithful.rank)
     follows = faithful.channels[channel].get(number + 1)
-    awaited = signature(follows, faithful.rank) if follows is not None else next_expected(faithful, channel, number)
+    awaited = signature(follows, faithful.rank) if follows is not None else _next_expected(faithful, channel, number)
     behind = odd.channels[channel].get(number + 1)
     return awaited == own, awaited == own and behind is not None and signature(behind, odd.rank) == theirs
 
@@ -156,3 +161,46 @@ def _said(one: CollectiveEvidence, aspect: Aspect) -> str:
 
 def _from(one: CollectiveEvidence) -> str:
     return f", issued at {one.issued_by}" if one.issued_by is not None else ""
+
+
+_CONTEXT: Final = 64
+"""Collectives before the one in question that are compared with the past, at most."""
+_LEAST_CONTEXT: Final = 2
+"""Fewer are no context: after one all-reduce anything may follow."""
+
+
+def _sequence(rank: Rank) -> list[Signature]:
+    """Return what a rank has issued, in order."""
+    return [signature(one, rank.rank) for one in rank.collectives]
+
+
+def _expected(issued: Sequence[Signature], at: int) -> Signature | None:
+    """Return what followed earlier wherever the most of what precedes position `at` preceded too; None where nothing
+    did, or different things.
+    """
+    best, followers = _LEAST_CONTEXT - 1, set[Signature]()
+    for earlier in range(1, at):
+        length = 0
+        while length < min(earlier, _CONTEXT) and issued[earlier - 1 - length] == issued[at - 1 - length]:
+            length += 1
+        if length > best:
+            best, followers = length, set()
+        if length == best and length >= _LEAST_CONTEXT:
+            followers.add(issued[earlier])
+    return followers.pop() if len(followers) == 1 else None
+
+
+def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
+    """Return whether a collective is what the rank's own past lets one expect."""
+    places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
+    if not places:
+        return None
+    issued = _sequence(rank)
+    awaited = _expected(issued, places[0])
+    return None if awaited is None else awaited == issued[places[0]]
+
+
+def _next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:
+    """Return what the rank's past lets one expect behind a collective."""
+    places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
+    return _expected(_sequence(rank), places[0] + 1) if places else None

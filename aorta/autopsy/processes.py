@@ -33,6 +33,12 @@ def process_facts(pid: int) -> ProcessFacts | None:
     return ProcessFacts(fields[0], int(fields[19]), int(fields[49]))
 
 
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in ticks since boot; 0 where there is no /proc."""
+    facts = process_facts(pid)
+    return 0 if facts is None else facts.start_ticks
+
+
 def process_state(pid: int, start_ticks: int) -> ProcessState:
     """Return the state of a process of this host. A later process with the same pid does not count."""
     facts = process_facts(pid)

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from aorta.autopsy.endings import ended_first, how_it_ended
 from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import JobEvidence, Rank
-from aorta.autopsy.mismatches import Mismatch, mismatches
-from aorta.autopsy.order import conforms
+from aorta.autopsy.mismatches import Mismatch, conforms, mismatches
 from aorta.autopsy.verdict import Accusation, Kind, group_words
 from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind
 from aorta.command_line import name_ranks
+from aorta.errors import SIGNAL_EXIT_BASE
+
+_ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
+"""Signals with which launchers end the other ranks after one has failed."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
 
 
 def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
-    """Accuse each process that ended by itself (`aorta.autopsy.endings`). Assumes that ranks which ended on a
-    launcher's signal, or with an error that names a lost connection or a timeout, did so because of another cause, if
-    there is one, and that a rank which met a mismatch was ended by it unless it was killed: gloo aborts there.
+    """Accuse each process that ended by itself: when one rank dies, its launcher and broken connections end the others.
+    Assumes that ranks which ended on a launcher's signal, or with an error that names a lost connection or a timeout,
+    did so because of another cause, if there is one, and that a rank which met a mismatch was ended by it unless it was
+    killed: gloo aborts there.
     """
     met = {rank for found in case.mismatches for rank in found.issued}
     return [
@@ -55,11 +58,11 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
             rank=rank.rank,
             kind="dead",
             rule="dead",
-            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{how_it_ended(rank)}",
+            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{_how_it_ended(rank)}",
             evidence=[f"last seen {_where(rank)}"],
             phase=rank.phase,
         )
-        for rank in ended_first(case.job, case.waits.roots)
+        for rank in _ended_first(case.job, case.waits.roots)
         if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL")
     ]
 
@@ -255,6 +258,50 @@ RULES: Final[tuple[Rule, ...]] = (
     nobody_waits,
 )
 """Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
+
+
+def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
+    """Return the ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
+    the only one that failed, or those that failed while others run, or those that the running ranks wait for.
+
+    Args:
+        waited_for: ranks that others wait for and that wait for nobody.
+    """
+    ended = [rank for rank in job.ranks.values() if rank.has_ended]
+    if own := [rank for rank in ended if _by_itself(rank)]:
+        return own
+    if job.missing:
+        return []  # one of them may have ended first
+    running = any(not rank.has_ended for rank in job.ranks.values())
+    failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
+    failed = [rank for rank in failed if not rank.lost_a_peer]
+    if not running:
+        return failed if len(failed) == 1 else []
+    by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
+    return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
+
+
+def _how_it_ended(rank: Rank) -> str:
+    """` by SIGKILL`, ` with exit code 1`, ...; empty where it is not known."""
+    if rank.exit is None:
+        return ""
+    if rank.exit.signal is not None:
+        return f" by {rank.exit.signal}"
+    if rank.exit.exception is not None:
+        return f" with {rank.exit.exception}"
+    return f" with exit code {rank.exit.exit_code}" if rank.exit.exit_code is not None else ""
+
+
+def _by_itself(rank: Rank) -> bool:
+    if (
+        rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE
+    ):  # it ended in order, as a signal asked it to
+        return False
+    if rank.exit.signal is not None:
+        return rank.exit.signal not in _ASKED_TO_END
+    if rank.exit.exception is not None:
+        return not rank.lost_a_peer
+    return False
 
 
 def _stuck_outside(rank: Rank, rule: str, reason: str) -> Accusation:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
-from aorta.autopsy.processes import catches
-from aorta.records.progress_file import ProgressFacts, start_ticks
+from aorta.autopsy.processes import catches, start_ticks
+from aorta.records.progress_file import ProgressFacts
 
 _THREAD: Final = re.compile(
     r"^(?:(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>.*)\])?|Stack) \(most recent"
@@ -77,7 +77,7 @@ def _answering(file: BinaryIO) -> Iterator[None]:
     """Answer requests in a thread; where there can be no socket, nobody answers."""
     try:
         server = socket.socket(socket.AF_UNIX)
-        server.bind(_address(os.getpid(), start_ticks("self")))
+        server.bind(_address(os.getpid(), start_ticks(os.getpid())))
     except OSError:
         yield
         return

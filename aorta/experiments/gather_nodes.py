@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from aorta.command_line import command
+from aorta.command_line import command, number_ranges
 from aorta.errors import EXIT_OK, InputError, RunIncomplete
 from aorta.records.clocks import CLOCK_SYNC_FILE
 from aorta.records.files import open_regular
@@ -216,16 +215,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     if gathered.missing:
         raise RunIncomplete(
-            f"no record of rank {ranges(gathered.missing)} of {gathered.world_size}; what is there is in "
+            f"no record of rank {number_ranges(gathered.missing)} of {gathered.world_size}; what is there is in "
             f"{gathered.folder}. Gather it with the missing folders into a new one"
         )
     return EXIT_OK
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short: `0-3, 7`."""
-    runs = [[number for _, number in group] for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -394,16 +394,6 @@ def read_progress(path: Path) -> ProgressSeen:
     )
 
 
-def start_ticks(pid: int | str) -> int:
-    """When a process started, in ticks since boot: field 22 of /proc/PID/stat (proc(5)). 0 where there is no /proc."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    # The second field may hold blanks and parentheses.
-    return int(text.rpartition(")")[2].split()[19])
-
-
 def progress_files(run_folder: Path) -> list[Path]:
     """Return the progress files of a run, by rank; empty where there are none."""
     try:

@@ -7,6 +7,7 @@ logged and written down, and raised only behind its end.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -33,6 +34,7 @@ from aorta.runner import trace_accounts
 from aorta.runner.rank_process import meet
 from aorta.runner.trace_accounts import SavedTraces
 
+_log = logging.getLogger(__name__)
 _SIGNAL_WAIT_S = 20.0
 """Limit after a signal: launchers kill 30 s after it."""
 _KEY = "traces"
@@ -253,7 +255,7 @@ class LoopProfiler:
             )
         except PeerFailed as error:
             everyone = [trace_accounts.NOTHING] * topology.rank + [trace_accounts.account(recording, topology)]
-            trace_accounts.log_alone(error)
+            _log.error("profiling: not every rank said where its traces are: %s", error)
         else:
             self._everyone = trace_accounts.saved_traces(everyone)
             if topology.rank == 0:

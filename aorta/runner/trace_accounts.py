@@ -125,11 +125,6 @@ def publish(everyone: Sequence[Account], folder: RunFolder | None) -> None:
     )
 
 
-def log_alone(error: Exception) -> None:
-    """Raised where not every rank answered."""
-    _log.error("profiling: not every rank said where its traces are: %s", error)
-
-
 def missing(everyone: Sequence[Account]) -> str:
     """Return what did not get where it was to go, by rank, with where it is instead; "" if nothing."""
     lines = [

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 import aorta
+from aorta.autopsy.processes import start_ticks
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
@@ -39,7 +40,6 @@ from aorta.records.progress_file import (
     Progress,
     ProgressFacts,
     ProgressFile,
-    start_ticks,
 )
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _progress(
                 world_size=topology.world_size,
                 local_rank=topology.local_rank,
                 pid=topology.pid,
-                start_ticks=start_ticks("self"),
+                start_ticks=start_ticks(topology.pid),
                 host=topology.host,
                 boot_id=boot_id(),
                 run_id=folder.run_id,

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import process_state
+from aorta.autopsy.processes import process_state, start_ticks
 from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
-from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files, start_ticks
+from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files
 
 TIMEOUT_S = 2.0
 
@@ -202,7 +202,7 @@ def test_a_full_disk_leaves_the_answer_in_the_log_and_the_evidence_in_memory(hos
 
 
 def test_a_later_process_with_the_same_pid_is_another(host: Host) -> None:
-    ticks = start_ticks("self")
+    ticks = start_ticks(os.getpid())
     assert process_state(os.getpid(), ticks) == "running"
     assert process_state(os.getpid(), ticks + 1) == "dead"
 

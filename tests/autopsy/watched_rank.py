@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from aorta.autopsy.processes import start_ticks
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.records.clocks import boot_id
-from aorta.records.progress_file import ProgressFacts, ProgressFile, start_ticks
+from aorta.records.progress_file import ProgressFacts, ProgressFile
 
 STEPS = 10
 WORLD_SIZE = 2
@@ -50,7 +51,7 @@ def facts(rank: int, stack_signal: int | None) -> ProgressFacts:
         world_size=WORLD_SIZE,
         local_rank=rank,
         pid=os.getpid(),
-        start_ticks=start_ticks("self"),
+        start_ticks=start_ticks(os.getpid()),
         host=socket.gethostname(),
         boot_id=boot_id(),
         run_id="run",

@@ -11,8 +11,9 @@ import fsspec
 import pytest
 
 from aorta.analysis import load_run
+from aorta.command_line import number_ranges
 from aorta.distributed.output_folder import LOG_DIR, TRACE_DIR
-from aorta.experiments.gather_nodes import FOLDERS, main, ranges, url_of
+from aorta.experiments.gather_nodes import FOLDERS, main, url_of
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
 from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record
 
@@ -235,8 +236,8 @@ def test_the_folders_taken_are_those_that_a_run_writes():
 
 
 def test_numbers_in_short():
-    assert ranges([0]) == "0"
-    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert number_ranges([0]) == "0"
+    assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 def ended(processes):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.autopsy.processes import start_ticks
 from aorta.records import progress_file
 from aorta.records.progress_file import (
     NOWHERE,
@@ -18,7 +19,6 @@ from aorta.records.progress_file import (
     UnreadableProgress,
     progress_files,
     read_progress,
-    start_ticks,
 )
 
 
@@ -28,7 +28,7 @@ def facts(rank: int = 0) -> ProgressFacts:
         world_size=2,
         local_rank=rank,
         pid=os.getpid(),
-        start_ticks=start_ticks("self"),
+        start_ticks=start_ticks(os.getpid()),
         host="here",
         boot_id="boot",
         run_id="run",
