@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,16 +19,3 @@ def _fresh() -> Iterator[None]:
     yield
     device.defaults()
     device.reset()
-
-
-@pytest.fixture(params=["idle", "busy"])
-def machine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A second process that uses a whole processor, or none."""
-    if request.param == "idle":
-        yield "idle"
-        return
-    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as loop:
-        try:
-            yield "busy"
-        finally:
-            loop.kill()

@@ -83,8 +83,6 @@ class Counters(NamedTuple):
 
     host_synchronisations: Mapping[str, int]
     """By what waited: device, stream, event, work, barrier, an operator's name, ..."""
-    blocking_calls: int
-    """Operators for whose values the host waited."""
     events_created: int
     streams_created: int
     kernels: Mapping[tuple[int, int], int]
@@ -195,11 +193,6 @@ def polling_orders(on: bool) -> None:
     load.native().set_switch("polling_orders", on)
 
 
-def poison(on: bool) -> None:
-    """Whether memory that is given out again is filled with NaN (yes)."""
-    load.native().set_switch("poison", on)
-
-
 def advance_host(by_ns: int) -> None:
     """The host computes for so long. Does nothing in wall time."""
     load.native().advance_host(by_ns)
@@ -304,7 +297,6 @@ def counters(device: int = 0) -> Counters:
     counts = native.counts("")
     return Counters(
         native.counts("host_synchronisation:"),
-        counts.get("blocking_calls", 0),
         counts.get("events_created", 0),
         counts.get("streams_created", 0),
         native.kernels(),

@@ -9,7 +9,7 @@ from tests.simulated.programs import needs_device, scenario
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 
-def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once(machine: str) -> None:
+def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once() -> None:
     first, second = scenario("ready_times")
     assert first["rows"] == [["allreduce", 0, 600]]
     assert second["rows"] == [["allreduce", 500, 600]]
@@ -17,7 +17,7 @@ def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once(mach
     assert first["value"] == second["value"] == 6
 
 
-def test_kernels_are_slower_while_a_collective_runs(machine: str) -> None:
+def test_kernels_are_slower_while_a_collective_runs() -> None:
     first, second = scenario("contention")
     # Rank 0: at 160 the first kernel has done 106.667 of its 200 us; the second one has the device to itself, and the
     # next all-reduce starts behind it. Rank 1: 60 us alone, 66.667 beside the first all-reduce, the rest alone.
@@ -31,7 +31,7 @@ def test_kernels_are_slower_while_a_collective_runs(machine: str) -> None:
     assert first["value"] == second["value"] == 6
 
 
-def test_an_asynchronous_one_lets_the_caller_go_on_and_waits_on_the_device(machine: str) -> None:
+def test_an_asynchronous_one_lets_the_caller_go_on_and_waits_on_the_device() -> None:
     for rank in scenario("asynchronous"):
         assert rank["rows"] == [["allreduce", 0, 300]]
         assert rank["ops"] == [["aten::mul", 0, 100], ["aten::mul", 300, 400]]
@@ -78,31 +78,6 @@ def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
         assert rank["rows"] == [["allreduce_coalesced", 0, 100], ["coalesced", 100, 200]]
         assert rank["counted"] == [1, 1]
         assert rank["values"] == [3, 5, 7, 3, 5]
-
-
-def test_a_group_can_be_split() -> None:
-    ranks = scenario("split", ranks=4)
-    assert [rank["rows"] for rank in ranks] == [
-        [["allreduce", 0, 200]],
-        [["allreduce", 100, 200]],
-        [["allreduce", 200, 400]],
-        [["allreduce", 300, 400]],
-    ]
-    assert [rank["value"] for rank in ranks] == [3, 3, 7, 7]
-
-
-def test_every_reduction_has_the_values_that_it_should() -> None:
-    a, b = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
-    both = [x + y for x, y in zip(a, b, strict=True)]
-    expected = {"SUM": both, "AVG": [x / 2 for x in both], "MAX": b, "MIN": a, "bfloat16": both}
-    expected["PRODUCT"] = [x * y for x, y in zip(a, b, strict=True)]
-    for rank in scenario("reductions"):
-        assert rank == expected
-
-
-def test_a_future_is_complete_at_once_and_orders_who_waits_for_it() -> None:
-    for rank in scenario("shared_wait"):
-        assert rank == {"done": True, "value": 3}
 
 
 @pytest.mark.parametrize(
