@@ -55,7 +55,6 @@ def forked(
     ranks: int,
     environment: Mapping[str, str],
     timeout_s: float,
-    grace_s: float = GRACE_S,
     launched: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script (a path) or a module (a name) as `__main__` on each rank; without `launched` on one that does not
@@ -86,7 +85,7 @@ def forked(
                 failed = _first_failure(processes, timeout_s)
                 if failed is not None:
                     _send(signal.SIGTERM, processes)
-                    _wait(processes, grace_s)
+                    _wait(processes, GRACE_S)
         except TimeoutError:
             late = subprocess.TimeoutExpired([str(target), *words], timeout_s, *map(_read, said))
             late.add_note(f"{late.output}\n{late.stderr}")

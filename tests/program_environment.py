@@ -1,4 +1,4 @@
-"""Run by `test_ranks.py` on two ranks: what a rank finds when it begins. Leaves `FOLDER/RANK.json`."""
+"""What a rank begins with, as `FOLDER/RANK.json` (a program). Run by `test_ranks.py` on two ranks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CHOSEN_ANEW = (
 )
 
 
-def is_the_rank_s_own(number: float) -> bool:
-    """Whether each rank has another."""
+def differs_between_ranks(number: float) -> bool:
+    """Whether no two ranks have the same number."""
     drawn: list[float | None] = [None] * dist.get_world_size()
     dist.all_gather_object(drawn, number)
     return len(set(drawn)) == len(drawn)
 
 
 def main(folder: str) -> None:
-    """Look around, and meet the other rank."""
+    """Write the facts that both launchers have to agree on (`same`), and how many modules were loaded before."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     same = {
         "environment": {
@@ -52,9 +52,8 @@ def main(folder: str) -> None:
     }
     dist.init_process_group("gloo")
     draws = (random.random(), numpy.random.rand(), torch.initial_seed(), torch.rand(1).item())
-    same["chance"] = [is_the_rank_s_own(number) for number in draws]
-    told = {"same": same, "modules": MODULES}
-    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    same["chance"] = [differs_between_ranks(number) for number in draws]
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps({"same": same, "modules": MODULES}))
     dist.destroy_process_group()
 
 
