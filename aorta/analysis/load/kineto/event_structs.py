@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import compress, count
-from typing import Any, Final, TypeAlias, Union
+from typing import Any, Final, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 Number: TypeAlias = int | float | str | None
+Decoded = TypeVar("Decoded")
 
 
 class _Timed(msgspec.Struct, gc=False):
@@ -259,18 +260,30 @@ class Arguments(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="Input type")
 
 
-_ARGUMENTS: Final = msgspec.json.Decoder(Arguments | None)
-_NOTHING: Final = Arguments()
+_ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _DIGITS: Final = re.compile(r"\d{1,18}")
 LARGEST: Final = 2**63
 
 
-def arguments_of(raw: msgspec.Raw | bytes) -> Arguments:
-    """Decode arguments; empty where they have an unexpected shape."""
+def arguments_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Arguments]:
+    """Decode sets of arguments; empty where they have an unexpected shape."""
+    return decoded(_ARGUMENTS, texts, Arguments())
+
+
+def decoded(
+    decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw | bytes], nothing: Decoded
+) -> list[Decoded]:
+    """Decode all texts at once, which is several times as fast; one by one where that fails.
+
+    Args:
+        decoder: of a list of what a text holds, or null.
+        nothing: in place of texts that are null or malformed.
+    """
     try:
-        return _ARGUMENTS.decode(raw) or _NOTHING
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _NOTHING
+        return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
+    except _MALFORMED:
+        return [nothing] if len(texts) == 1 else [decoded(decoder, [text], nothing)[0] for text in texts]
 
 
 def integer(value: Number) -> int:

@@ -136,15 +136,16 @@ class HostWork:
             self._add_operators(*usable(operators, times[0], self.counters))
         if labels:
             labels, start, length = usable(labels, times[1], self.counters)
-            arguments = (arguments_of(event.args) for event in labels)
+            arguments = arguments_of([event.args for event in labels])
             self.label_arguments.update(enumerate(arguments, start=self.labels.count))
             self._add(self.labels, labels, start, length)
 
     def _add_operators(self, events: list[Any], start: Int64, length: Int64) -> None:
         names = [event.name for event in events]
         distinct = set(names)
-        for at in where(names, {name for name in distinct if name.startswith(_CALL)}):
-            self.operator_arguments[self.operators.count + at] = arguments_of(events[at].args)
+        calls = where(names, {name for name in distinct if name.startswith(_CALL)})
+        arguments = arguments_of([events[at].args for at in calls])
+        self.operator_arguments.update(zip((self.operators.count + at for at in calls), arguments, strict=True))
         products = where(names, GEMM_OPERATORS & distinct)
         origin = np.full(len(events), NULL, np.int64)
         origin[products] = externals_of(links_of([events[at].args for at in products]))

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 from aorta.analysis.load.gemm_shapes import Gemms, gemm_of, gemms_of, known_dtype
 from aorta.analysis.load.interval_table import NULL, Interner
 from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.kineto.event_structs import Arguments, Number, integer
+from aorta.analysis.load.kineto.event_structs import Arguments, Number, decoded, integer
 from aorta.analysis.load.open import look_up
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
@@ -48,7 +51,6 @@ class _Product(Links, gc=False):
 
 _LINKS: Final = msgspec.json.Decoder(list[Links | None])
 _PRODUCTS: Final = msgspec.json.Decoder(list[_Product | None])
-_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class KernelLinks:
@@ -57,9 +59,9 @@ class KernelLinks:
     def __init__(self) -> None:
         self._starts: list[Int64] = []
         self._calls = array("q")
-        self._products = array("q")
+        self._products: list[Int64] = []
         self._shapes: list[int] = []
-        self._shape_of: dict[tuple[str, bytes, bytes], int] = {}
+        self._shape_of = defaultdict[tuple[str, bytes, bytes], int](count().__next__)
 
     def add_calls(self, calls: Sequence[Any], start: Int64, known: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         """Keep when calls began (ns), where that is known."""
@@ -70,12 +72,11 @@ class KernelLinks:
 
     def add_products(self, operators: Sequence[Any]) -> None:
         """Keep the shapes of matrix products (`GEMM_OPERATORS`)."""
-        told = _decoded(_PRODUCTS, [operator.args for operator in operators], _Product())
-        self._products.extend(externals_of(told).tolist())
-        codes = self._shape_of
-        for operator, each in zip(operators, told, strict=True):
-            shape = (operator.name, bytes(each.dims), bytes(each.types))
-            self._shapes.append(codes.setdefault(shape, len(codes)))
+        links = decoded(_PRODUCTS, [operator.args for operator in operators], _Product())
+        self._products.append(externals_of(links))
+        names = [operator.name for operator in operators]
+        dims, types = map(bytes, [each.dims for each in links]), map(bytes, [each.types for each in links])
+        self._shapes += map(self._shape_of.__getitem__, zip(names, dims, types, strict=True))
 
     def launches(self, correlation: Int64) -> Int64:
         """When the call that launched each row began, in the time of the rows; `NULL` where the trace does not say."""
@@ -88,12 +89,13 @@ class KernelLinks:
     def gemms(self) -> Gemms:
         """Return the matrix products of the trace."""
         shapes = [gemm_of(*shape) for shape in self._shape_of]
-        return gemms_of(np.array(self._products, np.int64), np.array(self._shapes, np.int64), shapes)
+        products = np.concatenate(self._products) if self._products else np.zeros(0, np.int64)
+        return gemms_of(products, np.array(self._shapes, np.int64), shapes)
 
 
 def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:
     """Return what each set of arguments ties its event to; nothing where it has another form."""
-    return _decoded(_LINKS, texts, Links())
+    return decoded(_LINKS, texts, Links())
 
 
 def externals_of(links: Sequence[Links]) -> Int64:
@@ -104,9 +106,9 @@ def externals_of(links: Sequence[Links]) -> Int64:
 def idents(values: Sequence[Number]) -> Int64:
     """Return the ids among values of any type, `NULL` for those that are none."""
     try:
-        if set(map(type, values)) <= {int}:
-            found = np.array(values, np.int64)
-            return np.where(found >= 0, found, NULL)
+        if set(map(type, values)) <= {int, NoneType}:
+            ids = np.array([NULL if value is None else value for value in values], np.int64)
+            return np.where(ids >= 0, ids, NULL)
     except OverflowError:
         pass  # beyond 63 bits: one by one
     return np.array(list(map(_ident, values)), np.int64)
@@ -114,22 +116,6 @@ def idents(values: Sequence[Number]) -> Int64:
 
 def _ident(value: Number) -> int:
     return value if type(value) is int and 0 <= value < 2**63 else NULL
-
-
-def _decoded(
-    decoder: msgspec.json.Decoder[list[Any]], texts: Sequence[msgspec.Raw | bytes], nothing: Links
-) -> list[Any]:
-    """Return all sets at once, which is several times as fast; one by one where that fails."""
-    try:
-        return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
-    except _MALFORMED:
-        found = []
-    for text in texts:
-        try:
-            found.append(decoder.decode(b"[%b]" % bytes(text))[0] or nothing)
-        except _MALFORMED:
-            found.append(nothing)
-    return found
 
 
 LARGEST_BYTES: Final = 2**60
@@ -182,20 +168,20 @@ def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments
     """
     rows = np.fromiter(arguments, np.int64, len(arguments))
     known: dict[Any, tuple[int, int, int, int]] = {}
-    told = []
+    interpreted = []
     for kind, found in zip(columns.kind[rows].tolist(), arguments.values(), strict=True):
         ranks = tuple(found.ranks) if isinstance(found.ranks, list) else found.ranks
         size, elements = found.group_size, (found.elements_in, found.elements_out)
         same = (kind, found.collective, found.group, type(found.group), size, ranks, found.dtype, elements)
         if same not in known:
-            known[same] = _told(columns, kind, found)
-        told.append((*known[same], max(integer(found.seq), NULL)))
-    kinds, groups, dtypes, sizes, numbers = zip(*told, strict=True) if told else ((),) * 5
+            known[same] = _interpreted(columns, kind, found)
+        interpreted.append((*known[same], max(integer(found.seq), NULL)))
+    kinds, groups, dtypes, sizes, numbers = zip(*interpreted, strict=True) if interpreted else ((),) * 5
     columns.kind[rows] = kinds
     columns.group[rows], columns.dtype[rows], columns.bytes[rows], columns.seq[rows] = groups, dtypes, sizes, numbers
 
 
-def _told(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int, int, int, int]:
+def _interpreted(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int, int, int, int]:
     """Interpret one set of arguments; facts about the group are added to `columns`.
 
     Args:

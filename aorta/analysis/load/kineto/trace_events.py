@@ -143,8 +143,8 @@ class EventColumns:
         links = links_of([event.args for event in events])
         sizes = np.full(len(events), NULL, np.int64)
         self.counters["kernels_unlinked"] += int(((classes != _COPY) & ~_has_operator(links)).sum())
-        for at in self._with_arguments(events, classes):
-            arguments = arguments_of(events[at].args)
+        detailed = self._with_arguments(events, classes)
+        for at, arguments in zip(detailed, arguments_of([events[at].args for at in detailed]), strict=True):
             if classes[at] == _COPY:
                 sizes[at] = max(integer(arguments.bytes), NULL)
                 if between_devices(str(names[at])):
@@ -155,8 +155,8 @@ class EventColumns:
         devices, streams = [event.pid for event in events], [event.tid for event in events]
         if not (_plain(devices) and _plain(streams)):
             devices, streams = integers(devices), integers(streams)
-            for at in (at for at, pair in enumerate(zip(devices, streams, strict=True)) if NULL in pair):
-                arguments = arguments_of(events[at].args)
+            unknown = [at for at, pair in enumerate(zip(devices, streams, strict=True)) if NULL in pair]
+            for at, arguments in zip(unknown, arguments_of([events[at].args for at in unknown]), strict=True):
                 devices[at] = integer(arguments.device) if devices[at] == NULL else devices[at]
                 streams[at] = integer(arguments.stream) if streams[at] == NULL else streams[at]
         self.device.add(
@@ -185,8 +185,7 @@ class EventColumns:
     def parameters(self) -> dict[int, Arguments]:
         """Return the arguments of `record_param_comms`, by the id that they share with the kernels they launched."""
         found: dict[int, Arguments] = {}
-        for text in self._parameter_texts:
-            arguments = arguments_of(text)
+        for arguments in arguments_of(self._parameter_texts):
             external = integer(arguments.external)
             if external != NULL and arguments.collective is not None:
                 found.setdefault(external, arguments)
