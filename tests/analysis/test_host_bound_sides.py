@@ -170,5 +170,5 @@ def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> Non
     card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
     assert (card.value, card.change) == ("0.2519 to at most 0.7769", PAGE.unknown)
     sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
-    assert sentence.startswith("The candidate is host-bound: its host is 0.010 ms ahead")
-    assert "overlap_ratio is 0.2519 to at most 0.7769 in new, 0.7519 in old" in sentence
+    assert sentence.startswith("the candidate is host-bound, and the other is not; ")
+    assert "0.252 to at most 0.777 against 0.752 in the reference" in sentence

@@ -138,9 +138,7 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     assert verdict.word == "Not enough launches for a verdict (1 of 4)"
     assert verdict.tone == "open"
     left, right = (summary["comparison"]["metrics"]["overlap_ratio"][side] for side in ("reference", "candidate"))
-    assert (
-        f"less of its communication than cuda: {PAGE.percent(right)} against {PAGE.percent(left)}" in verdict.sentence
-    )
+    assert verdict.sentence.startswith(f"{left:.3f} -> {right:.3f} of communication hidden.")
     assert summary["comparison"]["verdict_reason"] in text_of(page(datasets, summary, tmp_path / "r.html"))
 
 
@@ -148,15 +146,9 @@ def test_the_headline_never_says_an_undecided_metric_as_a_fact(summary: dict) ->
     step = summary["comparison"]["metrics"]["job_step_ms"]
     step |= {"quotient": 1.12, "verdict": "inconclusive", "p": 0.886, "p_corrected": None}
     said = verdict_of(summary).sentence
-    assert said.startswith("rocm hides ")
-    assert "no difference in job step time was shown (p\u00a0=\u00a00.886)" in said
+    assert "Step time: no difference resolved (" in said
+    assert "p 0.89)" in said
     assert "longer" not in said
-    summary["comparison"]["metrics"]["overlap_ratio"] |= {"verdict": "inconclusive", "p": 0.343}
-    undecided = verdict_of(summary).sentence
-    assert undecided.startswith(
-        "no difference in overlap_ratio was shown between rocm and cuda (p\u00a0=\u00a00.343): "
-    )
-    assert "hides" not in undecided
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])

@@ -122,7 +122,7 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SpanKind:
     """A kind of spans: its colour on a light background, and whether it is drawn hatched."""
 
     name: str
@@ -135,7 +135,7 @@ class Switches:
     """The streams and kinds that can be switched off."""
 
     lanes: list[str]
-    kinds: list[Kind]
+    kinds: list[SpanKind]
 
 
 def switches(spans: Sequence[TimelineSpans]) -> Switches:
@@ -148,7 +148,7 @@ def switches(spans: Sequence[TimelineSpans]) -> Switches:
         for kind, lane in pairs:
             kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
     return Switches(
-        sorted(lanes, key=lane_order), [Kind(name, color, name == BLOCKED) for name, color in kinds.items()]
+        sorted(lanes, key=lane_order), [SpanKind(name, color, name == BLOCKED) for name, color in kinds.items()]
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.run_comparison import not_alike
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, title, why_unlike
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, short_headline, title
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import DatasetEntry
@@ -58,7 +58,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PageVerdict:
     """`tone` is good, bad, even or open; `symbol` says the same without colour."""
 
     word: str
@@ -71,8 +71,8 @@ class Verdict:
     warnings: tuple[str, ...]
 
 
-def verdict_of(summary: Summary) -> Verdict:
-    """Return what the page says first."""
+def verdict_of(summary: Summary) -> PageVerdict:
+    """What the page says first."""
     comparison = known(summary.comparison)
     if comparison is None:
         return _numbers_only(summary.datasets)
@@ -91,12 +91,12 @@ def verdict_of(summary: Summary) -> Verdict:
         for each in comparison.manifest_differences
         if each.key in comparison.unlike
     }
-    return Verdict(
+    return PageVerdict(
         word,
         tone,
         symbol,
-        _sentence(comparison, primary),
-        "" if comparison.unlike else str(comparison.verdict_reason),
+        _sentence(comparison),
+        str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
         _basis(comparison),
         tuple(
             _card(name, metrics[name], comparison)
@@ -107,8 +107,8 @@ def verdict_of(summary: Summary) -> Verdict:
     )
 
 
-def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
-    """Return a report without a comparison: what each run came to."""
+def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
+    """A report without a comparison: what each run came to."""
     many = len(entries) > 1
     results = {label: _result(entry) for label, entry in entries.items()}
     cards = [
@@ -133,7 +133,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> Verdict:
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
     notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
     tone, symbol = ("bad", "!") if stuck else ("open", "#")
-    return Verdict(word, tone, symbol, sentence, "", "", tuple(cards), tuple(notes))
+    return PageVerdict(word, tone, symbol, sentence, "", "", tuple(cards), tuple(notes))
 
 
 def _result(entry: DatasetEntry) -> str:
@@ -191,88 +191,13 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     return Card(name, title, of, PAGE.quantity(found.median, unit), "", "open", lines, ())
 
 
-def _sentence(comparison: Comparison, primary: str) -> str:
-    """Both sides of the primary metric, and of the job step, in words. What is not decided is not said as a fact."""
-    if comparison.unlike:
-        return f"{why_unlike(comparison)}."
-    metrics = comparison.metrics
-    parts = [_primary(comparison, primary, metrics.get(primary))]
-    step = metrics.get("job_step_ms")
-    if primary != "job_step_ms" and step is not None and step.quotient is not None:
-        parts.append(_job_step(step))
-    only = "" if comparison.tested else "In this one pair of launches: "
-    host = comparison.host_bound
-    return ("" if host is None else f"{_first_upper(host.sentence)} ") + only + "; ".join(parts) + "."
-
-
-def _primary(comparison: Comparison, primary: str, pair: ComparedMetric | None) -> str:
-    reference, candidate = comparison.reference, comparison.candidate
-    if pair is not None and pair.bounded:
-        sides = [PAGE.side(pair, side) for side in SIDES[::-1]]
-        return f"{primary} is {sides[0]} in {candidate}, {sides[1]} in {reference}"
-    if pair is None or pair.reference is None or pair.candidate is None:
-        why = "it is in neither record" if pair is None else pair.judgement_reason or pair.quotient_reason
-        return f"{primary} cannot be compared: {why}"
-    if _not_judged(pair):
-        return f"{primary} is not judged: {pair.verdict_reason}"
-    if pair.verdict == NOT_TESTED:
-        sides = [PAGE.quantity(value, pair.unit) for value in (pair.candidate, pair.reference)]
-        return f"{primary}, {sides[0]} in {candidate} and {sides[1]} in {reference}, was not tested"
-    if _undecided(pair):
-        sides = [PAGE.quantity(value, pair.unit) for value in (pair.candidate, pair.reference)]
-        return (
-            f"no difference in {primary} was shown between {candidate} and {reference}{_p_of(pair)}: "
-            f"{sides[0]} against {sides[1]}"
-        )
-    if primary != "overlap_ratio" or comparison.host_bound is not None:
-        return (
-            f"{primary}: {PAGE.quantity(pair.candidate, pair.unit)} in {candidate}, "
-            f"{PAGE.quantity(pair.reference, pair.unit)} in {reference}"
-        )
-    change, hidden = pair.difference, PAGE.percent(pair.candidate)
-    if not change:
-        return f"{candidate} hides as much of its communication as {reference}: {hidden}"
-    amount = f"{PAGE.points(abs(change))} {'more' if change > 0 else 'less'}"
-    against = PAGE.percent(pair.reference)
-    return f"{candidate} hides {amount} of its communication than {reference}: {hidden} against {against}"
+def _sentence(comparison: Comparison) -> str:
+    """Return the headline of the comparison without its first words, which stand above it."""
+    return short_headline(comparison).removeprefix(f"{title(comparison).upper()}: ")
 
 
 def _first_upper(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
-
-
-def _undecided(pair: ComparedMetric) -> bool:
-    """Return whether launches were tested, and the difference may be chance. One pair of launches tests nothing: its
-    sentence says so by itself.
-    """
-    return pair.tested and pair.verdict not in (None, "regression", "improvement", "equivalent")
-
-
-def _not_judged(pair: ComparedMetric) -> bool:
-    """Return whether there were launches to test, and none were."""
-    return pair.tested and pair.verdict is None
-
-
-def _p_of(pair: ComparedMetric) -> str:
-    p = pair.p if pair.p_corrected is None else pair.p_corrected
-    return "" if p is None else f" (p\u00a0=\u00a0{p_value(p, 3)})"
-
-
-def _job_step(step: ComparedMetric) -> str:
-    if step.judgement == "not judged":
-        return f"job steps are not compared: {step.judgement_reason}"
-    if _not_judged(step):
-        return f"job steps are not judged: {step.verdict_reason}"
-    if step.verdict == NOT_TESTED:
-        return "job step time was not tested"
-    if _undecided(step):
-        return f"no difference in job step time was shown{_p_of(step)}"
-    ratio = step.quotient or 0.0
-    if ratio == 1:
-        return "job steps take as long"
-    if ratio >= 2:
-        return f"its job step takes {ratio:.1f} times as long"
-    return f"its job step takes {PAGE.percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'shorter'}"
 
 
 def _basis(comparison: Comparison) -> str:
