@@ -2,7 +2,7 @@
 
     python analysis/trace_tables.py TRACES [--output DIR] [--format csv|csv.gz|parquet]
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/load/export_command.py`.
+Runs from any directory, installed or not. What it does is in `aorta/analysis/load/interval_export.py`.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "/tmp/dumps",
     ),
     "traces": Command(
-        "aorta.analysis.load.export_command:trace_tables",
+        "aorta.analysis.load.interval_export:main",
         "the intervals of traces as a table",
         "cuda_traces --format csv",
     ),

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.load.locations import launch_folders
+from aorta.analysis.load.rank_inference import headers_in
 from aorta.errors import InputError, meant
-from aorta.records.reader import header_of
 from aorta.records.run_files import rank_files
-from aorta.records.schema import Header
 
 OUTPUTS: Final = "artifacts"
 """Where a run writes by default; `label=NAME` makes it `artifacts/NAME`."""
@@ -89,7 +88,7 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
         for folder in (own, own / label, place / OUTPUTS / label):
             yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
         shared = place / OUTPUTS
-        headers = [header for file in rank_files(shared) if (header := _header(file))]
+        headers = headers_in([shared])
         names = sorted({name for header in headers for name in (header.label, header.platform)})
         if not headers:
             yield shared, "no records"
@@ -97,13 +96,6 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
             yield shared, None
         else:
             yield shared, f"its records are labelled or made on {', '.join(names)}"
-
-
-def _header(path: Path) -> Header | None:
-    try:
-        return header_of(path)
-    except InputError:
-        return None  # a bad file decides nothing here; reading the run reports it
 
 
 def _made(here: Path) -> list[str]:

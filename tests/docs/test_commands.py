@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta import autopsy_command, train_command
-from aorta.analysis.load.export_command import parser as trace_words
+from aorta.analysis.load.interval_export import parser as trace_words
 from aorta.analysis.merge import merge_traces as merge
 from aorta.analysis.report import kernels
 from aorta.analysis.report.report_command import parser

@@ -20,7 +20,7 @@ from tests.fuzzing import seeds
 Open = Callable[[Path, Path], int | None]
 _MODULES: Final = """
     aorta.analysis.summary aorta.analysis.compare.launch_set aorta.analysis.frames aorta.analysis.devices
-    aorta.analysis.load.traces aorta.analysis.load.export_command aorta.analysis.report.report_command
+    aorta.analysis.load.traces aorta.analysis.load.interval_export aorta.analysis.report.report_command
     aorta.analysis.report.html.page_content aorta.analysis.merge.merge_traces aorta.rpc.rpc_report
     aorta.experiments.gather_nodes aorta.experiments.sweep_report aorta.experiments.plan_command
     aorta.experiments.launch_folder aorta.train_command matplotlib.pyplot bokeh.plotting jinja2 scipy.stats
@@ -79,9 +79,9 @@ def _traces(case: Path, out: Path) -> None:
 
 
 def _tables(case: Path, out: Path) -> int:
-    from aorta.analysis.load.export_command import trace_tables
+    from aorta.analysis.load.interval_export import main
 
-    return trace_tables([str(_location(case)), "--output", str(out)])
+    return main([str(_location(case)), "--output", str(out)])
 
 
 def _report(case: Path, out: Path) -> int:

@@ -1,14 +1,18 @@
-"""Exports interval tables for other tools: frames with every row, and a Chrome trace of merged lanes for Perfetto.
+"""Exports interval tables for other tools: frames with every row, a Chrome trace of merged lanes for Perfetto, and the
+command `aorta traces` (`analysis/trace_tables.py`), which writes both.
 
 Takes traces one at a time. `NULL` becomes a missing value, codes become names, times stay whole nanoseconds. Must not:
-hold the rows of more than one trace, or put times of different clocks on one axis.
+hold the rows of more than one trace, put times of different clocks on one axis, or import pandas before the arguments
+are known to be good.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +23,13 @@ from numpy.typing import NDArray
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
+from aorta.analysis.load.rank_inference import headers_near
+from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.trace_health import usable
+from aorta.analysis.table_files import FORMATS, check_format, write_table
+from aorta.command_line import command
+from aorta.errors import EXIT_OK, InputError
+from aorta.records.files import whole_file
 from aorta.timeline.arrays import Spans
 from aorta.timeline.classes import KINDS
 
@@ -122,3 +132,74 @@ def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> It
 
 def _named(what: str, process: int, thread: int, name: str) -> str:
     return json.dumps({"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}})
+
+
+LANES_FILE: Final = "lanes.json.gz"
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta traces`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    check_format(options.format)
+    written = _write(options.traces, Path(options.output), options.format, options.comm_pattern)
+    sys.stdout.write("".join(f"{line}\n" for line in written))
+    return EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the arguments that the command takes."""
+    parser = argparse.ArgumentParser(
+        description="Every interval of traces as a table, and their classified lanes as one small trace for Perfetto.",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument("--output", metavar="DIR", default="tables", help="where to write (default: tables/)")
+    parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow (default: csv)")
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+    return parser
+
+
+def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str]) -> list[str]:
+    """Write both files.
+
+    Returns:
+        Sentences about the files, and about what was left out.
+
+    Raises:
+        InputError: nothing there can be read, or `output` cannot be written.
+    """
+    units, said = find_units(location, comm_patterns, headers_near(location))
+    broken: dict[str, str] = {}
+
+    def traces() -> Iterator[Trace]:
+        """Yield every trace that can be read; a damaged file is left out with a note, unless it is the only one."""
+        for unit in units:
+            try:
+                yield from read_unit(unit)
+            except InputError as error:
+                if len(units) == 1:
+                    raise
+                broken[unit.files[0]] = str(error)
+
+    table, lanes = output / f"intervals.{form}", output / LANES_FILE
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with whole_file(table) as part:
+            rows = write_table(map(interval_frame, traces()), part)
+            if len(broken) == len(units):
+                raise InputError(
+                    f"{location}: none of its {len(units)} trace(s) can be read: {'; '.join(broken.values())}"
+                )
+        with whole_file(lanes) as part:
+            events = write_lanes(traces(), part)
+    except OSError as error:
+        raise InputError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
+    said += [f"left out: {reason}" for reason in broken.values()]
+    return [*(f"note: {note}" for note in said), f"{table}: {rows} rows", f"{lanes}: {events} events"]

@@ -24,7 +24,9 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 LARGEST_NS: Final = 2**62
-"""Later instants could overflow when a base is added; no clock shows them."""
+"""146 years after the clock's zero, which no clock shows. The difference of two later instants would not fit into 64
+bits, nor would their sum with a base.
+"""
 _NUMBERS: Final = msgspec.json.Decoder(list[int | float | str | None])
 _EXACT_BELOW_US: Final = 2.0**43
 _LONGEST: Final = 24
@@ -140,22 +142,18 @@ def _of_floats(microseconds: NDArray[np.float64]) -> Int64:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
-LATEST_NS: Final = 2**62
-"""146 years after the clock's zero. Beyond it, the difference of two instants would not fit into 64 bits."""
-
-
 def check_instants(place: str, what: str, start_ns: Int64, end_ns: Int64) -> None:
     """Refuse instants that no clock can show.
 
     Raises:
-        InputError: a timestamp is missing (negative) or beyond `LATEST_NS`; names the row.
+        InputError: a timestamp is missing (negative) or beyond `LARGEST_NS`; names the row.
     """
     for name, column in (("start", start_ns), ("end", end_ns)):
-        wrong = np.flatnonzero((column < 0) | (column > LATEST_NS))
+        wrong = np.flatnonzero((column < 0) | (column > LARGEST_NS))
         if len(wrong):
             row = int(wrong[0])
             raise InputError(
-                f"{place}: {what} {row + 1}: its {name} is {int(column[row])} ns; from 0 to {LATEST_NS} is possible "
+                f"{place}: {what} {row + 1}: its {name} is {int(column[row])} ns; from 0 to {LARGEST_NS} is possible "
                 f"({len(wrong)} such row(s)). Is the file damaged?"
             )
 

@@ -29,7 +29,7 @@ from aorta.analysis.load.interval_table import (
     step_of,
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
-from aorta.analysis.load.microseconds import LATEST_NS, check_devices, check_instants
+from aorta.analysis.load.microseconds import LARGEST_NS, check_devices, check_instants
 from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
@@ -253,7 +253,7 @@ class _Export:
     def _session_start(self) -> tuple[Clock, int]:
         """Return the clock of the file, and the offset to add to its times."""
         start = self._db.integers_if_stored("TARGET_INFO_SESSION_START_TIME", (), ("utcEpochNs",))["utcEpochNs"]
-        if len(start) == 1 and 0 < start[0] <= LATEST_NS // 2:
+        if len(start) == 1 and 0 < start[0] <= LARGEST_NS // 2:
             return "REALTIME", int(start[0])
         return "unknown", 0
 

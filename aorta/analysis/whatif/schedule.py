@@ -63,7 +63,6 @@ class ReplayOrder:
 
     rows: tuple[Act | CollectiveBatch, ...]
     places: int
-    uniform: bool
 
 
 def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
@@ -92,8 +91,8 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder
     _check(met, layouts, column, ranks)
     places = max((len(layout.issued) for layout in layouts), default=0)
     if _uniform(layouts, instances, met):
-        return ReplayOrder(tuple(_together(layouts, instances, met)), places, uniform=True)
-    return ReplayOrder(tuple(_in_turn(ranks, layouts, instances, met)), places, uniform=False)
+        return ReplayOrder(tuple(_together(layouts, instances, met)), places)
+    return ReplayOrder(tuple(_in_turn(ranks, layouts, instances, met)), places)
 
 
 def _check(

@@ -12,8 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import aorta.analysis
-from aorta.analysis.load.export_command import trace_tables
-from aorta.analysis.load.interval_export import interval_frame, write_lanes
+from aorta.analysis.load.interval_export import interval_frame, main, write_lanes
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.table_files import check_format, write_table
 from aorta.errors import InputError
@@ -72,7 +71,7 @@ def test_the_same_rows_are_the_same_compressed_bytes_under_any_name(tmp_path: Pa
 def test_the_same_rows_by_the_public_function(tmp_path: Path) -> None:
     write_nsys(tmp_path / "node.sqlite")
     frames = list(aorta.analysis.iter_intervals(tmp_path / "node.sqlite"))
-    assert trace_tables([str(tmp_path / "node.sqlite"), "--output", str(tmp_path / "out")]) == 0
+    assert main([str(tmp_path / "node.sqlite"), "--output", str(tmp_path / "out")]) == 0
     with (tmp_path / "out" / "intervals.csv").open() as file:
         written = list(csv.DictReader(file))
     assert sum(map(len, frames)) == len(written) > 0
@@ -122,7 +121,7 @@ def test_lanes_are_merged_named_and_exact(tmp_path: Path) -> None:
 
 def test_the_command_writes_both_files_for_any_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_nsys(tmp_path / "node.sqlite")
-    assert trace_tables([str(tmp_path / "node.sqlite"), "--output", str(tmp_path / "out")]) == 0
+    assert main([str(tmp_path / "node.sqlite"), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert f"{tmp_path / 'out' / 'intervals.csv'}: 8 rows" in said
     with (tmp_path / "out" / "intervals.csv").open(newline="") as file:
@@ -134,7 +133,7 @@ def test_the_command_writes_both_files_for_any_source(tmp_path: Path, capsys: py
 
 def test_bad_input_ends_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("{}")
-    assert trace_tables([str(tmp_path / "x.json"), "--output", str(tmp_path / "out")]) == 2
+    assert main([str(tmp_path / "x.json"), "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'x.json'}: nothing that can be read as a trace")
     assert not (tmp_path / "out").exists()
 
@@ -148,7 +147,7 @@ def test_a_damaged_file_of_a_folder_is_left_out_and_nothing_half_written_stays(
     whole = json.dumps(document([kernel("gemm", at, 5) for at in range(40)]))
     (folder / "b.json").write_text(whole[:-300])
     write_nsys(folder / "c.sqlite")
-    assert trace_tables([str(folder), "--output", str(out)]) == 0
+    assert main([str(folder), "--output", str(out)]) == 0
     said = capsys.readouterr().out
     assert f"note: left out: {folder / 'b.json'}: ends in the middle of an event" in said
     assert said.count("left out") == 1
@@ -156,11 +155,11 @@ def test_a_damaged_file_of_a_folder_is_left_out_and_nothing_half_written_stays(
     assert sorted(path.name for path in out.iterdir()) == ["intervals.csv", "lanes.json.gz"]
     before = (out / "intervals.csv").read_bytes()
     assert before.count(b"start_ns") == 1
-    assert trace_tables([str(folder / "b.json"), "--output", str(out)]) == 2
+    assert main([str(folder / "b.json"), "--output", str(out)]) == 2
     assert (out / "intervals.csv").read_bytes() == before
     for name in ("a.sqlite", "c.sqlite"):
         (folder / name).unlink()
     (folder / "d.json").write_text(whole[:-301])
-    assert trace_tables([str(folder), "--output", str(out)]) == 2
+    assert main([str(folder), "--output", str(out)]) == 2
     assert "none of its 2 trace(s) can be read" in capsys.readouterr().err
     assert sorted(path.name for path in out.iterdir()) == ["intervals.csv", "lanes.json.gz"]
