@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aorta.analysis.documents.dataset import HealthFacts
 from aorta.records.schema import python_cost
+
+_LISTED: Final = 12
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ class Health:
             )
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
-                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_ranks(self.ranks_missing)}; what "
+                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {listed(self.ranks_missing)}; what "
                 "needs every rank is not available"
             )
         if self.traces is None:
             notes += [f"left out: {sentence}" for sentence in self.files_left_out]
         for ending, ranks in _by_ending(self.endings).items():
             if ending != "completed":
-                notes.append(f"rank {_ranks(ranks)}: {ending}")
+                notes.append(f"rank {listed(ranks)}: {ending}")
         if self.problems:
             notes.append(f"{len(self.problems)} problem(s) in the records, the first: {self.problems[0]}")
         if self.partial_steps:
@@ -108,7 +110,7 @@ class Health:
             reason = max(self.coverage_reasons, key=self.coverage_reasons.__getitem__)
             notes.append(
                 f"coverage not complete in {sum(self.uncovered_steps.values())} step(s) of rank "
-                f"{_ranks(tuple(self.uncovered_steps))}: {reason}"
+                f"{listed(tuple(self.uncovered_steps))}: {reason}"
             )
         if self.timed_from_python is not None:
             notes.append(
@@ -122,28 +124,29 @@ class Health:
         return notes
 
     def facts(self, throttled_ranks: list[int]) -> HealthFacts:
-        """Return every fact, as `summary.json` has them."""
-        told: dict[str, Any] = {
-            "ranks_expected": self.world_size or None,
-            "ranks_read": list(self.ranks_read),
-            "ranks_missing": list(self.ranks_missing),
-            "files_left_out": list(self.files_left_out),
-            "problem_count": len(self.problems),
-            "problems": list(self.problems),
-            "endings": {str(rank): ending for rank, ending in self.endings.items()},
-            "attempt": self.attempt,
-            "steps_not_on_all_ranks": list(self.partial_steps),
-            "steps_not_covered": {str(rank): count for rank, count in self.uncovered_steps.items()},
-            "coverage_reasons": dict(self.coverage_reasons),
-            "timed_from_python": self.timed_from_python,
-            "instrument_modes": list(self.instrument_modes),
-            "emulated_fabric": dict(self.fabric) if self.fabric is not None else None,
-            "emulated_fabric_rows": None if self.held is None else self.held.rows,
-            "emulated_fabric_backend_slower_rows": None if self.held is None else self.held.slower,
-            "emulated_fabric_known": self.manifest_problem is None,
-            "manifest_problem": self.manifest_problem,
-        }
-        return HealthFacts(**{**told, **(self.traces or {})}, throttled_ranks=throttled_ranks)
+        """Every fact, as `summary.json` has them."""
+        return HealthFacts(
+            ranks_expected=self.world_size or None,
+            ranks_read=list(self.ranks_read),
+            ranks_missing=list(self.ranks_missing),
+            files_left_out=list(self.files_left_out),
+            problem_count=len(self.problems),
+            problems=list(self.problems),
+            endings={str(rank): ending for rank, ending in self.endings.items()},
+            attempt=self.attempt,
+            steps_not_on_all_ranks=list(self.partial_steps),
+            steps_not_covered={str(rank): count for rank, count in self.uncovered_steps.items()},
+            coverage_reasons=dict(self.coverage_reasons),
+            timed_from_python=self.timed_from_python,
+            instrument_modes=list(self.instrument_modes),
+            emulated_fabric=dict(self.fabric) if self.fabric is not None else None,
+            emulated_fabric_rows=None if self.held is None else self.held.rows,
+            emulated_fabric_backend_slower_rows=None if self.held is None else self.held.slower,
+            emulated_fabric_known=self.manifest_problem is None,
+            manifest_problem=self.manifest_problem,
+            throttled_ranks=throttled_ranks,
+            **(self.traces or {}),
+        )
 
 
 def _by_ending(endings: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
@@ -153,6 +156,7 @@ def _by_ending(endings: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
     return grouped
 
 
-def _ranks(ranks: Sequence[int], shown: int = 12) -> str:
-    rest = f" and {len(ranks) - shown} more" if len(ranks) > shown else ""
-    return ", ".join(map(str, ranks[:shown])) + rest
+def listed(numbers: Sequence[int]) -> str:
+    """List numbers of ranks or devices: the first `_LISTED`, and how many more there are."""
+    rest = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return ", ".join(map(str, numbers[:_LISTED])) + rest

@@ -16,7 +16,7 @@ import msgspec
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
-from aorta.analysis.compare.launch_comparison import compare_launches, left_out
+from aorta.analysis.compare.launch_comparison import compare_launches
 from aorta.analysis.compare.launch_set import Subject, shown_by
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
@@ -95,7 +95,7 @@ def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
         entry.launches = len(subject.launches.launches)
         entry.representative = subject.dataset.run.location
         entry.representative_rule = f"the launch nearest the medians of {' and '.join(shown_by(rules))}"
-        entry.launch_set, entry.left_out = str(subject.launches.path), left_out(subject.launches)
+        entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
     return entry
 
 

@@ -37,7 +37,7 @@ from aorta.analysis.documents.comparison import (
     LaunchEntry,
     LaunchOrderFacts,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, Ends, LaunchLeftOut
+from aorta.analysis.documents.dataset import CollectiveEntry, Ends
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
@@ -129,7 +129,7 @@ def compare_launches(
     found.statistic = "median over launches of the median over steps of all ranks"
     found.launches = {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()}
     found.launch_order = order
-    found.left_out = {name: left_out(side) for name, side in named.items()}
+    found.left_out = {name: side.left_out for name, side in named.items()}
     found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
     found.interval_level, found.sequence = 1 - rules.alpha, list(rules.sequence)
     found.judge_milliseconds, found.refused = rules.judge_milliseconds, allowed
@@ -179,11 +179,6 @@ def judged(
         add_statistics(pair, name, reference.of(name), candidate.of(name), rules)
     values = {name: (reference.medians(name), candidate.medians(name)) for name in metrics}
     return judge(metrics, rules, values, withheld)
-
-
-def left_out(side: LaunchSet) -> list[LaunchLeftOut]:
-    """Return the launches that do not count, with the reason."""
-    return [LaunchLeftOut(str(path), why) for path, why in side.left_out]
 
 
 def _launch_entry(launch: Launch) -> LaunchEntry:

@@ -32,7 +32,7 @@ from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.documents.comparison import LaunchOrderFacts
-from aorta.analysis.documents.dataset import MeasuredFrom, PaceFacts
+from aorta.analysis.documents.dataset import LaunchLeftOut, MeasuredFrom, PaceFacts
 from aorta.analysis.frames import null_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import launch_folders, load_source
@@ -127,7 +127,7 @@ class LaunchSet:
 
     path: Path
     launches: tuple[Launch, ...]
-    left_out: tuple[tuple[Path, str], ...]
+    left_out: list[LaunchLeftOut]
     """Folders that do not count, with the reason."""
 
     def of(self, name: str) -> list[Sample]:
@@ -169,13 +169,13 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
         InputError: none of them is complete.
     """
     launches: list[Launch] = []
-    left_out: list[tuple[Path, str]] = []
+    left_out: list[LaunchLeftOut] = []
     seen: dict[str, Path] = {}
     for folder in folders:
         try:
             dataset = LabelledRun(folder.name, load(folder))
         except InputError as error:
-            left_out.append((folder, str(error)))
+            left_out.append(LaunchLeftOut(str(folder), str(error)))
             continue
         run_id = dataset.run.source.identity
         why = incomplete(dataset)
@@ -185,14 +185,14 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
             seen[run_id] = folder
             launches.append(launch_of(dataset))
         else:
-            left_out.append((folder, why))
+            left_out.append(LaunchLeftOut(str(folder), why))
         del dataset  # otherwise the next launch is loaded while this one is still in memory
     if not launches:
         raise InputError(
             f"{path}: none of its {len(folders)} launches is complete:\n  "
-            + "\n  ".join(f"{folder}: {why}" for folder, why in left_out)
+            + "\n  ".join(f"{launch.path}: {launch.reason}" for launch in left_out)
         )
-    return LaunchSet(path, tuple(launches), tuple(left_out))
+    return LaunchSet(path, tuple(launches), left_out)
 
 
 def incomplete(dataset: LabelledRun) -> str | None:
@@ -243,8 +243,8 @@ class Subject:
     launches: LaunchSet | None = None
 
     def as_set(self) -> LaunchSet:
-        """Return the launch set; a run compared with a launch set is a set of one launch."""
-        return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), ())
+        """The launch set; a run compared with a launch set is a set of one launch."""
+        return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), [])
 
     def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:
         """Yield the launches, each read when it is requested; a single run yields itself."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
+from aorta.analysis.load.kernel_classifier import add_comm_pattern
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.trace_health import usable
@@ -156,13 +157,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
     parser.add_argument("--output", metavar="DIR", default="tables", help="where to write (default: tables/)")
     parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow (default: csv)")
-    parser.add_argument(
-        "--comm-pattern",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
-    )
+    add_comm_pattern(parser)
     return parser
 
 

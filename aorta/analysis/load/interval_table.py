@@ -212,20 +212,13 @@ def operations(table: Intervals) -> Operations:
     Args:
         table: rows of one trace: operators are numbered in each.
     """
-    places = np.arange(len(table))
-    split = np.flatnonzero(table.operator != NULL)
-    if not len(split):
-        return Operations(places, places)
-    part_of = table.operator[split]
-    first = np.full(int(part_of.max()) + 1, NULL, np.int64)
-    first[part_of[::-1]] = split[::-1]  # the last one that is written stays
-    whole = np.flatnonzero(table.operator == NULL)
-    present = np.flatnonzero(first != NULL)
-    place = np.zeros(len(first), np.int64)
-    place[present] = np.arange(len(whole), len(whole) + len(present))
-    of_row = np.empty(len(table), np.int64)
-    of_row[whole], of_row[split] = np.arange(len(whole)), place[part_of]
-    return Operations(np.concatenate((whole, first[present])), of_row)
+    number = np.arange(len(table))
+    whole = table.operator == NULL
+    if whole.all():
+        return Operations(number, number)
+    number = np.where(whole, number, len(table) + table.operator)
+    _, first, of_row = np.unique(number, return_index=True, return_inverse=True)
+    return Operations(first, of_row)
 
 
 @dataclass(frozen=True)

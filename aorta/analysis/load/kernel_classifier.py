@@ -12,6 +12,7 @@ anything but a marker.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -52,7 +53,6 @@ class NameClassifier:
     def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
         for pattern in comm_patterns:
             _check(pattern)
-        self.comm_patterns = tuple(comm_patterns)
         self._comm = re.compile("|".join(f"(?:{part})" for part in (*COMM, *comm_patterns)), re.IGNORECASE)
         self._copy = re.compile("|".join(f"(?:{part})" for part in COPY), re.IGNORECASE)
         self._known: dict[str, IntervalClass] = {}
@@ -84,6 +84,17 @@ def kind_of(name: str) -> int:
     """
     words = _WORD_STARTS.sub("_", name)
     return next((code for code, pattern in _KIND_PATTERNS if pattern.search(words)), NULL)
+
+
+def add_comm_pattern(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--comm-pattern`, which collects additional patterns for `NameClassifier`."""
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
+    )
 
 
 def _check(pattern: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from aorta.analysis.health import listed
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
 
@@ -181,18 +182,18 @@ class TraceHealth:
         notes = []
         if self.ranks_missing:
             notes.append(
-                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {_some(self.ranks_missing)}; what "
+                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {listed(self.ranks_missing)}; what "
                 "needs every rank is not available"
             )
         if self.ranks_unknown:
             notes.append(f"{self.ranks_unknown} trace(s) of unknown rank; they take part in nothing across ranks")
         if self.ranks_doubled:
-            notes.append(f"several traces claim to be rank {_some(self.ranks_doubled)}: which is right is not known")
+            notes.append(f"several traces claim to be rank {listed(self.ranks_doubled)}: which is right is not known")
         notes += [f"left out: {sentence}" for sentence in self.files_left_out]
         notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in self.parts if part.unseen)
         for rank, devices in self.several_devices.items():
             who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
-            notes.append(f"{who} has rows on devices {_some(devices)}; each is measured by itself (W15)")
+            notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
         rows = self.counters.get("rows", 0)
         notes += [
             f"{self.counters[name]} of {rows} rows: {COUNTERS[name]}" for name in _SAID if self.counters.get(name, 0)
@@ -265,8 +266,3 @@ def examine(
         ranks_doubled=tuple(sorted(rank for rank, count in claims.items() if count > 1)),
         counters={name: counted[name] for name in COUNTERS},
     )
-
-
-def _some(numbers: Sequence[int], shown: int = 12) -> str:
-    rest = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
-    return ", ".join(map(str, numbers[:shown])) + rest

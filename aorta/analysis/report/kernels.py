@@ -24,6 +24,7 @@ from aorta.analysis.documents.traces import (
 )
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.engines import Local
+from aorta.analysis.load.kernel_classifier import add_comm_pattern
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -267,13 +268,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", metavar="DIR", help=f"write {', '.join(KERNEL_TABLES)} as tables there")
     parser.add_argument("--format", choices=FORMATS, default="csv", help="parquet needs pyarrow (default: csv)")
-    parser.add_argument(
-        "--comm-pattern",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="kernels whose names match are communication too; repeatable, unanchored, case ignored",
-    )
+    add_comm_pattern(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="processes that read (default: one a core)")
     return parser
 

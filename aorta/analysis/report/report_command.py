@@ -20,6 +20,7 @@ from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
+from aorta.analysis.load.kernel_classifier import add_comm_pattern
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
@@ -136,13 +137,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--label", action="append", default=[], metavar="NAME", help="its name; one per --log-dir")
     parser.add_argument("--reference", metavar="LABEL|PATH", help="what to compare with (CUDA, say)")
     parser.add_argument("--candidate", metavar="LABEL|PATH", help="what is judged (ROCm, say)")
-    parser.add_argument(
-        "--comm-pattern",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
-    )
+    add_comm_pattern(parser)
     _add_rules(parser)
     parser.add_argument(
         "--output",

@@ -191,7 +191,7 @@ class Base:
     identity: Identity
 
 
-def base_of(program: RunProgram, rank_steps: int | None = None) -> Base:
+def base_of(program: RunProgram) -> Base:
     """Replay the unchanged program, and hold it against the record.
 
     Raises:
@@ -200,7 +200,7 @@ def base_of(program: RunProgram, rank_steps: int | None = None) -> Base:
     recorded = program.recorded_step_ms()
     if np.median(recorded) <= 0:
         raise InputError("no prediction: the recorded steps last 0 ns")
-    chosen = sample(program) if rank_steps is None else sample(program, rank_steps)
+    chosen = sample(program)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
     ratios = np.concatenate([program.steps[index].recorded_ratio[list(chosen.ranks)] for index in chosen.steps])

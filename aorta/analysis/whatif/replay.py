@@ -257,10 +257,10 @@ class Measured:
     step: Ints
 
 
-def sample(program: RunProgram, rank_steps: int = RANK_STEPS) -> RankStepSample:
+def sample(program: RunProgram) -> RankStepSample:
     """Evenly spread steps, and of a large world evenly spread ranks."""
     ranks = _spread(len(program.ranks), 64)
-    return RankStepSample(_spread(len(program.steps), max(rank_steps // len(ranks), 8)), ranks)
+    return RankStepSample(_spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
 
 
 def _spread(count: int, most: int) -> tuple[int, ...]:

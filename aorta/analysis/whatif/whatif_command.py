@@ -270,7 +270,3 @@ def _positive(text: str) -> int:
     if not is_count(text) or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 2")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

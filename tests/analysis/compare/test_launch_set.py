@@ -115,7 +115,7 @@ def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> 
         file.write_text("".join(line for line in lines if '"record":"step"' not in line))
     found = read_set(tmp_path, launch_folders(tmp_path), load_run)
     assert [launch.path.name for launch in found.launches] == ["00", "01", "04"]
-    said = {path.name: why for path, why in found.left_out}
+    said = {Path(each.path).name: each.reason for each in found.left_out}
     assert said["02"] == "rank 1: killed (no footer)"
     assert said["03"] == "1 of 2 ranks are missing (1)"
     assert "no rank_<rank>_metrics.jsonl" in said["05"]
