@@ -210,10 +210,8 @@ def _starts_with_gzip(path: Path) -> bool:
 
 
 def _fsspec_open(location: str) -> Any:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise InputError(f"{location}: reading a URL needs fsspec: pip install fsspec") from error
+    import fsspec
+
     try:
         return fsspec.open(location, "rb")
     except (ImportError, ValueError) as error:

@@ -153,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
         "--html",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="write report.html, one page that works offline; needs bokeh and jinja2",
+        help="write report.html, one page that works offline",
     )
     parser.add_argument(
         "--tables",

@@ -156,7 +156,10 @@ def _files(
         datasets = {label: subject.dataset for label, subject in subjects.items()}
 
         def page(path: Path) -> str | None:
-            return "not asked for" if named is None else write_page(datasets, summary, path, named)
+            if named is None:
+                return "not asked for"
+            write_page(datasets, summary, path, named)
+            return None
 
         for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
             path = output / name

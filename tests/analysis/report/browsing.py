@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed")
 
 from selenium.webdriver import Chrome, ChromeOptions

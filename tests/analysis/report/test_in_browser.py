@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed")
 
 from bokeh.palettes import Cividis256

@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
-pytest.importorskip("jinja2", reason="the extra 'html' is not installed")
-
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
-from aorta.analysis.report import html as page_room
 from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
 from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
@@ -343,11 +339,6 @@ def test_words_of_files_stay_words(tmp_path: Path) -> None:
     found = json.loads(data)
     assert found["labels"] == list(labels)
     assert any(HOSTILE in each for each in found["timelines"][0]["lanes"])
-
-
-def test_without_its_packages_a_page_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_room, "find_spec", lambda name: None if name == "bokeh" else object())
-    assert page_room.write_page({}, None, tmp_path / "report.html") == "bokeh not installed: pip install bokeh"
 
 
 def test_text_on_a_canvas_is_no_tex() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bokeh", reason="the extra 'html' is not installed")
 pytest.importorskip("selenium", reason="selenium is not installed")
 
 from selenium.webdriver import Chrome
