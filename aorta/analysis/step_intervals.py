@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.records.schema import (
+    ActiveSegment,
     AuxRange,
     BucketReady,
     ComputeRange,
@@ -32,14 +33,6 @@ HAND_OVER: Final = "hand_over"
 """Cause of a stall, and lane of a span: a call of the backend that took long, in which nothing computed."""
 
 
-class LaneSegment(NamedTuple):
-    """A stretch of a step in which the set of active lanes does not change; bits of `lanes` follow `Source.lanes`."""
-
-    start_ns: int
-    end_ns: int
-    lanes: int
-
-
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
@@ -49,7 +42,7 @@ class StepIntervals:
 
     length_ns: int
     lanes: tuple[str, ...]
-    segments: Sequence[LaneSegment]
+    segments: Sequence[ActiveSegment]
     compute: Sequence[ComputeRange] | None = None
     stalls: Sequence[Stall] | None = None
     aux: Sequence[AuxRange] | None = None

@@ -24,7 +24,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.step_intervals import Details, LaneSegment, StepIntervals, UserMarksOfStep
+from aorta.analysis.step_intervals import Details, StepIntervals, UserMarksOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
@@ -115,32 +115,9 @@ def emulated_fabric(manifest: Manifest | None) -> Mapping[str, object] | None:
 
 def source_of(path: Path, header: Header, footer: Footer | None) -> Source:
     """Describe where the record of one rank comes from, by its first and last line."""
-    return Source(
-        path=str(path),
-        format=FORMAT,
-        rank=header.rank,
-        world_size=header.world_size,
-        lanes=header.lanes,
-        timer=header.timer,
-        instrument_mode=header.instrument_mode,
-        groups={} if footer is None else footer.groups,
-        host=header.host,
-        platform=header.platform,
-        device=header.device,
-        backend=header.backend,
-        parallel=header.parallel,
-        run_id=header.run_id,
-        label=header.label,
-        attempt=header.attempt,
-        local_rank=header.local_rank,
-        node_rank=header.node_rank,
-        start_step=header.start_step,
-        warmup_steps=header.warmup_steps,
-        manifest_hash=header.manifest_hash,
-        device_telemetry=header.device_telemetry,
-        stall_cutoff=header.stall_cutoff,
-        ending=_ending(footer),
-    )
+    shared = {name: getattr(header, name) for name in header.__struct_fields__ if name in Source.__dataclass_fields__}
+    groups = {} if footer is None else footer.groups
+    return Source(path=str(path), format=FORMAT, groups=groups, ending=_ending(footer), **shared)
 
 
 def _ending(footer: Footer | None) -> str:
@@ -276,12 +253,10 @@ class RecordDetails(Details):
         line = _line_at(file, int(self.line_offset[place]))
         if line.global_step != self.global_step[place]:
             raise ValueError(_ANOTHER_LINE)
-        segments = [LaneSegment(part.start_ns, part.end_ns, part.lanes) for part in line.active_segments]
-        length_ns = int(self.length_ns[place])
         return StepIntervals(
-            length_ns,
+            int(self.length_ns[place]),
             self.lanes,
-            segments,
+            line.active_segments,
             line.compute,
             line.stalls,
             line.aux,

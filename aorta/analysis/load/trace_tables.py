@@ -20,7 +20,7 @@ from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Tra
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
-from aorta.analysis.step_intervals import Details, LaneSegment, StepIntervals
+from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -37,7 +37,7 @@ from aorta.analysis.tables import (
     Whole,
     of_unused_kind,
 )
-from aorta.records.schema import AuxRange, DeviceSample, DeviceTelemetry
+from aorta.records.schema import ActiveSegment, AuxRange, DeviceSample, DeviceTelemetry
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
@@ -70,7 +70,7 @@ class TraceDetails(Details):
         """Return which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
-        segments = [LaneSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
+        segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
         return StepIntervals(end - start, TRACE_LANES, segments, aux=self._aux(place, start))
 
     def _aux(self, place: int, start: int) -> list[AuxRange] | None:
