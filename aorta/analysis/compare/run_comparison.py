@@ -274,7 +274,8 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
         for difference in differences
         if changes_the_work(difference)
     ]
-    emulated = [side for side, run in _sides(reference, candidate) if run.health.fabric is not None]
+    sides = dict(zip(SIDES, (reference, candidate), strict=True))
+    emulated = [side for side, run in sides.items() if run.health.fabric is not None]
     if emulated:
         where = "on both sides" if len(emulated) == 2 else f"in the {emulated[0]}"
         warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
@@ -288,14 +289,10 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
-    for side, run in _sides(reference, candidate):
+    for side, run in sides.items():
         if run.manifest is None:
             warnings.append(f"the {side} has no manifest: {UNNOTICED}")
     return warnings
-
-
-def _sides(reference: Run, candidate: Run) -> tuple[tuple[str, Run], ...]:
-    return ("reference", reference), ("candidate", candidate)
 
 
 def not_alike(key: str, reference: object, candidate: object) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,6 @@ from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 
 _KERNELS: Final = (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY, IntervalClass.UNKNOWN)
-_CLASS_NAMES: Final[dict[IntervalClass, KernelClass]] = {
-    IntervalClass.COMPUTE: "compute",
-    IntervalClass.COMM: "comm",
-    IntervalClass.COPY: "copy",
-    IntervalClass.UNKNOWN: "unknown",
-}
 NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
 NO_PRODUCTS: Final = "none among the host's operators"
 UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
@@ -70,7 +64,7 @@ def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
                 rank=rank,
                 device=device,
                 name=here.names[name] if name != NULL else "",
-                cls=_CLASS_NAMES[IntervalClass(cls)],
+                cls=cast(KernelClass, IntervalClass(cls).name.lower()),
                 count=len(own),
                 share=float(length[own].sum()) / total if total else 0.0,
                 **_times(length[own]),

@@ -39,20 +39,8 @@ COUNTERS: Final[Mapping[str, str]] = {
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
-_SAID: Final = (
-    "without_times",
-    "negative_duration",
-    "absurd_duration",
-    "zero_duration",
-    "unknown_class",
-    "unknown_kind",
-    "kernels_unlinked",
-    "comm_unlinked",
-    "comm_copies",
-    "outside_steps",
-    "same_stream_overlap",
-)
-"""Counters that produce a note when they are not 0."""
+_SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
+"""Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +184,9 @@ class TraceHealth:
             notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
         rows = self.counters.get("rows", 0)
         notes += [
-            f"{self.counters[name]} of {rows} rows: {COUNTERS[name]}" for name in _SAID if self.counters.get(name, 0)
+            f"{self.counters[name]} of {rows} rows: {what}"
+            for name, what in COUNTERS.items()
+            if name not in _SIZES and self.counters.get(name, 0)
         ]
         for fact, seen in (("clock", self._set("clock")), ("format", self._set("format"))):
             if len(seen) > 1:

@@ -20,16 +20,17 @@ from aorta.analysis.formatting import PAGE, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import metric_named
 
-_WORDS: Final = {
-    "regression": ("Regression", "bad", "▼"),
-    "improvement": ("Improvement", "good", "▲"),
-    "equivalent": ("Equivalent", "even", "="),
-    "inconclusive": ("Inconclusive", "open", "?"),
-    NOT_TESTED: ("Not tested", "open", "○"),
-    NOT_COMPARABLE: ("Not comparable in time", "open", "?"),
+_LOOKS: Final = {
+    "regression": ("bad", "▼"),
+    "improvement": ("good", "▲"),
+    "equivalent": ("even", "="),
+    "inconclusive": ("open", "?"),
+    NOT_TESTED: ("open", "○"),
+    NOT_COMPARABLE: ("open", "?"),
 }
-_SIGNS: Final = {name: sign for name, (_, _, sign) in _WORDS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
-_NO_VERDICT: Final = ("Not enough launches for a verdict (1 of 4)", "open", "#")
+"""Tone and sign of each verdict."""
+_SIGNS: Final = {name: sign for name, (_, sign) in _LOOKS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
+_NO_VERDICT: Final = "Not enough launches for a verdict (1 of 4)"
 _CARDS: Final = ("overlap_ratio", "exposed_comm_ms", "job_step_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",
@@ -78,9 +79,8 @@ def verdict_of(summary: Summary) -> PageVerdict:
         return _numbers_only(summary.datasets)
     tested = comparison.tested
     found = comparison.verdict
-    word, tone, symbol = _WORDS.get(found, (str(found), "open", "?")) if tested else _NO_VERDICT
-    if tested or not is_comparable(comparison):
-        word = _first_upper(title(comparison))
+    tone, symbol = _LOOKS[found] if tested else ("open", "#")
+    word = _first_upper(title(comparison)) if tested or not is_comparable(comparison) else _NO_VERDICT
     primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison.metrics
@@ -241,7 +241,7 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
         facts.append(("of", "bounds" if pair.candidate is None and pair.bounded else middle))
     if pair.role == "guard":
         facts.append(("safeguard", "a better ratio with a slower step is no improvement"))
-    tone = _WORDS[word][1] if word in _WORDS else "open"
+    tone = _LOOKS[word][0] if word in _LOOKS else "open"
     title = _TITLES.get(name, name)
     return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
 
