@@ -12,6 +12,7 @@ import json
 import resource
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def main() -> None:
     predicted = whatif.predict(program, whatif.parse_changes(["network.bandwidth=x2"]))
     took_s = time.perf_counter() - began
     began = time.perf_counter()
-    whatif.marginals(program, last=50)
+    whatif.marginals(replace(program, steps=program.steps[-50:]))
     to_stdout(
         json.dumps(
             {

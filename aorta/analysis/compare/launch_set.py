@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -300,27 +301,22 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
         launch of the reference, C for one of the candidate, by time; those that ran at the same time in parentheses.
         `reason`: why it is not comparable, or not known.
     """
-
-    def order(
-        comparable: bool | None, sequence: str | None, inflation: float | None, reason: str | None
-    ) -> LaunchOrderFacts:
-        return LaunchOrderFacts(comparable, sequence, inflation, MOST, reason, assume_no_drift)
-
+    order = partial(LaunchOrderFacts, largest_inflation=MOST, assume_no_drift=assume_no_drift)
     launches = [*reference.launches, *candidate.launches]
     unknown = [str(launch.path) for launch in launches if launch.span_ns is None]
     if unknown:
         why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
-        return order(None, None, None, why)
+        return order(comparable=None, sequence=None, drift_inflation=None, reason=why)
     moments = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
     inflation, sequence = drift_inflation(moments, of_candidate), _sequence(moments, of_candidate)
     if inflation <= MOST:
-        return order(True, sequence, inflation, None)
+        return order(comparable=True, sequence=sequence, drift_inflation=inflation, reason=None)
     why = (
         f"the launches of the two sides did not take turns ({sequence}), so that a drift of the machine counts as a "
         f"difference between them, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
     )
-    return order(False, sequence, inflation, why)
+    return order(comparable=False, sequence=sequence, drift_inflation=inflation, reason=why)
 
 
 def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:

@@ -17,7 +17,6 @@ import numpy as np
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.whatif.program import Issued, RunProgram, What
 from aorta.analysis.whatif.replay import StepTimes, Times, replay, span_edges
-from aorta.errors import InputError
 
 Part: TypeAlias = Literal["compute", "aux", "hand_over", "own", "wake", "transfer", "backend", "before"]
 WORDS: Final[dict[Part, str]] = {
@@ -85,27 +84,15 @@ class CriticalPath:
         }
 
 
-def critical_path(program: RunProgram, global_step: int) -> CriticalPath:
-    """Return the critical path of one step.
-
-    Raises:
-        InputError: the program has no such step.
-    """
-    numbers = [step.global_step for step in program.steps]
-    if global_step not in numbers:
-        raise InputError(f"global step {global_step} is not replayed; {numbers[0]} to {numbers[-1]} are")
-    index = numbers.index(global_step)
-    return path_of(program, replay(program, {index}), index)
-
-
 def typical_step(times: Times) -> int:
     """Return the index of the step whose duration is nearest the median."""
     lengths = times.job_step_ms()
     return int(np.argmin(np.abs(lengths - np.median(lengths))))
 
 
-def path_of(program: RunProgram, times: Times, index: int) -> CriticalPath:
-    """Return the critical path of a step of which a replay kept all times."""
+def critical_path(program: RunProgram, index: int) -> CriticalPath:
+    """Replay a program, and find the critical path of the step with this index."""
+    times = replay(program, {index})
     lengths = times.end_ns[index, :, 0] - times.begin_ns[index, :, 0]
     column = int(np.argmax(lengths))
     begin, end = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])

@@ -13,7 +13,7 @@ Must not add gains up: what one collective hides another may expose.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -122,14 +122,8 @@ class _Part:
     change: str | None = None
 
 
-def marginals(program: RunProgram, last: int | None = None) -> Marginals:
-    """Return the marginal costs of a program.
-
-    Args:
-        last: only its last so many steps; None: all.
-    """
-    if last is not None and last < len(program.steps):
-        program = _last(program, last)
+def marginals(program: RunProgram) -> Marginals:
+    """Marginal costs of a program."""
     parts = _parts(program)
     freed: dict[tuple[int, int], Bools] = defaultdict(lambda: np.zeros(len(parts) + 1, bool))
     for number, part in enumerate(parts, start=1):
@@ -155,17 +149,6 @@ def marginals(program: RunProgram, last: int | None = None) -> Marginals:
         notes.append(str(error))
     ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
     return Marginals(float(np.median(base)) / NS_PER_MS, len(program.steps), ordered, bounds, notes)
-
-
-def _last(program: RunProgram, last: int) -> RunProgram:
-    """Return the last steps alone; the ranks begin as far apart as the record says they were then."""
-    times = replay(program)
-    first = len(program.steps) - last
-    steps = list(program.steps[first:])
-    head = steps[0].host_ns.copy()
-    head[0] = 0
-    steps[0] = replace(steps[0], host_ns=head)
-    return replace(program, steps=steps, start_ns=times.begin_ns[first, :, 0])
 
 
 def _parts(program: RunProgram) -> list[_Part]:

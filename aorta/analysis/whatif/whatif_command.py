@@ -21,13 +21,12 @@ from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
-from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, path_of, typical_step
+from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, critical_path, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, Marginals, gains, marginals
 from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
-from aorta.analysis.whatif.program import Change, RunProgram, is_count
+from aorta.analysis.whatif.program import Change, is_count
 from aorta.analysis.whatif.read_program import program_of_source
-from aorta.analysis.whatif.replay import replay
 from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -65,7 +64,7 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
         lines = [*prediction_lines(predicted), *drawn]
         to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(lines))
         return EXIT_OK
-    found, parts, path = gains(base), marginals(program), _path(program, base, options.step)
+    found, parts, path = gains(base), marginals(program), critical_path(program, _index(base, options.step))
     if options.json:
         content = {
             "identity": base.identity.problem(),
@@ -134,11 +133,6 @@ def _index(base: Base, step: int | None) -> int:
     if step not in numbers:
         raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
     return numbers.index(step)
-
-
-def _path(program: RunProgram, base: Base, step: int | None) -> CriticalPath:
-    index = _index(base, step)
-    return path_of(program, replay(program, {index}), index)
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
