@@ -94,13 +94,10 @@ class LateRank(NamedTuple):
 
 
 @dataclass
-class Totals:
+class Totals(RankTotals):
     """The totals of one side of a comparison: all ranks of all its launches."""
 
     launches: int = 0
-    sums: Sums = field(default_factory=Sums)
-    exposed: Counter[ExposedKey] = field(default_factory=Counter)
-    computing: Counter[Region] = field(default_factory=Counter)
     ranks: Counter[int] = field(default_factory=Counter)
     """Rank -> exposed nanoseconds."""
     waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)

@@ -113,10 +113,8 @@ _LETTER_INCHES: Final = 0.062
 _LABEL_SIZE: Final = 7
 
 
-def draw_side_by_side(
-    reference: LabelledRun, candidate: LabelledRun, path: Path, shown: TypicalStep | None = None
-) -> str | None:
-    """Draw the step that `typical_step` chooses, or the one given.
+def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path) -> str | None:
+    """Draw the step that `typical_step` chooses.
 
     The rows of a rank: passes of blocks (backward darker, stalls hatched), work outside the blocks, the collectives of
     each group (stacked where they are in flight together), and the exposed time in black.
@@ -124,7 +122,7 @@ def draw_side_by_side(
     Returns:
         None, or the reason why there is no picture.
     """
-    shown = shown or typical_step(reference, candidate)
+    shown = typical_step(reference, candidate)
     if shown is None:
         return "no step after warm-up that all ranks have, on both sides, with known exposed communication"
     ranks = sorted(shown.ranks[:SHOWN_RANKS])
