@@ -88,7 +88,7 @@ def _side(launches: Sequence[Mapping[str, Floats]], generator: np.random.Generat
         Launch(Path(), str(place), {name: _sample(values, generator) for name, values in each.items()}, {}, ())
         for place, each in enumerate(launches)
     ]
-    return LaunchSet(Path(), tuple(made), ())
+    return LaunchSet(Path(), tuple(made), [])
 
 
 def _sample(values: Floats, generator: np.random.Generator) -> Sample:

@@ -124,7 +124,7 @@ class Health:
         return notes
 
     def facts(self, throttled_ranks: list[int]) -> HealthFacts:
-        """Every fact, as `summary.json` has them."""
+        """Return every fact, as `summary.json` has them."""
         return HealthFacts(
             ranks_expected=self.world_size or None,
             ranks_read=list(self.ranks_read),

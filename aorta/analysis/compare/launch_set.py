@@ -244,7 +244,7 @@ class Subject:
     launches: LaunchSet | None = None
 
     def as_set(self) -> LaunchSet:
-        """The launch set; a run compared with a launch set is a set of one launch."""
+        """Return the launch set; a run compared with a launch set is a set of one launch."""
         return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), [])
 
     def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:

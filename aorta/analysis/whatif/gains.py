@@ -123,7 +123,7 @@ class _Part:
 
 
 def marginals(program: RunProgram) -> Marginals:
-    """Marginal costs of a program."""
+    """Return the marginal costs of a program."""
     parts = _parts(program)
     freed: dict[tuple[int, int], Bools] = defaultdict(lambda: np.zeros(len(parts) + 1, bool))
     for number, part in enumerate(parts, start=1):

@@ -239,7 +239,7 @@ def side(name: str, *launches: dict[str, Any]) -> LaunchSet:
     """Launches whose facts are `FACTS` and what is given; None takes a fact away."""
     facts = [{key: value for key, value in (FACTS | changes).items() if value is not None} for changes in launches]
     made = [Launch(Path(name, str(place)), f"{name}{place}", {}, each, ()) for place, each in enumerate(facts)]
-    return LaunchSet(Path(name), tuple(made), ())
+    return LaunchSet(Path(name), tuple(made), [])
 
 
 def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, str]]:

@@ -73,7 +73,7 @@ class PageVerdict:
 
 
 def verdict_of(summary: Summary) -> PageVerdict:
-    """What the page says first."""
+    """Return what the page says first."""
     comparison = known(summary.comparison)
     if comparison is None:
         return _numbers_only(summary.datasets)
@@ -108,7 +108,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
-    """A report without a comparison: what each run came to."""
+    """Return a report without a comparison: what each run came to."""
     many = len(entries) > 1
     results = {label: _result(entry) for label, entry in entries.items()}
     cards = [
