@@ -88,10 +88,10 @@ def commit_of(tree: Path | None) -> str | None:
     """
     if tree is None or not (tree / ".git").exists():
         return None
-    said = _git(tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    if not said:
+    description = _git(tree, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    if not description:
         return None
-    commit = said.decode(errors="replace").strip()
+    commit = description.decode(errors="replace").strip()
     if not commit.endswith("-dirty"):
         return commit
     changes = _git(tree, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")

@@ -217,8 +217,10 @@ def _no_such_option(error: BaseException) -> str | None:
     if not isinstance(error, MissingConfigException) or not error.missing_cfg_file or not error.options:
         return None
     group, _, option = error.missing_cfg_file.rpartition("/")
-    there = [each for each in error.options if not each.startswith("base_")]
-    return f"{group}={option}: there is no such {group}{meant(option, there, '; ')}\n  there are: {', '.join(there)}"
+    options = [each for each in error.options if not each.startswith("base_")]
+    return (
+        f"{group}={option}: there is no such {group}{meant(option, options, '; ')}\n  there are: {', '.join(options)}"
+    )
 
 
 def _without_internals(text: str) -> str:

@@ -177,9 +177,9 @@ def _counts(dataset: LabelledRun) -> StepCounts:
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
         isolated.update(tables.isolated_counts())
-    told = {tables.source.warmup_steps for tables in dataset.run.ranks.values()} - {None}
-    warmups = " or ".join(str(steps) for steps in sorted(told, key=lambda steps: steps or 0))
-    rule = f"the first {warmups} of the run, as its headers say" if told else "a trace flags none"
+    stated = {tables.source.warmup_steps for tables in dataset.run.ranks.values()} - {None}
+    warmups = " or ".join(str(steps) for steps in sorted(stated, key=lambda steps: steps or 0))
+    rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
     return StepCounts(
         rank_steps_read=read,
         rank_steps_used=used,

@@ -114,16 +114,16 @@ def cutoff_entry(run: Run, metrics: Mapping[str, Described]) -> CutoffFacts | No
     found = cutoffs_ns(run)
     if not found:
         return None
-    told = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
+    stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
     medians = [metrics[name].median for name in AT_CUTOFFS if name in metrics]
     ratios = [median for median in medians if median is not None]
     problems = (
-        [_NOT_RECORDED] if not told else sorted({cutoff.problem for cutoff in told if cutoff.problem is not None})
+        [_NOT_RECORDED] if not stated else sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
     )
     return CutoffFacts(
         min(found),
         max(found),
-        sorted({cutoff.source for cutoff in told}),
+        sorted({cutoff.source for cutoff in stated}),
         overlap_ratio_range=ratios if len(ratios) == len(AT_CUTOFFS) else None,
         reason="; ".join(problems) or None,
     )
@@ -215,8 +215,8 @@ def expert_sentences(entry: DatasetEntry) -> list[str]:
     others = [each.block for each in found.blocks if each.expert == hottest.expert]
     where = f"rank {', '.join(map(str, ranks))}" if ranks is not None else "every rank, for its own tokens"
     dropped = whole_percent(block.dropped_share)
-    told = f"{len(others)} of {len(found.blocks)} blocks send most to that number"
+    agreement = f"{len(others)} of {len(found.blocks)} blocks send most to that number"
     return [
         f"expert {hottest.expert} of {hottest.block} is hot: it is sent {hottest.times_mean:.2g} times the "
-        f"mean of its block, and {dropped} of the block's tokens find no room ({told}; computed by {where})"
+        f"mean of its block, and {dropped} of the block's tokens find no room ({agreement}; computed by {where})"
     ]

@@ -317,7 +317,7 @@ def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
     """
     steps, of_rank = _steps_of(run, rank, phase), run.ranks[rank].steps
     complete = np.array([coverage.complete for coverage in of_rank.coverages], bool)[steps.coverage]
-    open_reasons = [said.get("compute_ms") == HOST_BOUND for said in of_rank.reasons]
+    open_reasons = [each.get("compute_ms") == HOST_BOUND for each in of_rank.reasons]
     if np.mean(np.array(open_reasons, bool)[steps.reasons]) > MOST_UNDECIDED:
         raise _NullError(HOST_BOUND)
     known = steps.compute_ms[complete & ~np.isnan(steps.compute_ms)]

@@ -31,7 +31,7 @@ def samples_frame(run: Run) -> pd.DataFrame:
     """Return one row per sample, by rank and time: `rank`, the columns of `records.schema.DeviceSample` (`throttle` a
     list or None), `failed` and, where it is, `reason`.
     """
-    rows = [(rank, *told) for rank, tables in run.ranks.items() for told in tables.details.device_samples()]
+    rows = [(rank, *sample) for rank, tables in run.ranks.items() for sample in tables.details.device_samples()]
     columns: dict[str, Any] = {"rank": pd.Series([rank for rank, _, _ in rows], dtype="int64")}
     for name in DeviceSample.__struct_fields__:
         dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
@@ -119,8 +119,8 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> Device
 
 def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
     telemetry = source.device_telemetry
-    told = samples["throttle"].dropna()
-    reasons = Counter(reason for sample in told for reason in sample)
+    throttles = samples["throttle"].dropna()
+    reasons = Counter(reason for sample in throttles for reason in sample)
     failed = samples[samples["failed"]]
     return RankDevice(
         source=None if telemetry is None else telemetry.source,
@@ -129,8 +129,8 @@ def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
         samples=len(samples),
         samples_failed=len(failed),
         failure=None if failed.empty else failed["reason"].iloc[-1],
-        throttled="yes" if reasons else "no" if len(told) else "unknown",
-        throttled_samples=int(sum(bool(sample) for sample in told)),
+        throttled="yes" if reasons else "no" if len(throttles) else "unknown",
+        throttled_samples=int(sum(bool(sample) for sample in throttles)),
         throttle_reasons=dict(sorted(reasons.items())),
         **{name: _described(samples[name]) for name in VALUES},
     )

@@ -99,8 +99,8 @@ class Pace:
         return Basis(None, used, self._bounds(name), HOST_BOUND)
 
     def _rests_on_compute(self, name: str) -> bool:
-        there = any(name in tables.steps.metrics for tables in self._run.ranks.values())
-        return there and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
+        known = any(name in tables.steps.metrics for tables in self._run.ranks.values())
+        return known and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
 
     @cached_property
     def _used(self) -> Bools:

@@ -359,8 +359,8 @@ class RankTables:
             InputError: it can no longer be read.
         """
         place = int(np.searchsorted(self.steps.global_step, global_step))
-        there = place < len(self.steps) and self.steps.global_step[place] == global_step
-        return self.details.step(place) if there else None
+        exists = place < len(self.steps) and self.steps.global_step[place] == global_step
+        return self.details.step(place) if exists else None
 
     def isolated_counts(self) -> dict[str, int]:
         """Return phase other than `train` -> number of its steps, warm-up included."""

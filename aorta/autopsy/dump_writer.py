@@ -53,8 +53,8 @@ def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
     job = join(evidence)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if there := sorted(folder.glob(f"{PREFIX}*")):
-            raise InputError(f"{there[0]}: {folder} holds dumps already; give a new folder")
+        if dumps := sorted(folder.glob(f"{PREFIX}*")):
+            raise InputError(f"{dumps[0]}: {folder} holds dumps already; give a new folder")
         paths = []
         for rank in job.ranks.values():
             if rank.complete:
@@ -95,10 +95,10 @@ def _first_kept(job: JobEvidence, group: str) -> int:
 
 
 def _status(kept: Sequence[CollectiveEvidence], group: str) -> dict[str, int]:
-    there = [one for one in kept if one.group == group]
-    issued = [one.number + 1 for one in there]
-    started = [one.number + 1 for one in there if one.state != "issued"]
-    completed = [one.number + 1 for one in there if one.state == "completed"]
+    of_group = [one for one in kept if one.group == group]
+    issued = [one.number + 1 for one in of_group]
+    started = [one.number + 1 for one in of_group if one.state != "issued"]
+    completed = [one.number + 1 for one in of_group if one.state == "completed"]
     return {
         "last_enqueued_collective": max(issued, default=-1),
         "last_started_collective": max(started, default=-1),

@@ -180,9 +180,9 @@ def _read(path: Path) -> _Dump | str:
     return dump
 
 
-def _ranks(said: str | list[int]) -> tuple[int, ...]:
+def _ranks(text: str | list[int]) -> tuple[int, ...]:
     """Return the ranks of a group, which torch writes as text."""
-    return tuple(sorted(map(int, re.findall(r"\d+", said)) if isinstance(said, str) else said))
+    return tuple(sorted(map(int, re.findall(r"\d+", text)) if isinstance(text, str) else text))
 
 
 def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool) -> RankEvidence:

@@ -213,8 +213,8 @@ def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:
         states = {one.source: one.state for one in several if one.state != "unknown"}
         silent = any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several)
         if len(set(states.values())) > 1:
-            said = ", ".join(f"{source} says {state}" for source, state in sorted(states.items()))
-            found.append(f"rank {rank}: {said}")
+            states_text = ", ".join(f"{source} says {state}" for source, state in sorted(states.items()))
+            found.append(f"rank {rank}: {states_text}")
         elif silent and "running" in states.values():
             found.append(f"rank {rank}: RAS gets no answer from it, and its process runs")
     return tuple(found)

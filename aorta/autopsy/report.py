@@ -88,11 +88,11 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    there = folder / AUTOPSY_DIR
-    there.mkdir(exist_ok=True)
-    with whole_file(there / JSON_FILE) as part:
+    output = folder / AUTOPSY_DIR
+    output.mkdir(exist_ok=True)
+    with whole_file(output / JSON_FILE) as part:
         part.write_bytes(as_json(verdict))
-    with whole_file(there / TEXT_FILE) as part:
+    with whole_file(output / TEXT_FILE) as part:
         part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
 
 

@@ -112,7 +112,7 @@ def _numbers_apart(twins: Iterable[Mapping[str, _Twins]]) -> dict[str, int]:
         for name, both in groups.items():
             if (apart := _apart(both)) is not None:
                 votes[name][apart] += 1
-    return {name: max(sorted(said), key=lambda apart: said[apart]) for name, said in votes.items()}
+    return {name: max(sorted(counts), key=lambda apart: counts[apart]) for name, counts in votes.items()}
 
 
 def _apart(both: _Twins) -> int | None:
@@ -204,7 +204,7 @@ def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mappin
     """Return the oldest collective of each group that our file says is completed and the ring has open, and what only
     the ring has of those issued before the file was read.
     """
-    said, rank = [], progress.rank
+    contradictions, rank = [], progress.rank
     for name, both in matched.items():
         denied = [
             (ours, row)
@@ -214,7 +214,7 @@ def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mappin
         if denied:
             ours, row = min(denied, key=lambda pair: pair[0].number)
             what = f"{ours.kind} {ours.number} of {name}"
-            said.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
+            contradictions.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
         newer = [row for number, row in both.ring.items() if number - apart[name] > max(both.ours)]
         ahead_ns = _clock_ahead_ns(both.pairs(apart[name]))
         read_ns = progress.taken_ns
@@ -223,5 +223,7 @@ def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mappin
             for row in newer
         )
         if more:
-            said.append(f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not")
-    return said
+            contradictions.append(
+                f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not"
+            )
+    return contradictions

@@ -217,8 +217,8 @@ class HostWatchdog:
         try:
             self._save(evidence)
         except OSError as error:
-            there, why = self._folder / AUTOPSY_DIR, error.strerror or error
-            explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {there}: {why}"
+            output, why = self._folder / AUTOPSY_DIR, error.strerror or error
+            explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {output}: {why}"
         else:
             explanation = _explained(self._folder)
         _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
@@ -261,16 +261,16 @@ def _explained(folder: Path) -> str:
     """Return the answer, and where the report is, once it is written; every host writes it, from the evidence that it
     can see.
     """
-    there = folder / AUTOPSY_DIR
+    output = folder / AUTOPSY_DIR
     try:
         verdict = verdict_on_run(folder)
     except Exception as error:  # noqa: BLE001  the evidence is saved, whatever is wrong with the report
-        return f"evidence in {there}, whose report failed: {error}"
+        return f"evidence in {output}, whose report failed: {error}"
     try:
         write_verdict(folder, verdict)
     except OSError as error:
-        return f"{verdict.summary}; the report cannot be written in {there}: {error.strerror or error}"
-    return f"{verdict.summary}; see {there}"
+        return f"{verdict.summary}; the report cannot be written in {output}: {error.strerror or error}"
+    return f"{verdict.summary}; see {output}"
 
 
 if __name__ == "__main__":

@@ -96,12 +96,12 @@ def _page() -> Iterator[str]:
     yield "\n## Keys\n"
     yield from _section("The root", "", Config, composed)
     for section, node in get_type_hints(Config).items():
-        told = set[type[Any]]()
+        documented = set[type[Any]]()
         for option, schema_of in GROUPS.get(section, {}).items():
             values, _ = _composed(f"{section}={option}")
-            about = _comment_of(section, option) if schema_of in told else None
+            about = _comment_of(section, option) if schema_of in documented else None
             yield from _section(f"`{section}={option}`", section, schema_of, values[section], about)
-            told.add(schema_of)
+            documented.add(schema_of)
         if section not in GROUPS and is_dataclass(node):
             yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section])
     yield "## Experiments\n"

@@ -115,8 +115,8 @@ class DeviceSampler:
             try:
                 self.settings = self._source.settings()
             except Exception as error:  # noqa: BLE001  as in _sample: a failure loses values, never the run; logged
-                said = error if isinstance(error, DeviceUnreadable) else f"{type(error).__name__}: {error}"
-                _log.warning("device telemetry: power caps and clock limits are not known: %s", said)
+                reason = error if isinstance(error, DeviceUnreadable) else f"{type(error).__name__}: {error}"
+                _log.warning("device telemetry: power caps and clock limits are not known: %s", reason)
 
     @property
     def header(self) -> DeviceTelemetry | None:

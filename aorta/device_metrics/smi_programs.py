@@ -120,8 +120,8 @@ def checked(program: Program, *words: str) -> str:
     """
     done = program.run(*words)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise DeviceUnreadable(f"{program.name} ended with {done.returncode}: {said[-1] if said else 'no output'}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise DeviceUnreadable(f"{program.name} ended with {done.returncode}: {output[-1] if output else 'no output'}")
     return done.stdout
 
 
@@ -242,8 +242,10 @@ def _clock_of(part: object) -> object:
 
 def _amd_smi_throttle(section: Mapping[str, Any], status: object) -> list[str] | None:
     """Return which limits were hit; cards before MI300 report only that one was."""
-    told = {name: str(section.get(f"{key}_violation_status")) for key, name in _VIOLATIONS.items()}
-    known = {name: state for name, state in told.items() if state.upper() in ("ACTIVE", "NOT ACTIVE", "TRUE", "FALSE")}
+    statuses = {name: str(section.get(f"{key}_violation_status")) for key, name in _VIOLATIONS.items()}
+    known = {
+        name: state for name, state in statuses.items() if state.upper() in ("ACTIVE", "NOT ACTIVE", "TRUE", "FALSE")
+    }
     if known:
         return sorted(name for name, state in known.items() if state.upper() in ("ACTIVE", "TRUE"))
     return {"THROTTLED": ["other"], "UNTHROTTLED": []}.get(str(status))

@@ -121,11 +121,11 @@ class ClockSynchronisation:
         ranks = [
             RankClock(
                 rank=rank,
-                host=told["host"],
-                boot_id=told["boot_id"],
-                injected=None if told["injected"] is None else Injected(**told["injected"]),
+                host=answer["host"],
+                boot_id=answer["boot_id"],
+                injected=None if answer["injected"] is None else Injected(**answer["injected"]),
             )
-            for rank, told in enumerate(facts)
+            for rank, answer in enumerate(facts)
         ]
         sync = ClockSync(
             version=CLOCK_SYNC_VERSION,

@@ -199,9 +199,9 @@ def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Env
     """Return a warning where more ranks of this host compute on its CPU than it has cores; None where it has enough."""
     if platform != "cpu" or local_world_size <= cores:
         return None
-    there = f"{cores} core{'s' if cores > 1 else ''}"
+    cores_text = f"{cores} core{'s' if cores > 1 else ''}"
     return EnvironmentWarning(
-        f"{local_world_size} ranks on {there}: ranks wait for a core as well as for each other, which lengthens "
+        f"{local_world_size} ranks on {cores_text}: ranks wait for a core as well as for each other, which lengthens "
         f"computation and communication alike; start one rank a core at most (--nproc_per_node {cores})"
     )
 

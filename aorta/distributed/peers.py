@@ -90,7 +90,7 @@ class Peers:
         Waits up to `grace_s` for the others to report. A rank that reports nothing is dead or hangs.
         """
         silent = set(range(self.world_size)) - {self.rank}
-        told: dict[int, str] = {}
+        reports: dict[int, str] = {}
         deadline = time.monotonic() + grace_s
         try:
             over = False
@@ -101,11 +101,11 @@ class Peers:
                         silent.discard(rank)
                         word = json.loads(self.store.get(f"failure/{rank}"))
                         if word["own"]:
-                            told[rank] = word["text"]
+                            reports[rank] = word["text"]
                 time.sleep(_POLL_S)
         except (RuntimeError, OSError) as error:
             return f"the rendezvous store stopped answering ({_first_line(error)}): the process that held it is gone"
-        parts = [f"rank {rank} failed: {text}" for rank, text in sorted(told.items())]
+        parts = [f"rank {rank} failed: {text}" for rank, text in sorted(reports.items())]
         parts += [f"rank {rank} exited without reporting an error, or hangs" for rank in sorted(silent)]
         return "; ".join(parts) or "no rank reported an error of its own"
 
@@ -175,16 +175,16 @@ def gather_when_idle(
     """
     mine, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in range(peers.world_size)]
     others = _Others(peers, key, names)
-    told, next_look = False, time.monotonic()
+    published, next_look = False, time.monotonic()
     try:
         while True:
-            if not told and not busy():
+            if not published and not busy():
                 peers.store.set(names[peers.rank], json.dumps(value()))
-                told = True
-            elif not told:
+                published = True
+            elif not published:
                 peers.store.add(mine, 1)
             # One query for all ranks: a query per pair of ranks would overload the store.
-            if told and peers.store.check(names):
+            if published and peers.store.check(names):
                 return [json.loads(text) for text in peers.store.multi_get(names)]
             if time.monotonic() >= next_look:
                 others.look()

@@ -74,10 +74,10 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
         ConfigError: that accelerator does not exist or lacks what the measurement needs, or there are fewer devices
             than local ranks.
     """
-    there = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
-    if wanted not in ("auto", "cpu") and (there is None or there.type != wanted):
-        raise ConfigError(_not_there(wanted, there))
-    if there is None:
+    available = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    if wanted not in ("auto", "cpu") and (available is None or available.type != wanted):
+        raise ConfigError(_missing_device_message(wanted, available))
+    if available is None:
         return torch.device("cpu")
     count = torch.accelerator.device_count()
     if local_rank >= count:
@@ -85,7 +85,7 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
             f"local rank {local_rank} has no device: torch sees {count}; start at most {count} processes a node "
             "(--nproc_per_node), or set training.device=cpu"
         )
-    device = torch.device(there.type, local_rank)
+    device = torch.device(available.type, local_rank)
     torch.accelerator.set_device_index(local_rank)
     if missing := [*lacks_streams(device), *lacks_backend(device)]:
         why = f"AORTA cannot measure on {device.type}: {', '.join(missing)}"
@@ -114,7 +114,7 @@ def default_label(device: torch.device) -> str:
     return device.type if platform == "other" else platform
 
 
-def _not_there(wanted: str, there: torch.device | None) -> str:
+def _missing_device_message(wanted: str, available: torch.device | None) -> str:
     if wanted == cuda.TYPE:
         return "training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu"
     try:
@@ -124,7 +124,7 @@ def _not_there(wanted: str, there: torch.device | None) -> str:
             f"training.device={wanted}: torch {torch.__version__} knows no device of that type; allowed are auto, cpu, "
             "cuda (CUDA and HIP) and any other accelerator this torch is built for, as xpu"
         )
-    seen = "no accelerator" if there is None else f"{there.type} only"
+    seen = "no accelerator" if available is None else f"{available.type} only"
     return (
         f"training.device={wanted}: torch {torch.__version__} sees {seen} on this machine; use training.device=auto or "
         "cpu, or install the torch that is built for it"

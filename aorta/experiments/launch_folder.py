@@ -88,9 +88,9 @@ def check_words(plan: Plan) -> None:
         command = [side.python, *program, *plan.words_of(side), "--cfg", "job"]
         done = _run(command, side, plan)
         if done.returncode:
-            said = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
             words = shlex.join(hide(plan.words_of(side)))
-            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{said}")
+            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{message}")
 
 
 def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
@@ -102,9 +102,9 @@ def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
         versions = json.loads(done.stdout)
         return {"python": versions["python"], "torch": versions["torch"], "commit": commit_of(tree), "reason": None}
     except (ValueError, KeyError, TypeError):
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(
-            f"{side.name}.python={side.python}: cannot tell its torch ({said}). Name a Python that has torch"
+            f"{side.name}.python={side.python}: cannot tell its torch ({message}). Name a Python that has torch"
         ) from None
 
 
@@ -233,10 +233,10 @@ def last_lines(log: Path) -> list[str]:
 
 def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
     try:
-        there = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
-        if there["plan_version"] != PLAN_VERSION:
-            raise ValueError(f"plan_version {there['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
-        different = differences(_comparable(there), _comparable(wanted))
+        existing = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
+        if existing["plan_version"] != PLAN_VERSION:
+            raise ValueError(f"plan_version {existing['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
+        different = differences(_comparable(existing), _comparable(wanted))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
     if different:
@@ -291,18 +291,20 @@ def take_up(folder: Path, asked: SweepRequest) -> dict[str, JobHistory]:
         ConfigError: no sweep there, or one that was asked for something else: each difference with both values.
     """
     try:
-        there = read_sweep(folder)
+        existing = read_sweep(folder)
     except InputError as error:
         raise ConfigError(f"hydra.launcher.resume: {error}") from error
-    if different := differences(*({key: getattr(each, key) for key in _SAME_SWEEP} for each in (there.asked, asked))):
+    if different := differences(
+        *({key: getattr(each, key) for key in _SAME_SWEEP} for each in (existing.asked, asked))
+    ):
         raise ConfigError(
             f"hydra.launcher.resume: {folder} holds another sweep:\n{different}\n"
             "give what was given there, or another label=NAME"
         )
-    for job in there.jobs:
+    for job in existing.jobs:
         if job.ended is None:
             end_marked(launch_id(folder, job.name))
-    return {job.name: job for job in there.jobs}
+    return {job.name: job for job in existing.jobs}
 
 
 class _Nothing:
@@ -313,14 +315,14 @@ class _Nothing:
 _NOTHING: Final = _Nothing()
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differences(existing: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
 
     Args:
-        there: as it was read from a file.
+        existing: as it was read from a file.
         now: JSON values.
     """
-    before, after = dict(flatten(there)), dict(flatten(json.loads(json.dumps(now))))
+    before, after = dict(flatten(existing)), dict(flatten(json.loads(json.dumps(now))))
     values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
     return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)
 

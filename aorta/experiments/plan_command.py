@@ -299,16 +299,16 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
 def report_command(plan: Plan) -> list[str]:
     """Return the command to run next, in the current folder: it writes to `reports/`, named after the plan."""
     if len(plan.sides) > 1:
-        here = shown_path(plan.output)
-        return ["aorta", "report", str(plan.output) if here == "." else here]
+        folder = shown_path(plan.output)
+        return ["aorta", "report", str(plan.output) if folder == "." else folder]
     alone = plan.output / plan.sides[0].name
     return ["aorta", "report", shown(alone), "--output", str(Path("reports", plan.output.resolve().name))]
 
 
 def shown(path: Path) -> str:
     """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
-    here = Path(os.path.relpath(path))
-    return str(path if len(here.parts) < 2 or here.parts[0] == ".." else here)
+    folder = Path(os.path.relpath(path))
+    return str(path if len(folder.parts) < 2 or folder.parts[0] == ".." else folder)
 
 
 def demo_parser() -> argparse.ArgumentParser:

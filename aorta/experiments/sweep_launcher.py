@@ -136,15 +136,15 @@ class TorchrunJobs:
         Raises:
             ConfigError: the job of that number was another one.
         """
-        there = self._before.get(name)
-        if there is not None and there.words != job.words:
+        earlier = self._before.get(name)
+        if earlier is not None and earlier.words != job.words:
             raise ConfigError(
-                f"hydra.launcher.resume: job {name} of {self._folder} was {' '.join(there.words)}, and is "
+                f"hydra.launcher.resume: job {name} of {self._folder} was {' '.join(earlier.words)}, and is "
                 f"{' '.join(job.words)} now; give what was given there, or another label=NAME"
             )
-        if there is None or there.ended is None or there.status != "done":
+        if earlier is None or earlier.ended is None or earlier.status != "done":
             return None
-        return there.ended if read_medians(self._folder / name).readable else None
+        return earlier.ended if read_medians(self._folder / name).readable else None
 
     def _command(self, options: TorchrunConf) -> list[str]:
         if options.command is not None:

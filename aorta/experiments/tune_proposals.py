@@ -2,7 +2,7 @@
 
     cells = grid("ddp", overlap=True, gradient_bytes=4 << 20)
     proposals = predicted(base, cells)
-    proposals = predicted_again(there, proposals[0], proposals, base.identity.replayed_ms, "refine-1")
+    proposals = predicted_again(refined, proposals[0], proposals, base.identity.replayed_ms, "refine-1")
     chosen = best(proposals, count=1, threshold=0.02)
 
 A setting is written as changes of a what-if, and `overrides` says which keys of the configuration make them. Must not
@@ -111,11 +111,11 @@ class Refined:
 
     def hold(self, proposal: Proposal, step_ms: float, source: str) -> None:
         """Note where a launch was not as predicted: then its record moves all its neighbours."""
-        said = proposal.launch_ms
-        if said is not None and not said.low <= step_ms <= said.high:
+        prediction = proposal.launch_ms
+        if prediction is not None and not prediction.low <= step_ms <= prediction.high:
             self.notes.append(
-                f"{source}: {' '.join(proposal.changes)} took {step_ms:.2f} ms a step, where {said.value:.2f} "
-                f"({said.low:.2f} to {said.high:.2f}) were predicted from {proposal.source}"
+                f"{source}: {' '.join(proposal.changes)} took {step_ms:.2f} ms a step, where {prediction.value:.2f} "
+                f"({prediction.low:.2f} to {prediction.high:.2f}) were predicted from {proposal.source}"
             )
 
 
@@ -213,7 +213,7 @@ def predicted(
 
 
 def predicted_again(
-    there: Base,
+    refined: Base,
     made: Proposal,
     proposals: Sequence[Proposal],
     base_ms: float,
@@ -227,13 +227,13 @@ def predicted_again(
     The less there is to change, the smaller the error of a prediction: docs/dev/what-if-model.md has both.
 
     Args:
-        there: the replay of a run that has the setting `made`.
+        refined: the replay of a run that has the setting `made`.
         base_ms: step time of the base as replayed.
         source: the name of that run.
         known: settings that have a record of their own: what is said of them stays.
     """
     near = [one for one in proposals if one.changes not in known and _near(made.changes, one.changes)]
-    anew = predicted(there, [one.changes for one in near], made.changes, base_ms)
+    anew = predicted(refined, [one.changes for one in near], made.changes, base_ms)
     kept = [one for one in proposals if one not in near]
     return sorted([*(replace(one, source=source) for one in anew), *kept], key=_rank)
 

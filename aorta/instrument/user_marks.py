@@ -143,9 +143,9 @@ class _OpenRange:
         self._marks, self._name = marks, name
 
     def __enter__(self) -> None:
-        here = self._marks.thread()
-        self._thread, self._depth = here.number, here.depth
-        here.depth += 1
+        thread = self._marks.thread()
+        self._thread, self._depth = thread.number, thread.depth
+        thread.depth += 1
         self._seen: Any = None
         if torch.autograd._profiler_enabled():
             self._seen = torch.profiler.record_function(TRACE_NAME.format(name=self._name))
@@ -158,8 +158,8 @@ class _OpenRange:
         end_ns = time.perf_counter_ns()
         if self._seen is not None:
             self._seen.__exit__(kind, error, trace)
-        here = self._marks.thread()
-        here.depth = max(0, here.depth - 1)  # it may have been entered on another thread
+        thread = self._marks.thread()
+        thread.depth = max(0, thread.depth - 1)  # it may have been entered on another thread
         why = None if kind is None else kind.__name__[:MOST_NAME_CHARS]
         self._marks.ended((self._name, self._thread, self._depth, self._start_ns, end_ns, why))
 

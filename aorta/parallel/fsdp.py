@@ -117,8 +117,8 @@ def _shard_separately(
 
     def placement(parameter: nn.Parameter) -> Shard:
         # By whole experts; where there are too few of them, or they do not divide, each one is cut.
-        here = local_part(parameter)
-        return Shard(1 if here.shape[0] % ranks and here.shape[1] % ranks == 0 else 0)
+        part = local_part(parameter)
+        return Shard(1 if part.shape[0] % ranks and part.shape[1] % ranks == 0 else 0)
 
     if ranks == 1 and policy.reduce_dtype is torch.float16:
         # Nothing is reduced, but for fp16 FSDP would divide before and after that, and once more where it copies.

@@ -243,12 +243,12 @@ def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
     if mesh is None:
         own = place.coordinate
         return dataclasses.replace(place, coordinate=own or coordinate_of(place.rank, (), place.world_size))
-    here = mesh.get_coordinate()
-    if here is None:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
         raise ConfigError(f"rank {place.rank} is not in the mesh {mesh}: there is no name for its traces")
     alone = all(size == 1 for size in mesh.shape) and place.world_size == 1
     names = tuple(mesh.mesh_dim_names or ())
-    return dataclasses.replace(place, coordinate=None if alone else tuple(here), dimensions=names)
+    return dataclasses.replace(place, coordinate=None if alone else tuple(coordinate), dimensions=names)
 
 
 def export_disabled(settings: Profiling) -> bool:

@@ -121,8 +121,8 @@ def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int
         sizes = (world_size,)  # ranks are independent: only the rank number distinguishes them
     place: list[int] = []
     for size in reversed(sizes):
-        rank, here = divmod(rank, size)
-        place.insert(0, here)
+        rank, index = divmod(rank, size)
+        place.insert(0, index)
     return tuple(place)
 
 
@@ -152,7 +152,7 @@ def snapshot_name(place: TracePlace, tag: str) -> str:
     """Name a memory snapshot: `oom-rank-3-dp1-tp1.snapshot.pickle`; `coord-1-1` where the mesh has no names."""
     where = ""
     if place.coordinate and len(place.dimensions) == len(place.coordinate):
-        where = "".join(f"-{name}{here}" for name, here in zip(place.dimensions, place.coordinate, strict=True))
+        where = "".join(f"-{name}{index}" for name, index in zip(place.dimensions, place.coordinate, strict=True))
     elif place.coordinate:
         where = "-coord-" + "-".join(map(str, place.coordinate))
     return f"{tag}-rank-{place.rank}{where}.snapshot.pickle"

@@ -55,7 +55,7 @@ class Problems:
         else:
             self.more += 1
 
-    def said(self) -> list[str]:
+    def as_sentences(self) -> list[str]:
         """Return all problems, those beyond the limit as one sentence with their number."""
         rest = [f"{self.name}: {self.more} more line(s) could not be read; ignored"] if self.more else []
         return [*self.sentences, *rest]
@@ -79,7 +79,7 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
             else:
                 yield line
     finally:
-        problems += found.said()
+        problems += found.as_sentences()
 
 
 def header_of(path: Path) -> Header:

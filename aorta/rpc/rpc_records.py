@@ -104,15 +104,15 @@ def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
 def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
     """Return what the driver says is missing, or that it does not say."""
     names = {str(worker): name for worker, name in workers.items()}
-    said = [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
+    problems = [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
     if facts.cut_short:
-        said.append(f"the run was cut short: {facts.cut_short}")
+        problems.append(f"the run was cut short: {facts.cut_short}")
     if not facts.ended:
         name = workers.get(facts.driver, "?")
-        said.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
+        problems.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
     if facts.finished_windows is not None and facts.finished_windows < facts.windows:
-        said.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
-    return said
+        problems.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
+    return problems
 
 
 def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:

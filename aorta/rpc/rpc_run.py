@@ -243,10 +243,10 @@ class RpcRun:
 
     def _serve(self, traced: TracedRpc, folder: RunFolder) -> None:
         for number in range(self.workload.windows):
-            told = self.together.listen(f"window/{number}")
-            if told is None:
+            window = self.together.listen(f"window/{number}")
+            if window is None:
                 return
-            with self._window(traced, folder, number, told["options"], profile=told["profile"]):
+            with self._window(traced, folder, number, window["options"], profile=window["profile"]):
                 self.together.confirm(f"started/{number}")
                 self.together.listen(f"ended/{number}")
             self.together.confirm(f"saved/{number}")

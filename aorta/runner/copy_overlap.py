@@ -136,20 +136,20 @@ def measured(settings: CopyOverlap, device: torch.device) -> list[SizeResult]:
 def ways(size_bytes: int, device: torch.device) -> list[tuple[str, str, Work]]:
     """Return the name, what is asked to copy (`WayResult.by`), and one copy, for each way that this machine has."""
     elements = size_bytes // 4
-    here, there = (torch.ones(elements, device=device) for _ in range(2))
+    source, target = (torch.ones(elements, device=device) for _ in range(2))
     host = torch.ones(elements, pin_memory=True)
     found: list[tuple[str, str, Work]] = [
-        ("d2d", "kernel", lambda: torch.mul(here, 1.0, out=there)),
-        ("d2d", "memcpy", lambda: there.copy_(here, non_blocking=True)),
-        ("h2d", "memcpy", lambda: there.copy_(host, non_blocking=True)),
-        ("d2h", "memcpy", lambda: host.copy_(here, non_blocking=True)),
+        ("d2d", "kernel", lambda: torch.mul(source, 1.0, out=target)),
+        ("d2d", "memcpy", lambda: target.copy_(source, non_blocking=True)),
+        ("h2d", "memcpy", lambda: target.copy_(host, non_blocking=True)),
+        ("d2h", "memcpy", lambda: host.copy_(source, non_blocking=True)),
     ]
     if torch.accelerator.device_count() > 1:
         peer = torch.device(
             device.type, (torch.accelerator.current_device_index() + 1) % torch.accelerator.device_count()
         )
         away = torch.ones(elements, device=peer)
-        found.append(("p2p", "memcpy", lambda: away.copy_(here, non_blocking=True)))
+        found.append(("p2p", "memcpy", lambda: away.copy_(source, non_blocking=True)))
     return found
 
 

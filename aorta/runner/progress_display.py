@@ -86,8 +86,8 @@ class OverlapProgress(TutorialProgress):
         if due:
             # With a bar the lines would only repeat it; the log file has them anyway.
             level = logging.DEBUG if self._bar is not None else logging.INFO
-            said = f"{_summary(step, alone=self._alone)}{self._so_far.shares()}{self._so_far.pace()}"
-            _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, said)
+            line = f"{_summary(step, alone=self._alone)}{self._so_far.shares()}{self._so_far.pace()}"
+            _log.log(level, "step %d/%d  %s", step.global_step + 1, self._stop, line)
 
     def close(self) -> None:
         """Remove the progress line from the terminal."""
@@ -115,8 +115,8 @@ class _SoFar:
 
     def shares(self) -> str:
         """Return the hidden share of all communication and the samples per second, as far as they are known."""
-        said = "" if self._alone else self._hidden()
-        return said if self._rate is None else f"{said}  {self._rate * self._samples:.0f} samples/s"
+        hidden = "" if self._alone else self._hidden()
+        return hidden if self._rate is None else f"{hidden}  {self._rate * self._samples:.0f} samples/s"
 
     def _hidden(self) -> str:
         """Of the steps that their marks measured; where these leave it open, of those that kernels did."""

@@ -205,8 +205,8 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     ensure_built(mode, wanted=request.instrument.native, emulated=request.emulated)
     interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
     cutoff = stall_cutoff(request.instrument.stall_cutoff_us, site.device, mode)
-    told = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}
-    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | told)
+    entry = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}
+    ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | entry)
     cutoff = slowest_of_host(cutoff, site.topology.host, ranks)
     alone = _alone(site)
     from_python = timed_from_python(interceptor.get("interceptor"), platform_of(site.device))

@@ -233,9 +233,9 @@ def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | 
     if manifest is None:
         return None, NO_MANIFEST
     plan = manifest.get("plan")
-    told = plan.get(_OWN) if isinstance(plan, Mapping) else None
-    if isinstance(told, int | float) and told > 0:
-        return float(told), None
+    stated = plan.get(_OWN) if isinstance(plan, Mapping) else None
+    if isinstance(stated, int | float) and stated > 0:
+        return float(stated), None
     config = config_of(manifest)
     workload, parallel = (config.get(name) for name in ("workload", "parallel"))
     name = workload.get("name") if isinstance(workload, Mapping) else None

@@ -73,13 +73,13 @@ def sentence(
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     if abs(means.difference_ms) <= SAME * max(left, right):
-        said = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
-        return f"{said}{_hidden_alone(found)}.", None
+        sentence = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
+        return f"{sentence}{_hidden_alone(found)}.", None
     toggled = _toggled(found, configured, parallel)
     if toggled is not None:
         return toggled, max(found.part, key=_portion)
-    said, lead = _cause(means, found, late)
-    parts = [_change(means, left, right), _configured(configured), f"{said}.", _balance(means, found, computing)]
+    sentence, lead = _cause(means, found, late)
+    parts = [_change(means, left, right), _configured(configured), f"{sentence}.", _balance(means, found, computing)]
     return " ".join(filter(None, parts)), lead
 
 
@@ -223,12 +223,12 @@ def _part(means: Means, chosen: Sequence[_Chosen]) -> str:
     part, share = _largest(_differences(means, chosen, lambda key: key.part), means.difference_ms)
     if part == UNKNOWN_PART or share < _MOST:
         return "; whether that is waiting or transfer is unknown" if part == UNKNOWN_PART else ""
-    said = {
+    sentence = {
         WAIT: "waiting for peers, not transfer",
         TRANSFER: "transfer, not waiting for peers",
         BUBBLE_PART: "bubbles of the pipeline: waiting for another stage",
     }[part]
-    return f"; {'it' if share >= _NEARLY_ALL else 'most of it'} is {said}"
+    return f"; {'it' if share >= _NEARLY_ALL else 'most of it'} is {sentence}"
 
 
 def _where(means: Means, chosen: Sequence[_Chosen]) -> str:

@@ -285,5 +285,5 @@ def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, s
     # Of the exact Mann-Whitney test where every value of a side is above the other's.
     p = 2 / comb(sum(counts), counts[0])
     least = TEXT.effect(low if low > 0 else high, "difference" if unit == "ratio" else "quotient")
-    told = f"{why}: apart in all launches, by {least} or more (p = {p_value(p)})"
-    return "improvement" if good else "regression", told
+    reason = f"{why}: apart in all launches, by {least} or more (p = {p_value(p)})"
+    return "improvement" if good else "regression", reason

@@ -129,15 +129,15 @@ def decide(evidence: Evidence) -> tuple[Word, str]:
     significant, beyond = evidence.p <= evidence.alpha, abs(effect.value) > margin
     if significant and beyond and not effect.holds_zero:
         good = (effect.value > 0) == (evidence.better == "higher")
-        told = f"p = {p_value(evidence.p)} and the effect is beyond the margin of {margin:g}"
-        return "improvement" if good else "regression", told
+        reason = f"p = {p_value(evidence.p)} and the effect is beyond the margin of {margin:g}"
+        return "improvement" if good else "regression", reason
     if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
         return "equivalent", f"the whole interval lies within the margin of {margin:g}"
     if not significant:
         return "inconclusive", f"p = {p_value(evidence.p)} is above {evidence.alpha:g}"
     if beyond:
-        told = f"p = {p_value(evidence.p)}, but the interval holds 0"
-        return "inconclusive", f"{told}: launches share values, or have none"
+        reason = f"p = {p_value(evidence.p)}, but the interval holds 0"
+        return "inconclusive", f"{reason}: launches share values, or have none"
     return "inconclusive", (
         f"p = {p_value(evidence.p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
     )
@@ -276,10 +276,10 @@ def _change(name: str, entry: ComparedMetric, *, counts: bool) -> str:
     else:
         called = "step time" if name == GUARD else name
         said = f"{called} {significant(sides[0] or 0.0)} -> {significant(sides[1] or 0.0)} {unit}"
-    told = _evidence(entry)
+    evidence = _evidence(entry)
     if counts:
-        told += ["{} against {} launches".format(*entry.counts)]
-    return f"{said} ({', '.join(told)})" if told else said
+        evidence += ["{} against {} launches".format(*entry.counts)]
+    return f"{said} ({', '.join(evidence)})" if evidence else said
 
 
 def _evidence(entry: ComparedMetric) -> list[str]:
@@ -287,14 +287,14 @@ def _evidence(entry: ComparedMetric) -> list[str]:
     effect = entry.effect
     if not entry.tested:
         return []
-    told = [] if effect.value is None else [TEXT.effect(effect.value, effect.kind)]
-    if told and effect.low is not None:
+    parts = [] if effect.value is None else [TEXT.effect(effect.value, effect.kind)]
+    if parts and effect.low is not None:
         level = TEXT.percent(entry.interval_level, 0)
-        told = [
-            f"{told[0]}, {level} interval {TEXT.effect(effect.low, effect.kind)} to "
+        parts = [
+            f"{parts[0]}, {level} interval {TEXT.effect(effect.low, effect.kind)} to "
             f"{TEXT.effect(effect.high, effect.kind)}"
         ]
-    return told + ([] if entry.p is None else [f"p {p_value(entry.p)}"])
+    return parts + ([] if entry.p is None else [f"p {p_value(entry.p)}"])
 
 
 def _step_time(guard: ComparedMetric | None) -> str:

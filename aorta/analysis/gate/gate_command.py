@@ -98,11 +98,11 @@ def junit_xml(result: GateEntry, comparison: Comparison) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", {"name": _clean(judged.condition), "classname": f"aorta.gate.{_clean(judged.metric)}"}
         )
-        said = f"{quantity(judged, judged.value)}: {judged.reason}"
+        details = f"{quantity(judged, judged.value)}: {judged.reason}"
         if element is not None:
-            attributes = {"message": _clean(said)} | ({} if element == "skipped" else {"type": judged.outcome})
+            attributes = {"message": _clean(details)} | ({} if element == "skipped" else {"type": judged.outcome})
             ElementTree.SubElement(case, element, attributes).text = _clean(_details(judged, comparison))
-        ElementTree.SubElement(case, "system-out").text = _clean(said)
+        ElementTree.SubElement(case, "system-out").text = _clean(details)
     ElementTree.SubElement(suite, "system-out").text = _clean(headline(result))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
@@ -182,9 +182,9 @@ def _head(comparison: Comparison | None, result: GateEntry | None) -> Iterator[s
     if result is None:
         yield f"### AORTA: {escaped(title(comparison))}"
     yield ""
-    word, _, said = short_headline(comparison).partition(":")
+    word, _, details = short_headline(comparison).partition(":")
     sides = f"{escaped(comparison.candidate)} against {escaped(comparison.reference)}"
-    yield f"{sides}: **{escaped(word)}**: {escaped(said)}"
+    yield f"{sides}: **{escaped(word)}**: {escaped(details)}"
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:

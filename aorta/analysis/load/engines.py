@@ -113,10 +113,10 @@ class Dask:
                 raise InputError(
                     f"the Dask scheduler at {self.scheduler} has no workers: start some with `dask worker`"
                 )
-            there = [item.absolute() for item in items]
+            absolute = [item.absolute() for item in items]
             try:
                 yield from _bounded(
-                    lambda item: client.submit(_tried, function, item, pure=False), there, _AHEAD * threads
+                    lambda item: client.submit(_tried, function, item, pure=False), absolute, _AHEAD * threads
                 )
             except InputError:
                 raise

@@ -247,14 +247,14 @@ class _Columns:
             bounds, by_kernels = {name: ends[:, chosen] for name, ends in bounds.items()}, by_kernels[chosen]
             if self.contents is not None:
                 self.contents.take(chosen)
-        said = problems.said()
+        texts = problems.as_sentences()
         name = self.path.name
         if footer is None:
-            said.append(no_footer(self.path))
+            texts.append(no_footer(self.path))
         if (repeated := trained - integers.shape[1]) > 0:
-            said.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
+            texts.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
         if footer is not None and footer.steps_written != read:
-            said.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
+            texts.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
         columns = dict(zip(_INTEGERS, integers, strict=True))
         line_offset = columns.pop("line_offset")
         names = tuple(CollectiveName(*name) for name in self.names)
@@ -290,7 +290,7 @@ class _Columns:
             gradient_order=self.gradient_order,
             expert_load=self.expert_load,
             covered=coverage_facts(steps, collectives),
-            problems=tuple(said),
+            problems=tuple(texts),
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,
         )

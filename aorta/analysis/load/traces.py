@@ -48,13 +48,15 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     devices = [device for trace in traces for device in trace.devices]
     if not devices:
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
-    numbered, chosen, said = _numbers(traces)
+    numbered, chosen, numbering = _numbers(traces)
     health = examine([trace.facts for trace in traces], left_out, measured=numbered)
     world = health.world_size if health.world_size is not None else sum(number >= 0 for number in numbered)
     if health.world_size is None:
-        said.append("no trace says how many ranks there were: the world size is the number of ranks read")
+        numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
     if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
-        said.append(f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out")
+        numbering.append(
+            f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
+        )
     ranks: dict[int, RankTables] = {}
     wholes: dict[int, Whole] = {}
     for index in sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index]))):
@@ -62,7 +64,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         if index in chosen:
             ranks[number] = _as_rank(device.tables, number, world)
         wholes[number] = device.whole
-    return Run(location, ranks, None, _health(ranks, health, left_out, said, world), _entries(wholes, traces))
+    return Run(location, ranks, None, _health(ranks, health, left_out, numbering, world), _entries(wholes, traces))
 
 
 def _entries(wholes: Mapping[int, Whole], traces: Sequence[TraceTables]) -> TraceEntries:
@@ -98,7 +100,7 @@ def _numbers(traces: Sequence[TraceTables]) -> tuple[list[int], set[int], list[s
         if trace.devices:
             chosen.add(max(range(first, len(devices)), key=lambda index: devices[index].busy_ns))
     numbers: list[int] = []
-    said: list[str] = []
+    numbering: list[str] = []
     next_number = -1
     for index, device in enumerate(devices):
         source = device.tables.source
@@ -113,9 +115,9 @@ def _numbers(traces: Sequence[TraceTables]) -> tuple[list[int], set[int], list[s
             if index in chosen
             else f"not the busiest of its trace: {next_number} in traces.whole, and in no step"
         )
-        said.append(f"{source.path}: {who}, {where} is {what}")
+        numbering.append(f"{source.path}: {who}, {where} is {what}")
         next_number -= 1
-    return numbers, chosen, said
+    return numbers, chosen, numbering
 
 
 def _as_rank(tables: RankTables, number: int, world_size: int) -> RankTables:
@@ -128,7 +130,7 @@ def _health(
     ranks: Mapping[int, RankTables],
     traces: TraceHealth,
     left_out: Sequence[str],
-    said: Sequence[str],
+    numbering: Sequence[str],
     world_size: int,
 ) -> Health:
     known = {number: tables for number, tables in ranks.items() if number >= 0}
@@ -139,6 +141,6 @@ def _health(
         files_left_out=tuple(left_out),
         partial_steps=partial_steps(known.values()),
         instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
-        traces={"numbering": list(said), "traces": traces.as_json()},
-        trace_notes=(*traces.notes(), *said),
+        traces={"numbering": list(numbering), "traces": traces.as_json()},
+        trace_notes=(*traces.notes(), *numbering),
     )

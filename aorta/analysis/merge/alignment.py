@@ -120,7 +120,7 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
     paths = {path for path in near.values() if path} or {path for folder in folders if (path := _nearest([folder]))}
     files = {path: read_clock_sync(path) for path in sorted(paths)}
     own = [(trace.path, sync) for trace in traces if (sync := _own_clock(trace)) is not None]
-    told = {path for path, _ in own}
+    own_paths = {path for path, _ in own}
     known = {_run(sync) for sync in files.values()}
     for trace, sync in own:
         if _run(sync) not in known:
@@ -128,7 +128,7 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
             earlier = (path for folder in _folders(trace, folders) for path in in_history(folder, *_run(sync)))
             if (path := _nearest(list(earlier))) is not None:
                 files[path] = read_clock_sync(path)
-    silent = [path for trace in traces if trace.path not in told and (path := near[trace.path])]
+    silent = [path for trace in traces if trace.path not in own_paths and (path := near[trace.path])]
     said = [*own, *((path, files[path]) for path in silent)] or list(files.items())
     runs = {_run(sync): path for path, sync in said}
     if len(runs) > 1:

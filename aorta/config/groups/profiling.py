@@ -173,8 +173,8 @@ def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
         return cast(Profiling, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         known = ", ".join(PRESETS[name].__dataclass_fields__)
-        said = str(error).splitlines()[0]
-        raise ConfigError(f"{where}: {said}; the keys of profiling={name} are {known}") from error
+        message = str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {message}; the keys of profiling={name} are {known}") from error
 
 
 def steps_to_wait(profiling: Profiling) -> int:

@@ -1,1 +1,1 @@
-"""A network that is not there: collectives are delayed, or replaced, as another fabric would have it (decision 7)."""
+"""Emulation of a network: collectives are delayed, or replaced, as another fabric would have it (decision 7)."""

@@ -347,5 +347,5 @@ def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw]
         before, after = (_METADATA.decode(msgspec.json.encode(members)) for members in (head, tail))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error
-    said = {name: value for name in Metadata.__struct_fields__ if (value := getattr(before, name)) is not None}
-    return msgspec.structs.replace(after, **said)
+    stated = {name: value for name in Metadata.__struct_fields__ if (value := getattr(before, name)) is not None}
+    return msgspec.structs.replace(after, **stated)

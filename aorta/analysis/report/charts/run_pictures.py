@@ -158,8 +158,8 @@ def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
     still = [panel for panel in sampled if constant(frame[panel[0]].to_numpy(), _WHOLE.get(panel[0])) is not None]
     if len(throttled):
         still = [panel for panel in still if panel[0] != "device_sclk_mhz"]  # its ticks are told nowhere else
-    told = [f"{title} {frame[name].median():,.4g} {unit}" for name, title, unit in still]
-    unchanged = f"the same in every step: {', '.join(told)}" if told else ""
+    medians = [f"{title} {frame[name].median():,.4g} {unit}" for name, title, unit in still]
+    unchanged = f"the same in every step: {', '.join(medians)}" if medians else ""
     if len(still) == len(sampled):
         return f"nothing changes: {unchanged}"
     drawn = [panel for panel in drawn if panel not in still]

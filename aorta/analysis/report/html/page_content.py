@@ -169,8 +169,8 @@ def _gate(gate: GateEntry | None) -> str | None:
     """Return what a gate said, in a sentence."""
     if gate is None:
         return None
-    told = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
-    return f"Gate: {gate.outcome} (exit code {gate.exit_code}). {told}"
+    stated = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
+    return f"Gate: {gate.outcome} (exit code {gate.exit_code}). {stated}"
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
@@ -181,7 +181,7 @@ def _attribution(found: Attribution | None) -> dict[str, Any] | None:
     if found is None:
         return None
     sides = {"reference": found.reference, "candidate": found.candidate} if found.reference else {}
-    means = {side: _means(told) for side, told in sides.items()}
+    means = {side: _means(row) for side, row in sides.items()}
     ways = [(name, rows, True) for name, rows in (found.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
     ways += [("stragglers", found.stragglers or [], False), ("computing", found.computing or [], False)]

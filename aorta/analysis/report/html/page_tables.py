@@ -127,11 +127,11 @@ def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
     found, p, corrected = pair.effect, pair.p, pair.p_corrected
     together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
     verdict = pair.verdict or "not judged"
-    said = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
+    label = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
     effect = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
     if apart:
         effect = [Cell(PAGE.effect(found.value, found.kind), found.value), Cell(PAGE.interval(found), found.low)]
-    cells = [word(said, pair.verdict_reason, _TONE.get(verdict)), *effect]
+    cells = [word(label, pair.verdict_reason, _TONE.get(verdict)), *effect]
     cells.append(Cell(p_value(p, 3, unknown=PAGE.unknown), p, together))
     return cells
 
@@ -327,8 +327,8 @@ def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     """Return what each metric is."""
     columns = (Column("metric"), Column("unit"), Column("better"), Column("definition"))
     rows = tuple(
-        (word(name), word(told.unit), word(told.better or "neither"), word(told.definition))
-        for name, told in definitions.items()
+        (word(name), word(metric.unit), word(metric.better or "neither"), word(metric.definition))
+        for name, metric in definitions.items()
     )
     return Table("definitions", "What each metric is", columns, rows)
 

@@ -74,13 +74,13 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
 
 def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
     """Return which launch stands for each launch set where the page shows one; empty without a set."""
-    told = [
+    stated = [
         f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
         for label, entry in entries.items()
         if entry.launches
     ]
     rules = dict.fromkeys(entry.representative_rule for entry in entries.values() if entry.launches)
-    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(told)}." if told else ""
+    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(stated)}." if stated else ""
 
 
 def _coverage(dataset: LabelledRun, entry: DatasetEntry) -> str:
@@ -99,13 +99,13 @@ def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
         manifest = dataset.run.manifest
         if manifest is None:
             notes.append(f"{label}: {_NO_MANIFEST}")
-        told = manifest or {}
-        facts[label] = dict(flatten({name: told[name] for name in _ENVIRONMENT if name in told}))
+        stated = manifest or {}
+        facts[label] = dict(flatten({name: stated[name] for name in _ENVIRONMENT if name in stated}))
         config[label] = dict(flatten(config_of(manifest)))
-        others = told.get("environment_differences")
+        others = stated.get("environment_differences")
         if isinstance(others, dict) and others:
             notes.append(f"{label}: another environment than that of rank 0 on rank {', '.join(others)}")
-        warned = told.get("warnings")
+        warned = stated.get("warnings")
         notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
     both = len(datasets) > 1
     return {

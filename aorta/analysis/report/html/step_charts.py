@@ -48,8 +48,8 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     def add(name: str, title: str, unit: str, curves: Mapping[str, Curve], caption: str, whole: float | None) -> None:
         if not any(curve.known for curve in curves.values()):
             return
-        if (said := _one_step(title, unit, curves)) is not None:
-            notes.append(said)
+        if (sentence := _one_step(title, unit, curves)) is not None:
+            notes.append(sentence)
             return
         plot = new_chart(f"steps-{name}", 190, "", unit, under=charts)
         plot.xaxis.ticker = _whole_numbers()
@@ -71,8 +71,8 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     for name, title, unit in _DEVICES:
         curves = {label: found[name] for label, found in sampled.items() if name in found}
         placed = {label: curves.get(label, _NOTHING) for label in series}
-        if (said := _unchanged(title, unit, curves)) is not None:
-            notes.append(said)
+        if (sentence := _unchanged(title, unit, curves)) is not None:
+            notes.append(sentence)
         else:
             add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
     counted = {label: each.counters() for label, each in series.items()}
@@ -80,8 +80,8 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
     drawn = 0
     for name in dict.fromkeys(name for found in counted.values() for name in found):
         placed = {label: found.get(name, _NOTHING) for label, found in counted.items()}
-        if said := _unchanged(name, "", {label: found[name] for label, found in counted.items() if name in found}):
-            notes.append(said)
+        if sentence := _unchanged(name, "", {label: found[name] for label, found in counted.items() if name in found}):
+            notes.append(sentence)
             continue
         if drawn == MOST_COUNTERS:
             left.append(name)
@@ -103,8 +103,8 @@ def _unchanged(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None
     values = {label: curve.constant(100.0 if unit == "%" else None) for label, curve in curves.items() if curve.known}
     if not values or None in values.values():
         return None
-    told = ", ".join(f"{value:,.4g}{f' {unit}' if unit else ''} ({label})" for label, value in values.items())
-    return f"{title} does not change over the steps and has no chart: {told}."
+    values_text = ", ".join(f"{value:,.4g}{f' {unit}' if unit else ''} ({label})" for label, value in values.items())
+    return f"{title} does not change over the steps and has no chart: {values_text}."
 
 
 def _one_step(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
@@ -113,11 +113,11 @@ def _one_step(title: str, unit: str, curves: Mapping[str, Curve]) -> str | None:
     if any(len(curve.x) > 1 for curve in known.values()):
         return None
     name = unit if unit in ("", "ms") else "ratio" if unit == "hidden / all" else unit
-    told = ", ".join(
+    values_text = ", ".join(
         f"{PAGE.quantity(float(curve.middle[0]), name).strip()} ({label}, global step {curve.x[0]:.0f})"
         for label, curve in known.items()
     )
-    return f"{title} has one step and no chart: {told}."
+    return f"{title} has one step and no chart: {values_text}."
 
 
 _NOTHING: Final = Curve(*(np.empty(0),) * 4)
