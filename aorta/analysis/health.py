@@ -17,7 +17,7 @@ _LISTED: Final = 12
 
 
 @dataclass(frozen=True)
-class Held:
+class EmulationCounts:
     """How often the emulated network, and not the backend, determined a collective's times; warm-up left out.
 
     `slower` counts rows whose backend took longer than the emulated link, so that their times are the backend's. It is
@@ -67,7 +67,7 @@ class Health:
     """
     coverage_reasons: Mapping[str, int] = field(default_factory=dict)
     fabric: Mapping[str, object] | None = None
-    held: Held | None = None
+    held: EmulationCounts | None = None
     """In how many rows the emulated network determined the times; None on a real one."""
     manifest_problem: str | None = None
     timed_from_python: str | None = None

@@ -18,7 +18,7 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.autopsy.joining import join
 from aorta.autopsy.rules import RULES, Case
-from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_words
+from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_label
 from aorta.autopsy.waits import OpenCollective
 from aorta.command_line import name_ranks
 from aorta.version import __version__
@@ -282,7 +282,7 @@ def _notes(job: JobEvidence) -> list[str]:
     """Return what limits the answer."""
     torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
     unlisted = sorted(
-        group_words(name, group.description)
+        group_label(name, group.description)
         for name, group in job.groups.items()
         if name not in job.listed and group.ranks
     )

@@ -20,7 +20,7 @@ from typing import Final
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence
 from aorta.autopsy.job import Channel, JobEvidence, Rank, Signature, signature
-from aorta.autopsy.verdict import Aspect, Kind, group_words
+from aorta.autopsy.verdict import Aspect, Kind, group_label
 from aorta.command_line import name_ranks
 
 _ONE_SIZE: Final = ("all_reduce", "reduce_scatter", "broadcast", "reduce", "all_gather", "barrier")
@@ -116,7 +116,7 @@ def _mismatch(
             return None
         accused = _odd(job, channel, number, camps)
         ahead, swapped = _order(job, channel, number, issued, accused)
-        group = group_words(channel.group, job.groups[channel.group].description)
+        group = group_label(channel.group, job.groups[channel.group].description)
         return Mismatch(channel, group, number, aspect, issued, camps, accused, ahead, swapped)
     return None
 

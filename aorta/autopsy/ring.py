@@ -110,12 +110,12 @@ def _numbers_apart(twins: Iterable[Mapping[str, _Twins]]) -> dict[str, int]:
     votes: dict[str, Counter[int]] = defaultdict(Counter)
     for groups in twins:
         for name, both in groups.items():
-            if (apart := _apart(both)) is not None:
+            if (apart := _numbering_offset(both)) is not None:
                 votes[name][apart] += 1
     return {name: max(sorted(counts), key=lambda apart: counts[apart]) for name, counts in votes.items()}
 
 
-def _apart(both: _Twins) -> int | None:
+def _numbering_offset(both: _Twins) -> int | None:
     """Return the offset between both numberings with which kinds and bytes agree in the newer half of the shorter list:
     one with like times of issue, with which the newest match or nearly so, as in a hang nobody issues any more.
     """

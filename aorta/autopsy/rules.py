@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import JobEvidence, Rank
 from aorta.autopsy.mismatches import Mismatch, conforms, mismatches
-from aorta.autopsy.verdict import Accusation, Kind, group_words
+from aorta.autopsy.verdict import Accusation, Kind, group_label
 from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind
 from aorta.command_line import name_ranks
 from aorta.errors import SIGNAL_EXIT_BASE
@@ -352,7 +352,7 @@ def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
             issued.setdefault(max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1, []).append(member)
     group = job.groups[one.channel.group]
     said = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
-    return f"issued in {group_words(group.name, group.description)}: {said}"
+    return f"issued in {group_label(group.name, group.description)}: {said}"
 
 
 def _since(rank: Rank) -> float | None:

@@ -39,7 +39,7 @@ Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 """In what a collective differs between ranks."""
 
 
-def group_words(name: str, description: str | None) -> str:
+def group_label(name: str, description: str | None) -> str:
     """Return a group in words: its description, or `group 0`."""
     return description or f"group {name}"
 
@@ -54,7 +54,7 @@ class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.number} of {group_words(self.group, self.description)}"
+        return f"{self.kind} {self.number} of {group_label(self.group, self.description)}"
 
 
 class Accusation(msgspec.Struct, kw_only=True):

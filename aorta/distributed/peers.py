@@ -115,16 +115,16 @@ class Peers:
         Call it while the store still answers; calling it again with its own result changes nothing.
         """
         if isinstance(error, AortaError):
-            self._leave_word(str(error), own=not isinstance(error, PeerFailed))
+            self._try_report(str(error), own=not isinstance(error, PeerFailed))
             return error
         text = f"{type(error).__name__}: {_first_line(error)}"
         if self.world_size > 1 and _is_communication(error):
-            self._leave_word(text, own=False)
+            self._try_report(text, own=False)
             return PeerFailed(f"rank {self.rank}: a collective failed because of a peer: {self.diagnose()} ({text})")
-        self._leave_word(text, own=True)
+        self._try_report(text, own=True)
         return RunIncomplete(f"rank {self.rank}: {text}; the traceback is in its log file")
 
-    def _leave_word(self, text: str, *, own: bool) -> None:
+    def _try_report(self, text: str, *, own: bool) -> None:
         with suppress(RuntimeError, OSError):  # a dead store has no readers
             self.report_failure(text, own=own)
 

@@ -83,7 +83,7 @@ class TorchrunJobs:
             end = ended[name] = self._one(jobs[name], batch.options, stop)
             assert self._journal is not None
             self._journal.write(end)
-            _say_left(end, sum(each not in ended for each in missing))
+            _log_remaining(end, sum(each not in ended for each in missing))
             return None if end.status == "done" else f"{name} ({' '.join(jobs[name].words)}): {end.reason}"
 
         result = run_all(missing, once, stop, attempts=1)
@@ -203,7 +203,7 @@ def _check(batch: SweepBatch) -> None:
             )
 
 
-def _say_left(ended: JobEnded, left: int) -> None:
+def _log_remaining(ended: JobEnded, left: int) -> None:
     """Say how many jobs of a batch are left to run, and about how long they take if each lasts as long as the last."""
     if left and ended.status == "done":
         to_stderr(f"{left} job{'s' if left > 1 else ''} left, about {rounded_time(left * ended.seconds)}")

@@ -142,11 +142,11 @@ class DeviceInterceptor(CpuInterceptor):
                 issued.communicator = key = f"{key} {peer}"
             elif member.shared is None:  # unknown: nothing that it may have waited for is taken off its duration
                 issued.communicator, key = None, f"{key} {issued.kind} {peer}"
-            return self._watched(issued, args, key, original)
+            return self._issue_observed(issued, args, key, original)
         if self._dedicated and (side := self._streams.side(issued.group)) is not None:
-            return self._moved(issued, args, side, asynchronous, original)
+            return self._issue_on_side(issued, args, side, asynchronous, original)
         if asynchronous:
-            return self._watched(issued, args, issued.group, original, stacks=operator.stacks)
+            return self._issue_observed(issued, args, issued.group, original, stacks=operator.stacks)
         return self._bracketed(issued, original)
 
     def _is_moved(self, member: Member, async_at: int | None) -> bool:
@@ -154,7 +154,7 @@ class DeviceInterceptor(CpuInterceptor):
         possible = async_at is not None and member.on_device and member.name not in self._batches
         return self._dedicated_async and possible and self._streams.side(member.name) is not None
 
-    def _moved(
+    def _issue_on_side(
         self, issued: InFlight, args: tuple[Any, ...], side: torch.Stream, asynchronous: bool, original: Original
     ) -> Any:
         """Issue the collective, between two marks, on AORTA's stream `side` instead of the backend's (R2).
@@ -178,7 +178,7 @@ class DeviceInterceptor(CpuInterceptor):
             self._join(issued, done)
         return result if work is None else with_work(result, self._handle(issued, work, side, done))
 
-    def _watched(
+    def _issue_observed(
         self, issued: InFlight, args: tuple[Any, ...], key: str, original: Original, *, stacks: bool = False
     ) -> Any:
         """Leave the collective on the backend's stream, and take its marks on a side stream (R3): the start once that
@@ -209,7 +209,7 @@ class DeviceInterceptor(CpuInterceptor):
         issued.start = self.clock.mark()
         result = original()
         self._end(work_in(result), [issued])
-        self._went_on(issued, begin, computes=computes)
+        self._note_order(issued, begin, computes=computes)
         return result
 
     # --- collected into one launch -----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class DeviceInterceptor(CpuInterceptor):
         work = launch()
         if work is None:  # synchronous: on the caller's stream
             self._end(None, batch.rows)
-            self._went_on(batch.rows[-1], begin, computes=computes)
+            self._note_order(batch.rows[-1], begin, computes=computes)
             return None
         if begin is not None:
             self.clock.release(begin)
@@ -282,10 +282,10 @@ class DeviceInterceptor(CpuInterceptor):
         computes = self._streams.computes()
         begin = self.clock.mark() if computes else None
         outcome = wait()
-        self._went_on(issued, begin, computes=computes)
+        self._note_order(issued, begin, computes=computes)
         return outcome
 
-    def _went_on(self, issued: InFlight, begin: Mark | None, *, computes: bool) -> None:
+    def _note_order(self, issued: InFlight, begin: Mark | None, *, computes: bool) -> None:
         """Note that work submitted to the caller's stream from now on runs after a collective, because that stream ran
         it or waits for its event (cudaStreamWaitEvent). The compute stream may have waited since `begin`; for any other
         one `StreamOrder` keeps the name, for waits of the compute stream for events recorded there.

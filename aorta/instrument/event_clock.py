@@ -106,7 +106,7 @@ class HostClock:
 
 
 @dataclass(frozen=True)
-class PlacedMarks:
+class AnchorEvent:
     """An event that happened at `at_ns` of the host clock, within +-`bound_ns`."""
 
     event: Any
@@ -119,7 +119,7 @@ def timed_event(device: torch.device) -> Any:
     return torch.Event(device=device, enable_timing=True)
 
 
-def placed(device: torch.device) -> PlacedMarks:
+def anchor_event(device: torch.device) -> AnchorEvent:
     """Return an event whose host time is known, from the narrowest of several short brackets of host clock readings.
 
     A single reading after one wait was off by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
@@ -134,7 +134,7 @@ def placed(device: torch.device) -> PlacedMarks:
         while not event.query():
             pass
         after_ns = time.perf_counter_ns()
-        found = PlacedMarks(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+        found = AnchorEvent(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
         if best is None or found.bound_ns < best.bound_ns:
             best = found
     assert best is not None
@@ -168,7 +168,7 @@ class DeviceClock:
         self._device = device
         self._pool: deque[Any] = deque()
         torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
-        self._origin = placed(device)
+        self._origin = anchor_event(device)
         self.bound_ns = self._origin.bound_ns
         self._epoch = _Epoch(self._origin.event, None, self._origin.at_ns, self._pool)
 
@@ -206,8 +206,8 @@ class DeviceClock:
 
     def facts(self) -> DeviceClockFacts:
         self.drain()
-        self.new_epoch()  # before it, so that it has happened too when `placed` returns
-        again = placed(self._device)
+        self.new_epoch()  # before it, so that it has happened too when `anchor_event` returns
+        again = anchor_event(self._device)
         chained_ns = self.read_ns((again.event, self._epoch, 0))
         drift_ns = None if chained_ns is None else chained_ns - again.at_ns
         return DeviceClockFacts(self._origin.bound_ns, again.bound_ns, drift_ns)

@@ -44,7 +44,7 @@ def parallelize(model: nn.Module, settings: DDP, precision: Precision, device: t
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         arithmetic=autocast(precision, device),
         facts={"bucket_cap_mb": bucket_cap_mb, "overlap": settings.overlap},
-        tell_ready=None if late is None else late.tell,
+        notify_ready=None if late is None else late.tell,
     )
 
 

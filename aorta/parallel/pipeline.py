@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from aorta.config.schema import PP
-from aorta.parallel.plan import ParallelizedModel, whole_norm
+from aorta.parallel.plan import ParallelizedModel, global_norm
 
 TORCH_NAMES: Final = {
     "gpipe": "GPipe",
@@ -130,7 +130,7 @@ class Pipeline:
         pipeline; where ranks share a stage, its norm is that of all of them.
         """
         held = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        square = whole_norm(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])).square()
+        square = global_norm(nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])).square()
         dist.all_reduce(square, group=self.group)
         norm = square.sqrt()
         nn.utils.clip_grads_with_norm_(held, max_norm, norm)

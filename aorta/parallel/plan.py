@@ -52,7 +52,7 @@ class ParallelizedModel:
         scaler: of the loss, for fp16.
         streams: how many accelerator streams the strategy itself opens, by priority.
         facts: effective settings, for the manifest.
-        tell_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
+        notify_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
             of each bucket when it is ready.
         pipeline: where ranks compute different layers: runs all micro-batches of a step, in place of calling `module`.
     """
@@ -67,7 +67,7 @@ class ParallelizedModel:
     scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
     streams: Mapping[int, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    tell_ready: Callable[[Callable[[int], None]], None] | None = None
+    notify_ready: Callable[[Callable[[int], None]], None] | None = None
     pipeline: Pipeline | None = None
 
 
@@ -105,7 +105,7 @@ def mesh_of(tensor: torch.Tensor) -> DeviceMesh | None:
     return mesh
 
 
-def whole_norm(norm: torch.Tensor) -> torch.Tensor:
+def global_norm(norm: torch.Tensor) -> torch.Tensor:
     """Return a norm of gradients over all ranks of their mesh, reduced over one dimension after another, which a
     DTensor does not do without a warning; that of ordinary gradients as it is.
     """

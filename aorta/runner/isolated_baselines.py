@@ -28,7 +28,7 @@ from aorta.workload.task import Batch
 
 
 @contextmanager
-def put_back(
+def restored_state(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LambdaLR,
@@ -121,7 +121,7 @@ class Baselines:
 
     def run(self) -> None:
         """Run both, or as many steps as the run's end leaves time for."""
-        with put_back(self.step.model.module, self.step.optimizer, self.step.schedule, self.step.scaler):
+        with restored_state(self.step.model.module, self.step.optimizer, self.step.schedule, self.step.scaler):
             replay = self._rehearsed()
             if replay is None:
                 return

@@ -20,7 +20,7 @@ from aorta.config.mesh import pipeline_ranks, pipeline_stages
 from aorta.config.schema import PP, Compile, Config, Precision
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Counts, Scalar, StepFacts
-from aorta.parallel.plan import Blocks, ParallelizedModel, mesh_of, whole_norm
+from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.workload.task import Batch, Model, Stages, Task
 
@@ -68,7 +68,7 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
     every rank. The global norm is the root of the sum of squares over meshes.
     """
     groups = by_mesh(p for p in module.parameters() if p.grad is not None)
-    norms = [whole_norm(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
+    norms = [global_norm(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
     norm = nn.utils.get_total_norm(norms) if len(norms) > 1 else norms[0]
     for group in groups:
         nn.utils.clip_grads_with_norm_(group, max_norm, norm)
@@ -150,8 +150,8 @@ class TrainStep:
             for stage in model.parallelized.pipeline.modules:
                 instrument.watch_backward(stage)  # where the loss is another rank's
         instrument.watch_gradients(model.parallelized.module)
-        if model.parallelized.tell_ready is not None:
-            model.parallelized.tell_ready(instrument.recorder.on_bucket_ready)
+        if model.parallelized.notify_ready is not None:
+            model.parallelized.notify_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
         schedule, scaler = make_schedule(optimizer, config), make_scaler(model.parallelized, config, device)
         return cls(

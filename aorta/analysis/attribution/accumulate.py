@@ -72,7 +72,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[T
     inward = [(max(start, window[0]), min(end, window[1]), place) for start, end, place in ranges]
     known = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[:2])
     if all(left[1] <= right[0] for left, right in pairwise(known)):
-        return _apart(window, known)
+        return _without_overlap(window, known)
     edges = sorted({*window, *(part[0] for part in known), *(part[1] for part in known)})
     inside: list[tuple[int, int, Region | None]] = []
     active: list[tuple[int, int, int]] = []  # latest start first; ended ones are removed lazily
@@ -91,7 +91,7 @@ def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[T
     return _with_neighbours(inside)
 
 
-def _apart(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
+def _without_overlap(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
     """Return the same, in one pass, for ranges that do not overlap, as in most models."""
     found: list[Tile] = []
     at, before = window[0], None

@@ -27,7 +27,7 @@ from aorta.analysis.compare.run_comparison import (
     differing,
     not_alike,
 )
-from aorta.analysis.compare.verdict import GUARD, Rules, Word, headline, too_few
+from aorta.analysis.compare.verdict import GUARD, Rules, VerdictName, headline, too_few
 from aorta.analysis.documents.comparison import (
     SIDES,
     AllowedDifference,
@@ -165,7 +165,7 @@ def judged(
     candidate: LaunchSet,
     rules: Rules,
     withheld: str | None = None,
-) -> tuple[Word, str]:
+) -> tuple[VerdictName, str]:
     """Add statistics and verdict to every metric.
 
     Args:

@@ -34,7 +34,7 @@ from aorta.analysis.compare.verdict import (
     NOT_TESTED,
     Evidence,
     Rules,
-    Word,
+    VerdictName,
     decide,
     least_launches,
     needs,
@@ -140,7 +140,7 @@ _BEFOREHAND: Final = "to test it first, name it with --primary before the next l
 """Not for launches whose results were seen: the choice would rest on them."""
 
 
-def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None = None) -> tuple[Word, str]:
+def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None = None) -> tuple[VerdictName, str]:
     """Add `p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to every entry.
 
     Args:
@@ -234,7 +234,7 @@ def _withhold(metrics: Metrics, rules: Rules) -> None:
             entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
 
 
-def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
+def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
     if entry.bounded:
         return bounded_verdict(entry, rules)
     if entry.better is None:
@@ -248,7 +248,7 @@ def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
     return decide(Evidence(entry.better, entry.effect, p, entry.counts, rules.alpha, entry.margin))
 
 
-def _carried(metrics: Metrics, rules: Rules) -> tuple[Word, str]:
+def _carried(metrics: Metrics, rules: Rules) -> tuple[VerdictName, str]:
     """Return the verdict of the comparison, which is that of the primary metric."""
     entry = metrics.get(rules.primary)
     if entry is None:
@@ -257,10 +257,10 @@ def _carried(metrics: Metrics, rules: Rules) -> tuple[Word, str]:
         return "inconclusive", f"{rules.primary} is not judged: {entry.verdict_reason}"
     if entry.verdict == NOT_TESTED:
         return "inconclusive", str(entry.verdict_reason)
-    return cast(Word, entry.verdict), str(entry.verdict_reason)
+    return cast(VerdictName, entry.verdict), str(entry.verdict_reason)
 
 
-def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[Word | None, str]:
+def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
     """Return the verdict of a metric of which a side has bounds alone: that of the primary metric where the bounds lie
     apart in all launches, or all together within the margin; otherwise none.
     """

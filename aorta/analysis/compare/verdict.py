@@ -87,7 +87,7 @@ class Rules:
         )
 
 
-Word: TypeAlias = Literal[
+VerdictName: TypeAlias = Literal[
     "regression", "improvement", "equivalent", "inconclusive", "not tested", "not comparable in time"
 ]
 NOT_TESTED: Final = "not tested"
@@ -116,7 +116,7 @@ def least_launches(alpha: float) -> int:
     return launches_for(1, alpha, LEAST_LAUNCHES)
 
 
-def decide(evidence: Evidence) -> tuple[Word, str]:
+def decide(evidence: Evidence) -> tuple[VerdictName, str]:
     """Return the verdict by docs/dev/measuring.md, section 5. A regression or improvement needs significance *and* an
     effect beyond the margin; equivalence needs an interval within it; otherwise the reason says what is lacking.
     """
@@ -216,7 +216,7 @@ def is_comparable(comparison: Comparison) -> bool:
     return not comparison.unlike and comparison.verdict != NOT_COMPARABLE
 
 
-def verdict_words(pair: ComparedMetric) -> str:
+def verdict_label(pair: ComparedMetric) -> str:
     """Return the verdict of a metric, with the launches that one which is not tested needs."""
     needed = known(pair.needs_launches)
     return str(pair.verdict) if needed is None else f"{pair.verdict} (needs {needed} launches)"

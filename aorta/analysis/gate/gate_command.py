@@ -22,7 +22,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from aorta.analysis.attribution.breakdown import sentence_rows
-from aorta.analysis.compare.verdict import is_comparable, short_headline, title, verdict_words
+from aorta.analysis.compare.verdict import is_comparable, short_headline, title, verdict_label
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributionRow, Comparison, GateEntry, JudgedCondition
 from aorta.analysis.documents.summary import Summary
@@ -212,7 +212,7 @@ def _metrics(comparison: Comparison) -> list[str]:
                 else []
             ),
             escaped(entry.unit),
-            escaped((verdict_words(entry) if entry.verdict else "-") if entry.tested else entry.judgement),
+            escaped((verdict_label(entry) if entry.verdict else "-") if entry.tested else entry.judgement),
         ]
         for name, entry in comparison.metrics.items()
         if not (entry.unknown or is_zero(entry))

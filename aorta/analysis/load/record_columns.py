@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.run_facts import WORDS, RecordDetails, coverage_facts, mono_ns, source_of, words_are_samples
+from aorta.analysis.load.run_facts import WORDS, RecordDetails, coverage_facts, mono_ns, samples_from_text, source_of
 from aorta.analysis.step_intervals import StepColumns, contents_of
 from aorta.analysis.tables import (
     KIND_METRICS,
@@ -166,7 +166,7 @@ class _Columns:
         if line.device_json:
             _ = line.device
             self.sample_lines.append(offset)
-        elif line.rocm_smi_t_ns is not None and words_are_samples(self.header):
+        elif line.rocm_smi_t_ns is not None and samples_from_text(self.header):
             mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
             self.sample_lines.append(offset)
         if line.phase != "train":
@@ -269,7 +269,7 @@ class _Columns:
             by_kernels=by_kernels if by_kernels.any() else None,
         )
         source = source_of(self.path, self.header, footer)
-        if self.sample_lines and words_are_samples(self.header):
+        if self.sample_lines and samples_from_text(self.header):
             source = replace(source, device_telemetry=DeviceTelemetry(WORDS, None))
         return RankTables(
             source=source,

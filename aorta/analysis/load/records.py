@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aorta.analysis.health import Health, Held
+from aorta.analysis.health import EmulationCounts, Health
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of, timed_from_python
@@ -135,12 +135,12 @@ def _health(
     )
 
 
-def _held(ranks: Mapping[int, RankTables]) -> Held:
+def _held(ranks: Mapping[int, RankTables]) -> EmulationCounts:
     sources = Counter[str | None]()
     for tables in ranks.values():
         sources.update(tables.covered.end_sources)
     slower = None if sources["event"] else sources["future"] + sources["wait"]
-    return Held(sources.total(), slower)
+    return EmulationCounts(sources.total(), slower)
 
 
 def _nothing_found(folder: Path) -> str:

@@ -163,7 +163,7 @@ WORDS: Final = "rocm-smi"
 """Source of the samples that are read from `rocm_smi_output`."""
 
 
-def words_are_samples(header: Header) -> bool:
+def samples_from_text(header: Header) -> bool:
     """Return whether what rocm-smi printed is read as samples: in records that have no others."""
     return header.device_telemetry is None or header.device_telemetry.source is None
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line, expert_sentences
 from aorta.analysis.compare.run_comparison import NOT_USED
-from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable, verdict_words
+from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable, verdict_label
 from aorta.analysis.compare.verdict import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import ABSENT, known
@@ -269,7 +269,7 @@ def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]
         delta += f" [{low}, {high}]"
     if verdict is None:
         return name, *sides, delta, _UNKNOWN, "not judged"
-    return name, *sides, delta, p_value(pair.p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_words(pair)}"
+    return name, *sides, delta, p_value(pair.p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_label(pair)}"
 
 
 def _around(pair: ComparedMetric, side: Side) -> str:

@@ -79,16 +79,16 @@ class Arrivals:
         with self._path.open("a+b") as file:
             file.truncate(self.ranks * SLOTS * _WORD)  # grows with zeros, and keeps what a peer wrote
             self._map = mmap.mmap(file.fileno(), 0)
-        self._words = memoryview(self._map).cast("Q")
+        self._shared_numbers = memoryview(self._map).cast("Q")
         self._named = True
 
     def arrive(self, number: int, at_ns: int) -> None:
         """Publish that this rank reached collective `number` (0, 1, ...) of the group."""
-        self._words[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
+        self._shared_numbers[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
 
     def known(self, number: int) -> list[int]:
         """Return the arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
-        lap, words = self._lap(number), self._words[number % SLOTS :: SLOTS]
+        lap, words = self._lap(number), self._shared_numbers[number % SLOTS :: SLOTS]
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
             self._named = False
@@ -125,7 +125,7 @@ class SharedLinks:
         self._folder, self._rank = folder, rank
         self._thread = threading.Lock()
         self._lock = None if folder is None else (folder / "links.lock").open("a+b")
-        self._free_at = _words(folder, "links", world_size * _LINKS)
+        self._free_at = _shared_numbers(folder, "links", world_size * _LINKS)
         self._decided: dict[tuple[str, tuple[int, ...]], memoryview] = {}
 
     def hold(
@@ -145,7 +145,7 @@ class SharedLinks:
             arrived_ns: when its last rank arrived.
             between_nodes: which of their links.
         """
-        with self._alone():
+        with self._exclusively():
             if number is None or self._folder is None:
                 return self._take((self._rank,), arrived_ns, cost_ns, between_nodes)[0]
             words = self._decisions(group, tuple(ranks))
@@ -161,7 +161,7 @@ class SharedLinks:
 
     def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
         """Keep this rank's link busy until `end_ns`: the backend was slower."""
-        with self._alone():
+        with self._exclusively():
             at = self._rank * _LINKS + between_nodes
             self._free_at[at] = max(self._free_at[at], end_ns)
 
@@ -184,11 +184,11 @@ class SharedLinks:
         words = self._decided.get((group, ranks))
         if words is None:
             key = hashlib.sha256(f"links/{group}/{list(ranks)}".encode()).hexdigest()[:16]
-            words = self._decided[group, ranks] = _words(self._folder, key, SLOTS * (1 + 2 * len(ranks)))
+            words = self._decided[group, ranks] = _shared_numbers(self._folder, key, SLOTS * (1 + 2 * len(ranks)))
         return words
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         """Exclude other threads of this process and other processes of the host from holding links."""
         with self._thread:
             if self._lock is None:
@@ -201,7 +201,7 @@ class SharedLinks:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
-def _words(folder: Path | None, name: str, count: int) -> memoryview:
+def _shared_numbers(folder: Path | None, name: str, count: int) -> memoryview:
     """Return 64-bit numbers, 0 at first, shared by all processes that name them; without a folder, by none."""
     if folder is None:
         return memoryview(bytearray(count * _WORD)).cast("Q")

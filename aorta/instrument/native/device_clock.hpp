@@ -148,7 +148,7 @@ class DeviceClock {
     int64_t bound_ns;
   };
 
-  // The narrowest of several short brackets of host clock readings around an event: see `event_clock.placed`.
+  // The narrowest of several short brackets of host clock readings around an event: see `event_clock.anchor_event`.
   Placed placed() {
     std::optional<Placed> best;
     for (int i = 0; i < BRACKETS; ++i) {

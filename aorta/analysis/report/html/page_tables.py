@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.analysis.compare.run_comparison import NOT_USED
-from aorta.analysis.compare.verdict import is_comparable, verdict_words
+from aorta.analysis.compare.verdict import is_comparable, verdict_label
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Side
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
@@ -127,7 +127,7 @@ def _tested(pair: ComparedMetric, *, apart: bool) -> list[Cell]:
     found, p, corrected = pair.effect, pair.p, pair.p_corrected
     together = None if corrected is None else f"{p_value(corrected, 3)} among all that were tested together (minP)"
     verdict = pair.verdict or "not judged"
-    label = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_words(pair)[len(verdict) :]
+    label = signed(verdict) if pair.needs_launches is None else signed(verdict) + verdict_label(pair)[len(verdict) :]
     effect = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
     if apart:
         effect = [Cell(PAGE.effect(found.value, found.kind), found.value), Cell(PAGE.interval(found), found.low)]

@@ -21,7 +21,7 @@ from bokeh.models import (
 )
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.verdict import NOT_TESTED, is_comparable, verdict_words
+from aorta.analysis.compare.verdict import NOT_TESTED, is_comparable, verdict_label
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import PAGE, is_zero
@@ -97,7 +97,7 @@ def _effects(
             "y": titles,
             **{key: [100 * getattr(pair.effect, key) for pair in pairs] for key in ("low", "high", "value")},
             "color": [_TONES.get(pair.verdict or "", light("undecided")) for pair in pairs],
-            "verdict": [verdict_words(pair) if pair.verdict else "not judged" for pair in pairs],
+            "verdict": [verdict_label(pair) if pair.verdict else "not judged" for pair in pairs],
             "told": [PAGE.effect(pair.effect.value, pair.effect.kind) for pair in pairs],
             "range": [PAGE.interval(pair.effect) for pair in pairs],
             **{key: [_state(pair)[at] for pair in pairs] for at, key in enumerate(("marker", "dash", "fill"))},
