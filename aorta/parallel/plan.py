@@ -52,8 +52,8 @@ class ParallelizedModel:
         scaler: of the loss, for fp16.
         streams: how many accelerator streams the strategy itself opens, by priority.
         facts: effective settings, for the manifest.
-        notify_ready: where gradients are reduced later than they could be: takes a function that is called with the bytes
-            of each bucket when it is ready.
+        notify_ready: where gradients are reduced later than they could be: takes a function that is called with each
+            bucket's bytes when it is ready.
         pipeline: where ranks compute different layers: runs all micro-batches of a step, in place of calling `module`.
     """
 
