@@ -1,4 +1,4 @@
-"""The command `aorta` (also `python -m aorta`): one name for everything that AORTA can be told to do.
+"""The command `aorta` (also `python -m aorta`): one name for everything that AORTA does.
 
     aorta train label=cuda        aorta report cuda rocm        aorta --help
 

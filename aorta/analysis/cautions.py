@@ -149,7 +149,7 @@ MIN_TOKENS: Final = 100
 
 
 def expert_entry(run: Run) -> Experts | None:
-    """Return `experts` of a dataset in `summary.json`; None where no step tells of any.
+    """Return `experts` of a dataset in `summary.json`; None where no step counts any.
 
     `blocks`: of each router the tokens sent to each expert, its busiest expert and how many times the mean that one was
     sent, and the share of tokens dropped. `hottest` is the block and the expert with the largest such number; `named`

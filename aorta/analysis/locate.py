@@ -56,9 +56,9 @@ def check_label(label: str) -> str:
 
 
 def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
-    """Label -> run folder. Searches `here`, then `root`, for `artifacts_L`, `artifacts_L/L` (a labelled run with an
-    output folder of its own), `artifacts/L`, and `artifacts` itself if its records are labelled L or were made on
-    platform L.
+    """Find the run folder of each label L. Searches `here`, then `root`, for `artifacts_L`, `artifacts_L/L` (a labelled
+    run with an output folder of its own), `artifacts/L`, and `artifacts` itself if its records are labelled L or were
+    made on platform L.
 
     Raises:
         InputError: a label has no records; lists every path searched and the commands that would create them.

@@ -3,8 +3,8 @@
     for found in mismatches(job):
         found.aspect, found.accused
 
-Which camp departs is told by what each rank did before: training repeats itself, so what followed the same collectives
-earlier is expected to follow them now. That assumes that a step issues the same collectives as the one before.
+Each rank's past decides which camp departs: training repeats itself, so what followed the same collectives earlier is
+expected to follow them again. That assumes that a step issues the same collectives as the one before.
 
     conforms(rank, channel, number)  # True, False, or None where the rank's past does not say
 
@@ -39,7 +39,7 @@ class Mismatch:
     Attributes:
         issued: rank -> what it issued as this number.
         camps: value of the aspect -> ranks.
-        accused: the odd ones; empty where that cannot be told.
+        accused: the odd ones; empty where that cannot be decided.
         ahead: the accused issued what the past of the others lets one expect next: they skipped one, or swapped two.
         swapped: they issued what the others have there behind it.
     """

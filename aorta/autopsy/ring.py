@@ -31,7 +31,7 @@ class _Pair(NamedTuple):
 
 
 class _Twins(NamedTuple):
-    """One group of one rank in both sources, by number; of a ring without what only a status tells of."""
+    """One group of one rank in both sources, by number; of a ring without what only a status reports."""
 
     ours: dict[int, CollectiveEvidence]
     ring: dict[int, CollectiveEvidence]

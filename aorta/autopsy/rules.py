@@ -377,7 +377,7 @@ def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
 
 
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
-    """Return the ranks of a circle that are the cause of it, or none where that cannot be told."""
+    """Return the ranks of a circle that are the cause of it, or none where that cannot be decided."""
     as_before = {
         rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
     }

@@ -126,7 +126,7 @@ def checked(program: Program, *words: str) -> str:
 
 
 class _SmiSource(SampleSource):
-    """A program as a metrics source: a call is dear, and is ended where the run ends."""
+    """A program as a metrics source: a call is expensive, and is ended with the run."""
 
     name: str
     min_interval_s = 1.0

@@ -125,7 +125,7 @@ def run_all(names: Sequence[str], once: Callable[[str, int], str | None], stop: 
 
     Args:
         once: starts the launch of that name, for the first, second, ... time (from 0); returns why it is not done.
-        stop: is told about signals meanwhile.
+        stop: receives signals meanwhile.
     """
     result = Finished()
     with stop.on_signals():

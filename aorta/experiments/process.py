@@ -142,7 +142,7 @@ def launch(
     Args:
         id_: marks its processes, so no other launch on this machine may have it.
         environment: all of its variables but the mark.
-        stop: is told about the launch, and passes a signal on to it.
+        stop: passes signals on to the launch.
         folder: where it runs; None: here.
         log: file for its stdout and stderr; None: they go where ours go.
         timeout_s: after which it is stopped as by SIGTERM.
@@ -259,7 +259,7 @@ def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
     """End every process that still carries the mark of a launch: SIGTERM, and SIGKILL `grace_s` later.
 
     Returns:
-        How many processes had to be told.
+        How many processes had to be signalled.
     """
     left = _marked(id_)
     if left:

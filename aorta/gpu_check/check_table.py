@@ -2,7 +2,7 @@
 holds. Pure.
 
 A Chrome trace of torch.profiler and windows in wall-clock nanoseconds give intervals and durations, which `case`
-compares with the record's; what is communication is told by names of kernels, unanchored (docs/dev/measuring.md, W12),
+compares with the record's; communication is recognised by names of kernels, unanchored (docs/dev/measuring.md, W12),
 by category (W13), and by nothing that the telemetry uses. A report of all ranks has an exit code. Must not judge a time
 where the device was not busy: there the host's pace is measured, and the comparison says nothing.
 """

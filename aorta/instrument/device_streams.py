@@ -1,5 +1,5 @@
 """Accelerator streams: which one is current, which one computes, the side streams that AORTA adds, and which
-collectives a stream of the strategy goes on after.
+collectives a stream of the strategy continues after.
 
 A CPU has no streams: gloo runs collectives on its own threads. FSDP issues its collectives on streams of its own; the
 compute stream waits for events recorded there. An event stands for everything before it on its stream, so it carries
@@ -26,7 +26,7 @@ _MOST = 256
 
 
 class _Joined:
-    """A collective that some stream goes on after; `awaited`: what computes has waited for it."""
+    """A collective that some stream continues after; `awaited`: what computes has waited for it."""
 
     __slots__ = ("awaited", "name")
 
@@ -161,7 +161,7 @@ class StreamWaits:
         mark: takes a mark on the current stream.
         on_wait: called with two marks between which the compute stream may have been waiting, and the collectives that
             it waited for.
-        order: knows which collectives streams go on after.
+        order: knows which collectives streams continue after.
     """
 
     def __init__(

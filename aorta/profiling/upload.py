@@ -145,7 +145,7 @@ class Destination:
 
     def holds(self, source: Path, name: str) -> bool:
         """Return whether `name` has as many bytes there as `source`, in a place that outlives this process. False where
-        that cannot be told.
+        that cannot be determined.
         """
         if not self.durable:
             return False

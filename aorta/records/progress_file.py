@@ -174,7 +174,7 @@ class UnreadableProgress(ValueError):
 
 
 class Progress:
-    """Notes nothing: of a loop that has no file."""
+    """Progress of a loop that has no file: notes nothing."""
 
     path: Path | None = None
 

@@ -122,7 +122,7 @@ def read_header(path: Path, lines: Iterator[tuple[int, int, bytes]], problems: P
 
 
 def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1), byte offset and text of each whole line; a last line without its end is a problem.
+    """Yield number (from 1), byte offset and text of each whole line; a last line without its end is a problem.
 
     Raises:
         InputError: the file cannot be read, or a line is longer than `LINE_LIMIT`.

@@ -4,7 +4,7 @@ footer; of a device, a calibration behind the steps that its profiler saw.
 Every line is a JSON object tagged by `record`. Dense parts are arrays of rows whose columns are the fields of the
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.
 Offsets inside a step are integer nanoseconds after that step's `start_mono_ns`. Unknown is null with a reason in
-`reasons`, never 0. Rows of numbers and words cannot be part of a cycle, so the garbage collector is not told of them
+`reasons`, never 0. Rows of numbers and words cannot be part of a cycle, so the garbage collector does not track them
 (`gc=False`): a run makes a hundred in every step. Must not compute a metric (that is `aorta.timeline`).
 """
 
@@ -229,7 +229,7 @@ class BlockKernels(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceSample(msgspec.Struct, array_like=True, frozen=True):
-    """One look at the device between `start_mono_ns` and `end_mono_ns` (CLOCK_MONOTONIC, absolute: a sample belongs to
+    """A device reading between `start_mono_ns` and `end_mono_ns` (CLOCK_MONOTONIC, absolute: a sample belongs to
     the step in which it was taken, not to the one whose line holds it). `throttle` names what holds clocks back; empty:
     nothing does. All values null: the sample failed, `reasons` of its line says why.
     """

@@ -143,7 +143,7 @@ class RecordedRun:
     Attributes:
         record: this rank's, with its header written.
         clocks: of the ranks, measured once; the code that ends the run measures them again after the footer.
-        calibrator: is told of each step by whoever drives the run.
+        calibrator: called with each step by the code that drives the run.
         progress: of this rank, for whoever reads it from outside.
     """
 
@@ -167,7 +167,7 @@ class RecordedRun:
 
         Args:
             fabric, together: as `Instrumentation` takes them.
-            then: is told of each step once it is written.
+            then: called with each step once it is written.
         """
 
         def finished(step: Step) -> None:

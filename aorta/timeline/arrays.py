@@ -44,7 +44,7 @@ def pairs(columns: Spans) -> list[Interval]:
 
 
 def merge(columns: Spans) -> Spans:
-    """Union of any intervals: sorted, disjoint, abutting ones joined, empty ones dropped. n log n; linear when sorted.
+    """Merge any intervals: sorted, disjoint, abutting ones joined, empty ones dropped. n log n; linear when sorted.
 
     Raises:
         IntervalError: an interval ends before it starts.

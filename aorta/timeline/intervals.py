@@ -22,7 +22,7 @@ Tile: TypeAlias = tuple[int, int, int]
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Union of any intervals: sorted, disjoint, abutting ones joined, empty ones dropped.
+    """Merge any intervals: sorted, disjoint, abutting ones joined, empty ones dropped.
 
     Raises:
         IntervalError: an interval ends before it starts.

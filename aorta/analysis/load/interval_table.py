@@ -207,7 +207,7 @@ class Operations(NamedTuple):
 
 
 def operations(table: Intervals) -> Operations:
-    """Return the rows with the same `operator` are one operation; every other row is one by itself.
+    """Group rows with the same `operator` into one operation; every other row is one by itself.
 
     Args:
         table: rows of one trace: operators are numbered in each.

@@ -54,7 +54,7 @@ _HINTS: Final = (
 
 
 def detect(head: bytes) -> str | None:
-    """Format of a file that begins with `head`.
+    """Detect the format of a file that begins with `head`.
 
     Returns:
         `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json`, `rocprofv3-csv` or `aorta-2025`; None for anything else.

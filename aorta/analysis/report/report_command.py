@@ -255,7 +255,7 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 
 def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
-    """Label -> folder, file, glob or URL, in the order given. A path given as reference or candidate gets a label.
+    """Map labels to folders, files, globs or URLs, as given. A path given as reference or candidate gets a label.
 
     Raises:
         InputError: no labels, labels that are unequal in number to the folders, doubled, unknown or not file names.

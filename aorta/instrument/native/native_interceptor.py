@@ -40,7 +40,7 @@ class NativeCpuInterceptor:
         module: of `build.load`.
         groups: filled with every process group when first seen, by name.
         device: the compiled module's device object, for a run on an accelerator.
-        shortest_call_ns: a backend's call that takes longer is told, as one that may have been a stall.
+        shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
         progress: of the rank, in which compiled code notes collectives, steps and phases.
 
     Raises:
