@@ -164,7 +164,7 @@ def _waited(done: Callable[[], bool], limit_s: float, asked: Sequence[int]) -> L
 
 @contextmanager
 def _until_asked_to_end() -> Iterator[list[int]]:
-    """A list that SIGTERM, which torchrun sends when another rank has ended, puts itself into."""
+    """Yield a list that SIGTERM, which torchrun sends when another rank has ended, puts itself into."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -177,7 +177,7 @@ def _until_asked_to_end() -> Iterator[list[int]]:
 
 
 def name_ranks(ranks: Sequence[int], world: int | None = None) -> str:
-    """Ranks, ascending, in words: `all 4 ranks` (of `world`), `rank 3`, `ranks 0-2, 5`."""
+    """Return ascending ranks in words: `all 4 ranks` (of `world`), `rank 3`, `ranks 0-2, 5`."""
     if len(ranks) == world:
         return f"all {world} ranks"
     return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
@@ -190,7 +190,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 def _leave(folder: Path) -> None:
-    """The last rank takes the folder away: nobody waits to be named."""
+    """Remove the folder on the last rank: nobody waits to be named."""
     if _ranks(folder, "*", "rank"):
         return
     for path in _files(folder, "*-said-*"):

@@ -77,7 +77,7 @@ class Health:
     trace_notes: Sequence[str] = field(default=())
 
     def notes(self) -> list[str]:
-        """What every reader of the results must know, the most serious first; empty for a clean, real, complete run."""
+        """Return what readers of results must know, the most serious first; empty for a clean, real, complete run."""
         notes = list(self.trace_notes)
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items() if value is not None)

@@ -24,7 +24,7 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 def is_location(word: str, here: Path, root: Path) -> bool:
-    """Whether an argument names files rather than a label: it has a separator, a wildcard or a scheme, or something of
+    """Return whether an argument names files, not a label: it has a separator, a wildcard or a scheme, or something of
     that name is in `here` and no run has this label. So `cuda` means the run labelled `cuda`, whatever else is there.
     """
     if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::", "!")):
@@ -35,7 +35,7 @@ def is_location(word: str, here: Path, root: Path) -> bool:
 
 
 def label_of(location: str) -> str:
-    """A label for files: the last distinctive part of their name, without characters that a file name cannot have."""
+    """Return a label for files: the last distinctive part of their name, without forbidden characters."""
     parts = [part for part in re.split(r"[/\\]+", location) if part.strip(".") and not set(part) & set("*?[")]
     stem = re.sub(r"(\.(json|jsonl|gz|tar|tgz|zip|csv|db|sqlite))+$", "", parts[-1] if parts else "trace")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
@@ -82,7 +82,7 @@ def _folder_of(label: str, here: Path, root: Path) -> Path | None:
 
 
 def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
-    """Folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
+    """Yield folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
     for place in dict.fromkeys((here.resolve(), root.resolve())):
         own = place / f"{OUTPUTS}_{label}"
         for folder in (own, own / label, place / OUTPUTS / label):
@@ -99,7 +99,7 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
 
 
 def _made(here: Path) -> list[str]:
-    """Labels that have a folder where somebody asks for one."""
+    """Return the labels that have a folder where somebody asks for one."""
     folders = [*here.glob(f"{OUTPUTS}/*/"), *here.glob(f"{OUTPUTS}_*/")]
     return [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
 

@@ -55,7 +55,7 @@ def summarize(
     rules: Rules | None = None,
     engine: Engine | None = None,
 ) -> Summary:
-    """The content of `summary.json`; unknown values are null with a reason. With both labels it has a comparison.
+    """Return the content of `summary.json`; unknown is null with a reason. With both labels it has a comparison.
 
     Args:
         rules: how launch sets are judged.
@@ -123,7 +123,7 @@ def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: E
 
 
 def _definitions(entries: Mapping[str, DatasetEntry]) -> dict[str, MetricDefinition]:
-    """Unit, better direction and definition of each metric in the summary."""
+    """Return the unit, better direction and definition of each metric in the summary."""
     names = [name for entry in entries.values() for name in entry.described]
     if any(entry.matched for entry in entries.values()):
         names += COLLECTIVE_METRIC_NAMES
@@ -142,7 +142,7 @@ SHOWN_MARGINALS: Final = 5
 
 
 def most_to_gain(run: Run) -> WhatIf:
-    """`what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it."""
+    """Return `what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it."""
     try:
         return _replayed(run)
     except (InputError, OSError) as error:  # a record is read again
@@ -193,7 +193,7 @@ def add_marginals(attribution: Attribution, candidate: WhatIf) -> None:
 
 
 def _with_marginal(cause: AttributionRow, candidate: WhatIf) -> AttributionRow:
-    """A cause with its `marginal`, where it names a kind of collectives or a straggler that the candidate has."""
+    """Return a cause with its `marginal`, where it is a kind of collectives or a straggler of the candidate."""
     wanted = ("bound", "no straggler") if cause.dimension == "straggler" else ("kind", cause.kind)
     for each in (*candidate.marginals, *candidate.bounds):
         if (each.what, each.name) == wanted:

@@ -132,7 +132,7 @@ class Rank(RankState, kw_only=True, dict=True):
 
     @property
     def gone(self) -> bool:
-        """Whether the process cannot go on by itself."""
+        """Whether the process cannot continue by itself."""
         return self.has_ended or self.state == "stopped" or self.unresponsive
 
     @property

@@ -3,8 +3,8 @@
     verdict = judge(evidence)
     verdict.culprits[0].reason
 
-In a job that goes on, slow ranks are those that others wait for just now, for longer than a healthy step makes them, or
-else those that came late several times before. Must not read files, or depend on the order of the evidence.
+In a job that makes progress, slow ranks are those that others wait for now, for longer than a healthy step makes them,
+or else those that were late several times before. Must not read files, or depend on the order of the evidence.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
 
 
 def _slow_ranks(case: Case, found: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
-    """Return the ranks that hold up a job that goes on, and suspects where that is not decided.
+    """Return the ranks that hold up a job which makes progress, and suspects where that is not decided.
 
     Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
     host busy. `found` is what the rules say of the job as if it hung.
@@ -141,7 +141,7 @@ def _slow_ranks(case: Case, found: Sequence[Accusation]) -> tuple[list[Accusatio
 
 
 def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
-    """Of a rank that has just made progress it is not known whether it waited until then."""
+    """Find ranks that others wait for now; of one that just made progress it is not known whether it waited."""
     slow = []
     for one in found:
         ages = [

@@ -282,7 +282,7 @@ def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
 
 
 def _how_it_ended(rank: Rank) -> str:
-    """` by SIGKILL`, ` with exit code 1`, ...; empty where it is not known."""
+    """Return ` by SIGKILL`, ` with exit code 1`, ...; empty where it is not known."""
     if rank.exit is None:
         return ""
     if rank.exit.signal is not None:
@@ -317,7 +317,7 @@ def _stuck_outside(rank: Rank, rule: str, reason: str) -> Accusation:
 
 
 def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
-    """Whether a rank that waits for nobody is in a collective that all of its members have issued, and begun if any."""
+    """Return whether a rank that waits for nobody is in a collective that all members issued, and begun if any."""
     return any(
         not any(
             is_behind(job.ranks[rank], one.channel, other.collective)
@@ -367,7 +367,7 @@ def _as_long(rank: Rank, accused: Sequence[Rank]) -> bool:
 
 
 def _last(several: Sequence[OpenCollective], circle: frozenset[int]) -> OpenCollective:
-    """The open collective with which a rank takes part in a circle: of several the last one, in which it waits."""
+    """Return a rank's open collective in a circle: of several the last one, in which it waits."""
     there = [one for one in several if one.behind & circle]
     return max(there, key=lambda one: one.collective.issued_ns or 0)
 

@@ -1,6 +1,6 @@
 """Stacks of a rank, written to a file by its faulthandler: on request, and when a fatal signal ends it.
 
-A thread of the rank answers requests that come by a socket, with the interpreter lock held: nothing else may walk the
+A thread of the rank answers requests from a socket, with the interpreter lock held: nothing else may walk the
 frames of other threads, which change under a signal handler's feet and would crash a healthy rank (CPython,
 Modules/faulthandler.c, says so of `all_threads`). A rank in which compiled code keeps the lock cannot answer. It is
 asked by a signal then, whose handler needs no lock, and writes the stack of the thread that it interrupts alone: of the
@@ -160,7 +160,7 @@ def _settled(read: Callable[[], bytes]) -> bytes:
 
 
 def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
-    """Stacks in faulthandler's format; the one of `main_thread` first, which one without a thread's name is too."""
+    """Parse faulthandler's stacks; that of `main_thread` first, as is one without a thread's name."""
     threads: dict[int | None, tuple[str, list[str]]] = {}
     frames: list[str] = []
     for line in text.splitlines():
@@ -178,7 +178,7 @@ def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
 
 
 def fatal_in(path: Path, main_thread: int | None) -> tuple[RankExit | None, list[ThreadStack]]:
-    """How a process ended by its faulthandler's own account, and where it was then; (None, []) if it left none."""
+    """Return how a process ended by its faulthandler's account, and its stacks then; (None, []) if it left none."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

@@ -57,7 +57,7 @@ def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def keys_named(name: str) -> list[str]:
-    """Full keys whose last part is `name`, or else the closest to it, as in `training.max_steps` of `max_step`."""
+    """Return full keys whose last part is `name` or else close to it: `training.max_steps` of `max_step`."""
     made: dict[str, Any] = {field.name: field.default_factory for field in fields(Config)}
     sections = {section: [node] for section, node in made.items() if is_dataclass(node)}
     sections |= {section: list(options.values()) for section, options in GROUPS.items()}

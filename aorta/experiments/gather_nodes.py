@@ -266,7 +266,7 @@ class NodeFile:
 
 
 def url_of(word: str) -> str:
-    """`HOST:/path` as an sftp URL; paths and URLs as they are. A file of that very name is a path."""
+    """Return `HOST:/path` as an sftp URL; paths and URLs as they are. A file of that very name is a path."""
     # A word too long to be a name is no file, not an error as with Path.exists.
     if "://" in word or os.path.exists(word) or not _HOST.match(word):  # noqa: PTH110
         return word
@@ -324,7 +324,7 @@ def _below(root: str, path: str) -> str | None:
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Whatever a file system raises, with the place: each has errors of its own, which share no base."""
+    """Convert whatever a file system raises, and name the place: each has errors of its own, without a common base."""
     try:
         yield
     except InputError:

@@ -94,7 +94,7 @@ class Proposal:
 
 @dataclass
 class Refined:
-    """Proposals, and how they came to be better than from the record of the base alone.
+    """Proposals, and what refined them beyond the record of the base.
 
     Attributes:
         launched: settings of which there is a record, in the order in which they were predicted to be best.
@@ -247,7 +247,7 @@ def _near(made: Sequence[str], changes: Sequence[str]) -> bool:
 
 
 def _outcome(prediction: Prediction) -> tuple[object, ...]:
-    """Equal where two settings come to the same in the replay, as two caps that close the same buckets."""
+    """Return what two settings share that replay alike, as two caps that close the same buckets."""
     values = (prediction.job_step_ms, prediction.overlap_ratio, prediction.exposed_comm_ms)
     return tuple(None if each is None else each.value for each in values)
 

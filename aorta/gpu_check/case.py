@@ -116,7 +116,7 @@ class StrategyCheck:
         return _row(self.name, f"synchronisations in {PROFILED} steps", found, "none", found == "none")
 
     def _cost(self) -> tuple[list[tuple[float, float]], float]:
-        """(on / off, off again / off) of each pair of blocks, and the milliseconds of a step of the last one off."""
+        """Return (on / off, off again / off) of each pair of blocks, and a step's milliseconds in the last one off."""
         pairs, off_ms = [], 0.0
         for turn in range(self.pairs):
             arms = ("off", "on", "again") if turn % 2 == 0 else ("again", "on", "off")

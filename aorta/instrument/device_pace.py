@@ -8,7 +8,7 @@ device is therefore busy from then on, and may have been before:
     device       a  |  launched  |  idle or busy  |  ... until b
                     certain: from max(a on the device, b on the host + slack) to b on the device
 
-Where the host is far ahead both marks were recorded before the device came by the first: all is certain. Must not read
+Where the host is far ahead both marks were recorded before the device reached the first: all is certain. Must not read
 a mark, or know a metric.
 """
 
@@ -89,7 +89,7 @@ class DevicePace:
         return found
 
     def reached_after_recording(self, stretch: Stretch) -> bool:
-        """Return whether the device came by the second mark some time after the host had recorded it: what is between
+        """Return whether the device reached the second mark some time after the host had recorded it: what is between
         them ended there, not before.
         """
         return stretch.sent_ns is None or stretch.sent_ns + self._slack_ns < stretch.end_ns
@@ -114,7 +114,7 @@ class DevicePace:
 
 def lead_ms(stretches: Iterable[Stretch]) -> float | None:
     """Return how far the host is ahead of the device: the median over the marks that end blocks of the time from the
-    host recording it to the device coming by.
+    host recording it to the device reaching it.
     """
     leads = [stretch.end_ns - stretch.sent_ns for stretch in stretches if stretch.sent_ns is not None]
     return median(leads) / 1e6 if leads else None

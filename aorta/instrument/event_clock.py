@@ -45,7 +45,7 @@ class EventClock(Protocol):
 
     Attributes:
         bound_ns: how far the device's time and the host's may be apart, 0 where both are one clock. As events tell the
-            time, an idle device comes by a mark this long after it was recorded: the same bracket gave both.
+            time, an idle device reaches a mark this long after it was recorded: the same bracket gave both.
     """
 
     bound_ns: int
@@ -72,7 +72,7 @@ class EventClock(Protocol):
         """Wait until every mark taken so far has happened. Synchronises: only after the last step."""
 
     def facts(self) -> DeviceClockFacts | None:
-        """How accurately device time maps to host time; None where both are one clock. Synchronises, like `drain`."""
+        """Return how accurately device time maps to host time; None if they are one clock. Synchronises as `drain`."""
 
 
 class HostClock:
@@ -199,7 +199,7 @@ class DeviceClock:
             self._pool.append(mark[0])
 
     def forget(self, mark: Mark | None) -> None:
-        """No-op: the event may still signal that tensors can be freed (`DeviceInterceptor`), so it is not reused."""
+        """Do nothing: the event may still signal that tensors can be freed (`DeviceInterceptor`)."""
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)

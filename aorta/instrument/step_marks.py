@@ -213,7 +213,7 @@ class MarkReader:
         return [stretch for begin, end in marks if (stretch := self.stretch(begin, end)) is not None]
 
     def _passed(self, mark: Mark | None) -> tuple[int, int | None] | None:
-        """Return when that stream came by a mark, and when the host had recorded it."""
+        """Return when that stream reached a mark, and when the host had recorded it."""
         if mark is None or on_host(mark):
             return None if mark is None else (int(mark), None)
         sent_ns, at_ns = self._clock.sent_ns(mark), self.read_ns(mark)

@@ -89,7 +89,7 @@ class KernelRecording:
         return kernels
 
     def abandon(self) -> None:
-        """Leave it: after an error the device may never come to the end that `stop` waits for."""
+        """Abandon it: after an error the device may never reach the end that `stop` waits for."""
         self._put_back()
 
     def _kernels(self, events: list[Any]) -> list[DeviceKernel]:

@@ -134,7 +134,7 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
         return self.to_reference(shown) - host_ns
 
     def bound_ns(self, own_ns: int) -> int | None:
-        """Largest error of `to_reference(own_ns)` for a clock of constant drift; None (unknown) unless measured twice.
+        """Return the largest error of `to_reference(own_ns)` at constant drift; None (unknown) unless measured twice.
 
         Between the measurements their bounds are weighted by distance; outside, the line through them is prolonged and
         the bound grows with the uncertainty of its slope.
@@ -277,7 +277,7 @@ def to_realtime_ns(monotonic_ns: int, anchor: ClockReading) -> int:
 
 
 def boot_id() -> str:
-    """Identity of this boot: BOOTTIME and MONOTONIC of two processes compare only when it is equal. "" if unknown."""
+    """Identify this boot: BOOTTIME and MONOTONIC of two processes compare only if it is equal. "" if unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -69,7 +69,7 @@ class SampleSource(Protocol):
 
 
 def number(value: object) -> float | None:
-    """A number as tools write it: 87, "87 %", {"value": 87, "unit": "%"}; None for "N/A", lists, NaN, booleans."""
+    """Parse a tool's number: 87, "87 %", {"value": 87, "unit": "%"}; None for "N/A", lists, NaN, booleans."""
     if isinstance(value, Mapping):
         return number(value.get("value"))
     if isinstance(value, bool) or value is None:
@@ -103,7 +103,7 @@ def first(*values: float | None) -> float | None:
 
 
 def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
-    """Domain, bus, device and function of a PCI address; NVML writes eight digits of domain, others four, or none."""
+    """Parse a PCI address into domain, bus, device and function; the domain has eight digits (NVML), four or none."""
     match = _PCI.fullmatch(text.strip()) if text else None
     return None if match is None else (*(int(match[i] or "0", 16) for i in (1, 2, 3)), int(match[4] or 0))  # type: ignore[return-value]
 

@@ -179,10 +179,10 @@ class Progress:
     path: Path | None = None
 
     def begin_step(self, step: int) -> None:
-        """A step begins."""
+        """Note that a step begins."""
 
     def end_step(self) -> None:
-        """The open step has ended, and is counted."""
+        """End the open step, and count it."""
 
     def enter(self, phase: str) -> str:
         """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
@@ -190,8 +190,8 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase, as a `with` block; afterwards the one before it goes on. After an error it stays: for whoever asks
-        where that happened.
+        """Note a phase, a `with` block; afterwards the one before it continues. After an error it stays: for whoever
+        asks where that happened.
         """
         before = self.enter(name)
         yield
@@ -211,7 +211,7 @@ class Progress:
         return NOWHERE
 
     def completed(self, index: int, at_ns: int) -> None:
-        """A collective has completed, at a time or `WHEN_UNKNOWN`."""
+        """Note that a collective has completed, at a time or `WHEN_UNKNOWN`."""
 
     @property
     def issued(self) -> int:
@@ -219,7 +219,7 @@ class Progress:
         return 0
 
     def end(self, exit_code: int) -> None:
-        """The rank leaves the recorded part of its program. What follows is not noted."""
+        """Note that the rank leaves the recorded part of its program; what follows is not noted."""
 
 
 class ProgressFile(Progress):

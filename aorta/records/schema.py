@@ -136,7 +136,7 @@ class Stall(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Wait(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One wait of what computes (the compute stream; on a CPU the training thread) for the collective `seq` of `group`,
     in the step in which it ended; the collective may be of an earlier step. One that did not block is recorded too:
-    it went on as soon as it came. `kind` is "send" or "recv" where it is one of those, whose `seq` is counted apart.
+    it continued at once. `kind` is "send" or "recv" where it is one of those, whose `seq` is counted apart.
     """
 
     group: str

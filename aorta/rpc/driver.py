@@ -40,7 +40,7 @@ class Coordination:
             self._store.set(f"rpc/{key}", json.dumps(value))
 
     def confirm(self, key: str) -> None:
-        """Tell the driver that this rank has come to `key`."""
+        """Tell the driver that this rank has reached `key`."""
         self.say(f"{key}/{self._peers.rank}", True)
 
     def listen(self, key: str) -> Any:

@@ -110,7 +110,7 @@ class LoopProfiler:
         self._recording.step()
 
     def __call__(self, *_: object, **__: object) -> None:
-        """`step`, as a callback: what it is given does not matter."""
+        """Call `step`, as a callback: what it is given does not matter."""
         self.step()
 
     def memory_snapshot(self, tag: str) -> Path | None:
@@ -140,7 +140,7 @@ class LoopProfiler:
 
     @contextmanager
     def open(self, start_step: int = 0) -> Iterator[WindowRecording | NullProfiler]:
-        """`start` and `close` around a `with` block, in which `step()` of torch's own profiler is called."""
+        """Start and close around a `with` block, in which `step()` of torch's own profiler is called."""
         recording = self.start(start_step)
         try:
             yield recording
@@ -169,7 +169,7 @@ class LoopProfiler:
         return trace_accounts.as_paths(self._everyone or self._alone())
 
     def check(self, topology: Topology, peers: Peers, *, resuming: bool) -> None:
-        """Before anything is touched: check folders that must be empty and upload destinations. Collective.
+        """Check, before anything is touched, folders that must be empty and upload destinations. Collective.
 
         Args:
             resuming: the folder may hold the earlier windows of the same run.
@@ -187,7 +187,7 @@ class LoopProfiler:
         return {"chrome_trace_disabled": "rocm"} if self.settings.enabled and export_disabled(self.settings) else {}
 
     def profiles(self, first_step: int) -> Callable[[int], bool]:
-        """Whether torch.profiler is on in a global step, of a loop that begins at `first_step`; `check` comes first."""
+        """Return whether torch.profiler is on in a global step of a loop from `first_step`; `check` comes first."""
         plan = ProfilerPlan(self.settings, self._place(), Path(), counters=self._counters)
         if not plan.selected or not plan.records:
             return lambda _step: False
@@ -269,7 +269,7 @@ class LoopProfiler:
             raise TraceExists(missing) if trace_accounts.any_exists(everyone) else TracesIncomplete(missing)
 
     def abandon(self, error: BaseException) -> None:
-        """The loop failed with `error`: keep what was recorded, without waiting for the other ranks."""
+        """After the loop failed with `error`, keep what was recorded, without waiting for the other ranks."""
         recording = self._recording
         recording.__exit__(type(error), error, error.__traceback__)
         if isinstance(recording, WindowRecording):

@@ -119,7 +119,7 @@ class _SoFar:
         return hidden if self._rate is None else f"{hidden}  {self._rate * self._samples:.0f} samples/s"
 
     def _hidden(self) -> str:
-        """Of the steps that their marks measured; where these leave it open, of those that kernels did."""
+        """Return the hidden share of steps measured by marks; where these leave it open, by kernels."""
         by_marks, by_kernels = self._by_marks.share(), self._by_kernels.share()
         if by_kernels is not None and (by_marks is None or _TO in by_marks):
             steps = self._by_kernels.steps

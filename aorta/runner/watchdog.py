@@ -49,7 +49,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @atexit.register
 def _leave() -> None:
-    """Other ranks may still be running: their watchdog is not waited for, which Python would warn of."""
+    """Leave the watchdog, unwaited for: other ranks may still be running. Python would warn of that."""
     for process in _started:
         process.returncode = process.poll() or 0
 
@@ -104,7 +104,7 @@ def noted_phases(model: nn.Module, progress: Progress) -> Iterator[None]:
 
 
 def _void(_value: object) -> None:
-    """Hooks must return None: anything else would replace what they are given."""
+    """Return None, as hooks must: anything else would replace what they are given."""
 
 
 def _exit_code(error: BaseException) -> int:

@@ -158,7 +158,7 @@ class Issuer:
         return Timed(intervals, issued_in_time=gate_ns >= issued_ns)
 
     def _prepare(self, kernels: Sequence[Kernel], streams: Sequence[torch.Stream]) -> None:
-        """Outputs of kernels, one a stream: no kernel then waits for the allocator, or writes where another does."""
+        """Allocate outputs, one a stream: no kernel waits for the allocator, or writes where another does."""
         for kernel, stream in zip(kernels, streams, strict=True):
             if kernel.work == "gemm" and stream.stream_id not in self._products:
                 self._products[stream.stream_id] = torch.empty_like(self._left)

@@ -83,7 +83,7 @@ def _fork_join(streams: int) -> list[Kernel]:
 
 
 def _ping_pong(streams: int) -> list[Kernel]:
-    """Streams by twos; a kernel runs on one of the two, the next on the other after it. A last odd stream is alone."""
+    """Return kernels that alternate, each after the one before, between two streams; an odd last stream is alone."""
     pairs = (streams + 1) // 2
 
     def side(pair: int, turn: int) -> int:

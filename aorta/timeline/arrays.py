@@ -114,7 +114,7 @@ def cut(merged: Spans, window: Interval) -> Spans:
 
 
 def measure(merged: Spans) -> int:
-    """Length in nanoseconds of a merged set. Summing intervals that may overlap is wrong (W10): merge first."""
+    """Return the length of a merged set in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return int((merged.end - merged.start).sum())
 
 

@@ -96,7 +96,7 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 
 
 def measure(merged: Iterable[Interval]) -> int:
-    """Length in nanoseconds of a merged list. Summing intervals that may overlap is wrong (W10): merge first."""
+    """Return the length of a merged list in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return sum(end - start for start, end in merged)
 
 

@@ -222,7 +222,7 @@ class Overlap:
         return values | dict.fromkeys(undecided), reasons
 
     def concurrency(self) -> dict[str, float]:
-        """Time-weighted mean and the maximum of the number of lanes active at once; 0 for an empty window."""
+        """Return mean over time and maximum of the number of lanes active at once; 0 for an empty window."""
         lanes_ns = self.compute_ns + (self.copy_ns or 0) + (self.aux_ns or 0)
         lanes_ns += sum(part.total_ns for part in self.kinds.values())
         return {
@@ -239,7 +239,7 @@ def _host_bound(name: str, bounds: Bounds) -> str:
 @dataclass(frozen=True)
 class Certain(Generic[Raw]):
     """What certainly ran, inside what may have, named as in `measure_lanes`. The stream that a stall blocks computes
-    nothing between the marks round it, whenever it came to stand.
+    nothing between the marks round it, whenever it was blocked.
     """
 
     compute: Raw

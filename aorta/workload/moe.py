@@ -90,7 +90,7 @@ class MixtureOfExperts(nn.Module):
         return mixed
 
     def take(self) -> torch.Tensor | None:
-        """Tokens sent to each expert since the last call, and behind them those dropped; None: there were none."""
+        """Return tokens sent to each expert since the last call, and last those dropped; None: there were none."""
         sent, self._sent = self._sent, None
         return sent
 

@@ -117,7 +117,7 @@ class RankingTransformer(Model):
         self.scorer: Scorer | None = Scorer(shape)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Scores of `dense` and `categorical`; as a stage of a pipeline, whatever the stage before it gave."""
+        """Score `dense` and `categorical`; as a stage of a pipeline, whatever the stage before it gave."""
         items_BSD = inputs[0] if self.embedding is None else self.embedding(*inputs)  # noqa: N806
         for layer in self.encoder.values():
             items_BSD = layer(items_BSD)  # noqa: N806

@@ -150,7 +150,7 @@ def medians_side(side: LaunchSet, collectives: Sequence[CollectiveEntry] = ()) -
 
 
 def _with_ends(value: SideValue, ends: Sequence[tuple[float, float]], samples: Sequence[Sample]) -> SideValue:
-    """A metric with its bounds, medians over the launches, where it has no values; and the extremes of all launches."""
+    """Return a metric with medians of its bounds where it has no values, and with the extremes of all launches."""
     if not ends:
         return value
     low, high = zip(*ends, strict=True)
@@ -204,7 +204,7 @@ def _withheld(order: LaunchOrderFacts, sides: tuple[LaunchSet, LaunchSet], rules
 
 
 def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
-    """Warnings about what the machines may have done meanwhile."""
+    """Return warnings about what the machines may have done meanwhile."""
     warnings = []
     if rules.assume_no_drift and not order.comparable:
         warnings.append(f"judged as asked (--assume-no-drift), although {order.reason}")
@@ -218,7 +218,7 @@ def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rul
 
 
 def _measured_from(sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
-    """A warning where the metrics that are tested are of kernels in some launches, and of marks in others (W29)."""
+    """Warn where tested metrics are of kernels in some launches, and of marks in others (W29)."""
     warnings = []
     for name in rules.sequence:
         sources = {side: [each.source for each in launches.of(name) if each.source] for side, launches in sides.items()}

@@ -227,8 +227,8 @@ def launch_of(dataset: LabelledRun) -> Launch:
 
 
 def span_of(run: Run) -> tuple[int, int] | None:
-    """First and last instant of the steps of all ranks. The clock of a trace need not count from 1970, so that its
-    steps say nothing of when it was made.
+    """Return the first and last instant of the steps of all ranks. The clock of a trace need not count from 1970, so
+    that its steps say nothing of when it was made.
     """
     steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
     if not steps or run.source.format != FORMAT:
@@ -348,7 +348,7 @@ def drift_inflation(places: Ints, of_candidate: Bools) -> float:
 
 
 def inflation(covariance: Floats, of_candidate: Bools) -> float:
-    """`drift_inflation` by a drift with this covariance, shape (launches, launches).
+    """Return `drift_inflation` by a drift with this covariance, shape (launches, launches).
 
     The average over random sides is (1/m + 1/n) times the expected sample variance of all values (Imbens and Rubin,
     *Causal Inference*, 2015, section 6.4, without an effect).

@@ -359,7 +359,7 @@ class JudgedCondition(Open):
 
 
 class GateEntry(Open):
-    """What the gate came to."""
+    """The outcome of the gate."""
 
     outcome: Literal["pass", "fail", "inconclusive"]
     exit_code: int

@@ -114,7 +114,7 @@ def _lanes(trace: Trace) -> Iterator[tuple[str, str, DeviceTimeline]]:
 
 
 def _events(process: int, label: str, timeline: DeviceTimeline, zero: int) -> Iterator[str]:
-    """Events of one process as JSON, one by one."""
+    """Yield the events of one process as JSON, one by one."""
     yield _named("process_name", process, 0, label)
     threads: list[tuple[str, Spans, list[str] | None]] = [
         ("steps", timeline.windows, [f"step {number}" for number in timeline.steps.tolist()])

@@ -358,7 +358,7 @@ def covered_ns(rows: Spans, merged: Spans) -> Int64:
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(merged.end - merged.start)))
 
     def until(instant: Int64) -> Int64:
-        """Merged time before each instant."""
+        """Return merged time before each instant."""
         at = np.searchsorted(merged.start, instant, side="right")
         reached = np.minimum(merged.end[at - 1], instant) - merged.start[at - 1] if len(merged.start) else instant
         return np.where(at > 0, before[at - 1] + reached, 0)

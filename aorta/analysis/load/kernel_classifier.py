@@ -58,7 +58,7 @@ class NameClassifier:
         self._known: dict[str, IntervalClass] = {}
 
     def class_of(self, name: str) -> IntervalClass:
-        """Class of one kernel. An empty name is `UNKNOWN`; what is neither communication nor a copy is compute."""
+        """Classify one kernel. An empty name is `UNKNOWN`; what is neither communication nor a copy is compute."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._class_of(name)

@@ -132,7 +132,7 @@ def of_value(text: bytes) -> int:
 
 
 def as_text(value_ns: int) -> bytes:
-    """Kineto's form: microseconds with three decimals."""
+    """Return microseconds with three decimals, as Kineto writes them."""
     whole, part = divmod(abs(value_ns), 1000)
     return b"%s%d.%03d" % (b"-" if value_ns < 0 else b"", whole, part)
 

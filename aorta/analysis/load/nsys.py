@@ -172,7 +172,7 @@ class _Export:
         )
 
     def _kernels(self, rows: dict[str, Int64], launched: Int64) -> Intervals:
-        """Kernel rows, with the demangled name, else the mangled, else the short one."""
+        """Return the kernel rows, with the demangled name, else the mangled, else the short one."""
         code = rows["demangledName"]
         for other in ("mangledName", "shortName"):
             code = np.where(code == NULL, rows[other], code)
@@ -215,7 +215,7 @@ class _Export:
         return concatenate(parts)
 
     def _launches(self, kernels: dict[str, Int64], calls: dict[str, Int64]) -> Int64:
-        """When the host launched each kernel, in nanoseconds of the session; `NULL` where the file does not say."""
+        """Return when the host launched each kernel, in ns of the session; `NULL` where the file does not say."""
         launched = look_up(kernels["correlationId"], calls["correlationId"], calls["start"])
         return np.where(kernels["correlationId"] == NULL, NULL, launched)
 
@@ -234,7 +234,7 @@ class _Export:
         ]
 
     def _ranges(self) -> tuple[dict[str, Int64], list[str]]:
-        """NVTX ranges and the text of each, its own or the one its id refers to."""
+        """Return the NVTX ranges and the text of each, its own or the one its id refers to."""
         if _NVTX not in self._db.tables:
             return {name: np.zeros(0, np.int64) for name in ("start", "end", "globalTid")}, []
         rows = self._db.integers(_NVTX, ("start", "end"), ("eventType", "textId", "globalTid"))

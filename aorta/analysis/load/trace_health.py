@@ -166,7 +166,7 @@ class TraceHealth:
         }
 
     def notes(self) -> list[str]:
-        """What every reader of the results must know, the most serious first; empty for clean and complete traces."""
+        """Return what readers of the results must know, the most serious first; empty for clean, complete traces."""
         notes = []
         if self.ranks_missing:
             notes.append(

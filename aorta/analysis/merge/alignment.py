@@ -107,8 +107,8 @@ class KnownClocks:
 
 
 def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequence[Path]) -> KnownClocks:
-    """What is known of the clocks of the traces' run: the given file, else the one of the run in which the traces lie,
-    else what the traces say of themselves. The file comes first because it also holds the measurement at the run's end.
+    """Find the clocks of the traces' run: the given file, else that of the run in which the traces lie, else what the
+    traces say. The file comes first because it also holds the measurement at the run's end.
 
     Raises:
         InputError: it cannot be read, or the traces belong to two runs.

@@ -189,7 +189,7 @@ def _gemm(row: GemmEntry) -> str:
 
 
 def shape_of(row: GemmEntry) -> str:
-    """Type and sides of a product."""
+    """Return the type and sides of a product."""
     sides = f"[{row.m}, {row.k}] x [{row.k}, {row.n}]"
     batch = "" if row.batch == 1 else f"{row.batch} x "
     return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"

@@ -175,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """Options of `compare.verdict.Rules`: how launch sets are judged; of single runs only what may be unlike."""
+    """Add options of `compare.verdict.Rules`: how launch sets are judged; of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(
@@ -233,7 +233,7 @@ def _name_sides(options: argparse.Namespace) -> None:
 
 
 def _sides_of_a_plan(source: str) -> tuple[str, str] | None:
-    """Reference and candidate in the folder of an A/B (`aorta ab`), given by path or by label; None: it is none."""
+    """Return both sides in the folder of an A/B (`aorta ab`), given by path or by label; None: it is none."""
     for folder in (Path(source), Path(OUTPUTS, source)):
         reference, candidate = (folder / side for side in SIDES)
         if launch_folders(reference) and launch_folders(candidate):
@@ -306,7 +306,7 @@ def _distinct(labels: list[str]) -> list[str]:
 
 
 def _default_output(options: argparse.Namespace, sources: Mapping[str, str | Path]) -> Path:
-    """Named after the plan of which these are the sides, else after the labels."""
+    """Return a folder named after the plan of which these are the sides, else after the labels."""
     places = [Path(place) for place in sources.values()]
     if tuple(place.name for place in places) == SIDES and places[0].parent == places[1].parent != Path():
         return Path("reports", label_of(str(places[0].parent)))

@@ -306,7 +306,7 @@ def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free
 
 
 def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
-    """With intervals that hold while the larger world's network is within `LAW_BOUND` of its law."""
+    """Widen intervals so that they hold while the larger world's network is within `LAW_BOUND` of its law."""
     for factor in (LAW_BOUND, 1 / LAW_BOUND):
         other = apply(program, [CommSpeed("the law", Selection(), factor)]).program
         times = replay(other, base.chosen.kept())

@@ -109,7 +109,7 @@ class StepProgram:
         layouts: for each rank, its index in `RunProgram.layouts`.
         host_ns: own time of each rank before each operation, shape (operations, ranks); before BEGIN it is the time
             since the step before.
-        wake_ns: from the end of a wait's collective, or the arrival if that is later, until the rank went on; shape
+        wake_ns: from the end of a wait's collective, or the arrival if that is later, until the rank resumed; shape
             (operations, ranks), 0 but at waits.
         cost_ns: time of each collective on its link, once all ranks have arrived and the link is free; shape
             (collectives, ranks), or (collectives, 1) where it is the same on all ranks.

@@ -49,7 +49,7 @@ class RankSteps(NamedTuple):
         length_ns: its duration.
         contents: what ran inside it.
         rows: its rows in `collectives`.
-        collectives: `issue_ns` says when the caller's stream had come to a collective, or, of a record on a device,
+        collectives: `issue_ns` says when the caller's stream had reached a collective, or, of a record on a device,
             when the host issued it.
     """
 
@@ -92,7 +92,7 @@ class ProgramReader:
         steps: global steps.
         of_rank: rank -> those steps of it.
         gradient_order: as in `program.Facts`.
-        arrivals: `issue_ns` of collectives says when the caller's stream had come to them, on a device too.
+        arrivals: `issue_ns` of collectives says when the caller's stream had reached them, on a device too.
         groups: groups whose links are numbered ahead, in this order; others are in that of their first collectives.
     """
 
@@ -211,7 +211,7 @@ class ProgramReader:
         return _RankStep(layout, step, start_ns, length_ns, arrivals, rows)
 
     def _on_stream(self, names: Sequence[CollectiveName], rows: Collectives) -> list[int]:
-        """Return when the stream of each collective's caller had come to it. Where it was queued behind another, that
+        """Return when the stream of each collective's caller had reached it. Where it was queued behind another, that
         moment left no trace: it is taken for the earliest possible.
         """
         arrivals: list[int] = []

@@ -105,7 +105,7 @@ def _in_order(
     issue_ns: Sequence[int],
     known: Mapping[Key, IssuedCollective],
 ) -> list[_Moment]:
-    """Return the operations of a step in the order in which the rank came to them. A wait for a collective that was
+    """Return the operations of a step in the order in which the rank reached them. A wait for a collective that was
     issued before the first step of the program is own time.
     """
     waits = []
@@ -151,7 +151,7 @@ def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
 
 
 def _before(placed: Sequence[_Moment], at_ns: int) -> Anchor:
-    """Return where a span ends: before an operation that the rank came to at that very moment, and before a wait that
+    """Return where a span ends: before an operation that the rank reached at that very moment, and before a wait that
     it ended in.
     """
     index = max(

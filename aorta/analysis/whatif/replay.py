@@ -57,7 +57,7 @@ class Times:
     kept: dict[int, StepTimes] = field(default_factory=dict)
 
     def job_step_ns(self, scenario: int = 0) -> Ints:
-        """Duration of each step on the rank where it took longest."""
+        """Return the duration of each step on the rank where it took longest."""
         lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
         return np.asarray(lengths.max(axis=1), np.int64)
 
@@ -180,11 +180,11 @@ class _Replay:
         if row.what is What.ISSUE:
             arrived[row.place, row.ranks] = clock
         elif row.what is What.WAIT:
-            went_on = clock.copy()
+            resumed = clock.copy()
             if row.back < len(self._ends):  # otherwise of a step before the first
-                np.maximum(went_on, self._ends[row.back][row.place, row.ranks], out=went_on)
-            went_on += wake[row.operation, row.ranks, None]
-            np.maximum(clock, went_on, out=clock)  # nobody goes on before it came, however early its end was noticed
+                np.maximum(resumed, self._ends[row.back][row.place, row.ranks], out=resumed)
+            resumed += wake[row.operation, row.ranks, None]
+            np.maximum(clock, resumed, out=clock)  # nobody resumes before it arrived, however early its end was noticed
         elif row.what is What.BEGIN:
             begun[row.ranks] = clock
         else:
@@ -258,7 +258,7 @@ class Measured:
 
 
 def sample(program: RunProgram) -> RankStepSample:
-    """Evenly spread steps, and of a large world evenly spread ranks."""
+    """Return evenly spread steps, and of a large world evenly spread ranks."""
     ranks = _spread(len(program.ranks), 64)
     return RankStepSample(_spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
 
@@ -283,7 +283,7 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario:
 
 def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
     """Return the spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits
-    that came before it, and is over when the rank comes to the operation behind it.
+    that came before it, and is over when the rank reaches the operation behind it.
     """
     spans, chosen = step.spans, step.spans.of_rank(column)
     enter, leave = times.enter_ns[:, column, scenario], times.leave_ns[:, column, scenario]
@@ -308,7 +308,7 @@ def communication(
 
 
 def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float, float]:
-    """Overlap ratio, exposed and idle milliseconds of one rank-step."""
+    """Return the overlap ratio, exposed and idle milliseconds of one rank-step."""
     window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
     step, kept = program.steps[index], times.kept[index]
     comm: dict[str, list[Interval]] = defaultdict(list)

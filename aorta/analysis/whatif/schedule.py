@@ -171,7 +171,7 @@ def _in_turn(
     instances: list[list[_Instance]],
     met: dict[_Instance, dict[int, int]],
 ) -> list[Act | CollectiveBatch]:
-    """Rows of single ranks: each goes on until it waits for a collective that not all its ranks have issued."""
+    """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
     rows: list[Act | CollectiveBatch] = []
     at = [0] * len(layouts)
     missing = {instance: len(places) for instance, places in met.items()}

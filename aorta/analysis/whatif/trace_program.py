@@ -178,12 +178,12 @@ class _Group(NamedTuple):
         return found
 
     def next_seq(self, at_ns: int) -> int | None:
-        """Return the first that the rank comes to at an instant or after it; None: the trace holds no more."""
+        """Return the first that the rank reaches at an instant or after it; None: the trace holds no more."""
         place = int(np.searchsorted(self.arrival_ns, at_ns))
         return int(self.seq[place]) if place < len(self.seq) else None
 
     def arrival_of(self, seq: int) -> int | None:
-        """Return when the rank came to the first with that number or a later one."""
+        """Return when the rank reached the first with that number or a later one."""
         place = int(np.searchsorted(self.seq, seq))
         return int(self.arrival_ns[place]) if place < len(self.seq) else None
 

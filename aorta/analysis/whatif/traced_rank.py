@@ -1,8 +1,8 @@
 """What one rank did on its device, from its trace, as a record would say it.
 
 The stream that computes most takes the place of the host: what lies between two of its operations is own time. Waits
-that the trace recorded (`kineto.stream_waits`) are taken as they are. Without them, a rank came to a collective when
-its kernel started, and waited for it where that stream stood idle until its end and went on at once. Must not look at
+that the trace recorded (`kineto.stream_waits`) are taken as they are. Without them, a rank reached a collective when
+its kernel started, and waited for it where that stream stood idle until its end and continued at once. Must not look at
 another rank, or guess what a collective is.
 """
 
@@ -51,7 +51,7 @@ class TracedRank:
     Attributes:
         steps: numbers of its steps; `begin_ns` and `end_ns` are when the host marked them.
         collectives: by arrival.
-        arrival_ns: when the rank had come to each.
+        arrival_ns: when the rank had reached each.
         arrival_known: it was not queued, or the trace says whom it waited for.
         waits_recorded: the trace says who waited for what.
         compute, copies: when it computed and copied, on any stream.
@@ -252,10 +252,10 @@ def idle_times(on_stream: Intervals) -> Spans:
 
 
 def arrivals(collectives: Intervals, stream: int, order: RecordedStreams | None) -> tuple[Ints, Bools]:
-    """Return when a rank came to each collective, and whether that is known.
+    """Return when a rank reached each collective, and whether that is known.
 
     It came when the kernel started; unless this was queued behind another, when all had ended that its stream had to
-    wait for. Where the trace does not hold that, it is taken that it came when it came to the one before: the earliest
+    wait for. Where the trace does not hold that, it is taken that it came when it reached the one before: the earliest
     that is possible. The computing stream queues nothing behind a collective of its own.
     """
     arrival, known = collectives.start_ns.copy(), np.ones(len(collectives), bool)

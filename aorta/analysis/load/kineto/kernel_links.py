@@ -79,7 +79,7 @@ class KernelLinks:
         self._shapes += map(self._shape_of.__getitem__, zip(names, dims, types, strict=True))
 
     def launches(self, correlation: Int64) -> Int64:
-        """When the call that launched each row began, in the time of the rows; `NULL` where the trace does not say."""
+        """Return when the call that launched each row began, on the rows' clock; `NULL` where it is not known."""
         calls = np.frombuffer(self._calls, np.int64) if self._calls else np.zeros(0, np.int64)
         starts = np.concatenate(self._starts) if self._starts else np.zeros(0, np.int64)
         order = np.argsort(starts, kind="stable")  # of calls with one number the first counts
@@ -266,7 +266,7 @@ def launched_by_collectives(
 
 
 def unknown(count: int, symmetric: bool) -> str | None:
-    """Why communication was not fully observed, or None. `count`: copies between devices without a known collective."""
+    """Return why communication was not fully observed, or None. `count`: device copies without a known collective."""
     if not symmetric or not count:
         return None
     return (
