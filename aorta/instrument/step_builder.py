@@ -291,8 +291,8 @@ class StepBuilder:
     def _copies(
         self, step: OpenStep, marked: ReadMarks, window: Interval
     ) -> tuple[list[Copy] | None, list[Interval] | None, str | None]:
-        """The rows of the step's copies, the intervals of copies that touch this window, including those that began in
-        an earlier step, and why these are not known; None where they are not, or for a reason that there is not.
+        """Return the rows of the step's copies, the intervals of all copies that touch this window, also of those that
+        began in an earlier step, and why these intervals are None, if they are.
         """
         read = marked.copies
         no_copies = step.no_copies if step.unseen is None else step.unseen.reason

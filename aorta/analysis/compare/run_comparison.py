@@ -315,8 +315,8 @@ def changes_the_work(difference: FactDifference) -> bool:
 
 
 def bounded_pair(reference: SideValue, candidate: SideValue) -> ComparedBounds | None:
-    """Bounds of both sides of a metric (a value is both); over all pairs of launches the least and the greatest
-    difference, and change as a part of the reference. None where neither side has bounds, or one is not known at all.
+    """Compare the bounds of both sides of a metric (a value is both): over all pairs of launches the least and greatest
+    difference, and relative change. None where neither side has bounds, or one is not known at all.
     """
     before, after = reference.ends, candidate.ends
     if (reference.bounds is None and candidate.bounds is None) or before is None or after is None:

@@ -38,8 +38,8 @@ BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
 
 
 def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
-    """Overlap ratio, job step, and below them what the devices did and the loop counted, all over the same steps; and
-    what is not drawn, as sentences: what does not change or has one step, and counters beyond `MOST_COUNTERS`.
+    """Return charts of overlap ratio, job step, devices and counters, all over the same steps; and sentences about what
+    is not drawn: what does not change or has one step, and counters beyond `MOST_COUNTERS`.
     """
     ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
     charts: list[Chart] = []
