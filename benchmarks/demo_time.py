@@ -8,6 +8,7 @@ it was.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ TARGET_S = 90.0
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(HOME=folder, PYTHONPATH=str(ROOT))

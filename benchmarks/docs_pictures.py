@@ -6,6 +6,7 @@ of JSON: the files written, and the load average before, since the times in the 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -24,6 +25,7 @@ _SWEEP = "sizes"
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)

@@ -8,9 +8,9 @@ with 20 ranges of blocks. Prints one JSON object last. Target: a prediction in 5
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
-import sys
 import time
 from dataclasses import replace
 
@@ -86,8 +86,11 @@ def synthetic(ranks: int, steps: int) -> RunProgram:
 
 
 def main() -> None:
-    ranks, steps = (*map(int, sys.argv[1:3]), *(1_024, 1_000)[len(sys.argv) - 1 :])[:2]
-    program = synthetic(ranks, steps)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", type=int, nargs="?", default=1_024)
+    parser.add_argument("steps", type=int, nargs="?", default=1_000)
+    options = parser.parse_args()
+    program = synthetic(options.ranks, options.steps)
     made_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began = time.perf_counter()
     predicted = whatif.predict(program, whatif.parse_changes(["network.bandwidth=x2"]))
@@ -97,8 +100,8 @@ def main() -> None:
     to_stdout(
         json.dumps(
             {
-                "ranks": ranks,
-                "steps": steps,
+                "ranks": options.ranks,
+                "steps": options.steps,
                 "collectives_a_step": COLLECTIVES,
                 "what_if_s": round(took_s, 2),
                 "marginals_of_50_steps_s": round(time.perf_counter() - began, 2),
