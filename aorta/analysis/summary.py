@@ -17,7 +17,7 @@ import msgspec
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
 from aorta.analysis.compare.launch_comparison import compare_launches
-from aorta.analysis.compare.launch_set import Subject, shown_by
+from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
 from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
@@ -94,7 +94,7 @@ def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
     if subject.launches is not None:
         entry.launches = len(subject.launches.launches)
         entry.representative = subject.dataset.run.location
-        entry.representative_rule = f"the launch nearest the medians of {' and '.join(shown_by(rules))}"
+        entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
         entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
     return entry
 

@@ -92,7 +92,7 @@ def _rank_evidence(
         pid=facts.pid,
         state=state,
         exit=ended,
-        taken_ns=taken_ns if _is_here(facts) else None,
+        taken_ns=taken_ns if _is_on_this_host(facts) else None,
         progress_ns=loop.progress_ns,
         step=loop.step,
         phase=None if loop.phase == "none" else loop.phase,
@@ -137,12 +137,12 @@ def _collective(row: ProgressCollective) -> CollectiveEvidence:
     )
 
 
-def _is_here(facts: ProgressFacts) -> bool:
+def _is_on_this_host(facts: ProgressFacts) -> bool:
     return facts.host == socket.gethostname() and facts.boot_id == boot_id()
 
 
 def _process_state(facts: ProgressFacts) -> ProcessState:
-    if _is_here(facts):
+    if _is_on_this_host(facts):
         return process_state(facts.pid, facts.start_ticks)
     # After a reboot of its host a process is gone; of another host nothing is known.
     return "dead" if facts.host == socket.gethostname() else "unknown"
@@ -157,7 +157,7 @@ def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | 
     earlier = saved_evidence(run_folder, facts.rank)
     for found in (
         _exit_in_record(run_folder, facts.rank),
-        exit_of_zombie(facts.pid, facts.start_ticks) if _is_here(facts) else None,
+        exit_of_zombie(facts.pid, facts.start_ticks) if _is_on_this_host(facts) else None,
         earlier.exit if earlier is not None and earlier.pid == facts.pid else None,
         _exit_in_error_file(facts),
     ):

@@ -71,7 +71,7 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
     Raises:
         InputError: nobody answers there, or it is no such answer.
     """
-    content = _asked(place) if not Path(place).exists() and ":" in place else _read(place)
+    content = _query(place) if not Path(place).exists() and ":" in place else _read(place)
     begin = content.find(b"{")  # the answer of SET FORMAT stands before it
     try:
         answer = decode_json(_MISSING_COMMA.sub(rb"\1,\2", content[max(begin, 0) :].rstrip(b"\0")), _DECODER)
@@ -119,7 +119,7 @@ def _read(place: str) -> bytes:
         raise InputError(f"--ras {place}: {error.strerror or error}; give a file or HOST:PORT") from error
 
 
-def _asked(place: str) -> bytes:
+def _query(place: str) -> bytes:
     """Return the answer of the RAS that listens there."""
     host, _, port = place.rpartition(":")
     if not port.isdecimal():

@@ -70,7 +70,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def tells_ranks_apart(*templates: str) -> bool:
+def distinguishes_ranks(*templates: str) -> bool:
     """Return whether two ranks always get different names."""
     names = set().union(*map(fields_of, templates))
     return "rank" in names or {"local_rank", "node_rank"} <= names

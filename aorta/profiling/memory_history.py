@@ -46,7 +46,7 @@ class MemoryHistory:
         if not self._of_loop:
             return
         if not self.available:
-            _not_here("profiling.oom_snapshot")
+            _warn_unavailable("profiling.oom_snapshot")
             return
         cuda.begin_memory_history(MAX_ENTRIES)
         self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
@@ -87,7 +87,7 @@ class MemoryHistory:
     def snapshot(self, tag: str) -> Path | None:
         """Write what is allocated now, with the history where one is recorded; None where there is nothing to write."""
         if not self.available:
-            _not_here("memory snapshots")
+            _warn_unavailable("memory snapshots")
             return None
         with self._writing:
             target = free_name(self._named(tag))
@@ -104,7 +104,7 @@ class MemoryHistory:
             _log.error("profiling: memory ran out; what was allocated, and by which lines, is in %s", path)
 
 
-def _not_here(what: str) -> None:
+def _warn_unavailable(what: str) -> None:
     _log.warning(
         "%s: not available here: only the allocators of CUDA and HIP keep a history, and torch sees no such device",
         what,

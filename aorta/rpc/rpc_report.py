@@ -19,7 +19,7 @@ import msgspec
 
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load import microseconds
-from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, find_clocks, in_words
+from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
 from aorta.analysis.merge.tracks import Causality
@@ -210,7 +210,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"note: {note}\n")
     last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
     if run.traces:
-        last += f", {in_words(options.align, alignments)}"
+        last += f", {describe_alignment(options.align, alignments)}"
     sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
     if options.check and found.violations:
         raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")

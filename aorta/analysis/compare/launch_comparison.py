@@ -89,7 +89,7 @@ def _yardstick(side: LaunchSet) -> Launch:
     """Return the launch that the others of a side are compared with: the first whose configuration is known, or else
     the first.
     """
-    return next((launch for launch in side.launches if launch.tells_configuration), side.launches[0])
+    return next((launch for launch in side.launches if launch.has_configuration), side.launches[0])
 
 
 NS_PER_S: Final = 10**9
@@ -244,7 +244,7 @@ def _warnings(sides: Mapping[str, LaunchSet], allowed: list[AllowedDifference]) 
         for entry in allowed
     ]
     for name, side in sides.items():
-        silent = [launch.path.name for launch in side.launches if not launch.tells_configuration]
+        silent = [launch.path.name for launch in side.launches if not launch.has_configuration]
         if silent:
             warnings.append(
                 f"{len(silent)} of {len(side.launches)} launches of the {name} have no manifest with a configuration "

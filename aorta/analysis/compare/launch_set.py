@@ -111,7 +111,7 @@ class Launch:
     """Where the host sets the pace (`pace` of a dataset in `summary.json`)."""
 
     @property
-    def tells_configuration(self) -> bool:
+    def has_configuration(self) -> bool:
         """Whether the launch has a manifest with its configuration; otherwise only the record headers
         say what was run.
         """
@@ -269,14 +269,14 @@ def read_subjects(
         folders = launch_folders(where)
         if folders:
             launches = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
-            shown = load_run(launches.representative(*shown_by(rules)).path, engine)
+            shown = load_run(launches.representative(*selection_metrics(rules)).path, engine)
             subjects[label] = Subject(LabelledRun(label, shown), launches)
         else:
             subjects[label] = Subject(LabelledRun(label, load_source(where, engine, comm_patterns)))
     return subjects
 
 
-def shown_by(rules: Rules) -> tuple[str, ...]:
+def selection_metrics(rules: Rules) -> tuple[str, ...]:
     """Return the metrics by which the launch is chosen that represents its set in pictures and details."""
     return tuple(dict.fromkeys((rules.primary, GUARD)))
 

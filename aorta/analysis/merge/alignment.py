@@ -227,7 +227,7 @@ def _one_host(traces: Sequence[TraceFile]) -> str | None:
     return host if host not in ("", "localhost", "(none)") else None
 
 
-def in_words(align: Align, alignments: Mapping[int, RankAlignment]) -> str:
+def describe_alignment(align: Align, alignments: Mapping[int, RankAlignment]) -> str:
     """Return by what the ranks are aligned, and which are not."""
     if not any(rank.aligned for rank in alignments.values()):
         return "not aligned: every rank on its own clock"

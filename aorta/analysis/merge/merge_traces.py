@@ -23,8 +23,8 @@ from aorta.analysis.merge.alignment import (
     KnownClocks,
     RankAlignment,
     align_ranks,
+    describe_alignment,
     find_clocks,
-    in_words,
     record_of,
 )
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
@@ -253,7 +253,7 @@ def _report(merged: Merged, output: Path, align: Align) -> list[str]:
             f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
         )
     lines += merged.causality.lines()
-    lines.append(f"{output}: {len(merged.counts)} rank(s), {in_words(align, merged.alignments)}")
+    lines.append(f"{output}: {len(merged.counts)} rank(s), {describe_alignment(align, merged.alignments)}")
     return lines
 
 

@@ -33,7 +33,7 @@ from typing import ClassVar, Final, NamedTuple, Self
 
 from aorta.analysis.whatif.ddp_buckets import ddp
 from aorta.analysis.whatif.network_changes import CommSpeed, NetworkChange, WorldSize, check_length
-from aorta.analysis.whatif.own_time import ROOM, CollectiveCost, Placed, RankView, restructured
+from aorta.analysis.whatif.own_time import TURN_GAP, CollectiveCost, OwnOperation, RankView, restructured
 from aorta.analysis.whatif.program import Change, Changed, RunProgram, What, factor_of, is_count, number_of, refused
 from aorta.analysis.whatif.rank_changes import ComputeSpeed, NoStragglers, RankLateness
 from aorta.errors import InputError, meant
@@ -154,13 +154,13 @@ def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
         InputError: there are no all-gathers that blocks wait for.
     """
 
-    def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
+    def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
         needed = _consumers(program, view)
         if not needed:
             raise InputError(f"--set {text}: no block of this run waits for an all-gather")
         gathers = {one.collective for one in needed}
         new = [
-            each._replace(turn=each.turn * ROOM)
+            each._replace(turn=each.turn * TURN_GAP)
             for each in view.placed
             if each.what is not What.ISSUE or each.collective not in gathers
         ]
@@ -169,23 +169,23 @@ def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
             of_pass = list(those)
             recorded = [issues[one.collective] for one in of_pass]
             if all(_ahead(of_pass[:at], own) == min(depth, at) for at, own in enumerate(recorded)):
-                new += [own._replace(turn=own.turn * ROOM) for own in recorded]
+                new += [own._replace(turn=own.turn * TURN_GAP) for own in recorded]
                 continue
             for at, one in enumerate(of_pass):
                 if at == 0:  # nothing before it in its pass could gather it
-                    new.append(recorded[at]._replace(turn=recorded[at].turn * ROOM))
+                    new.append(recorded[at]._replace(turn=recorded[at].turn * TURN_GAP))
                 elif depth == 0:
-                    new.append(Placed(one.wait.at_ns, one.wait.turn * ROOM - 1, What.ISSUE, one.collective))
+                    new.append(OwnOperation(one.wait.at_ns, one.wait.turn * TURN_GAP - 1, What.ISSUE, one.collective))
                 else:
                     behind = of_pass[max(at - depth, 0)]
-                    turn = behind.wait.turn * ROOM + at + 1
-                    new.append(Placed(behind.arrived_ns, turn, What.ISSUE, one.collective))
+                    turn = behind.wait.turn * TURN_GAP + at + 1
+                    new.append(OwnOperation(behind.arrived_ns, turn, What.ISSUE, one.collective))
         return new, list(view.costs)
 
     return restructured(program, rearrange)
 
 
-def _ahead(before: Sequence[_Needed], own: Placed) -> int:
+def _ahead(before: Sequence[_Needed], own: OwnOperation) -> int:
     """Return how many blocks ahead an all-gather was issued: so many of those before it began to compute later."""
     return sum(one.begin_ns >= own.at_ns for one in before)
 
@@ -197,7 +197,7 @@ class _Needed(NamedTuple):
 
     collective: int
     phase: str
-    wait: Placed
+    wait: OwnOperation
     arrived_ns: int
     begin_ns: int
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.tables import Ints
-from aorta.analysis.whatif.own_time import ROOM, CollectiveCost, Placed, RankView, restructured
+from aorta.analysis.whatif.own_time import TURN_GAP, CollectiveCost, OwnOperation, RankView, restructured
 from aorta.analysis.whatif.program import RankLayout, RunProgram, What
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
@@ -84,7 +84,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
         )
     sizes = [one.bytes for one in order]
 
-    def rearrange(view: RankView) -> tuple[list[Placed], list[CollectiveCost]]:
+    def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
         found = buckets_of(view.layout, sizes, text)
         carries = set(found.places)
         if any(each.back for each in view.placed):
@@ -101,7 +101,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
         wake = round(sum(each.wake_ns for each in waits) / len(waits))
         # What stood behind the waits stays behind all of the new ones, also where no time was between.
         new = [
-            each._replace(turn=each.turn + (ROOM if each.turn > waits[0].turn else 0))
+            each._replace(turn=each.turn + (TURN_GAP if each.turn > waits[0].turn else 0))
             for each in view.placed
             if each.what in (What.BEGIN, What.END) or each.collective not in carries
         ]
@@ -109,8 +109,8 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
             costs.append(_bucket_cost(program, view, found, sum(sizes[low:high])))
             at = behind if deferred else min(int(ready[high - 1]), behind)
             turn = waits[0].turn
-            new.append(Placed(at, turn, What.ISSUE, len(costs) - 1))
-            new.append(Placed(behind, turn + number + 1, What.WAIT, len(costs) - 1, 0, wake))
+            new.append(OwnOperation(at, turn, What.ISSUE, len(costs) - 1))
+            new.append(OwnOperation(behind, turn + number + 1, What.WAIT, len(costs) - 1, 0, wake))
         return new, costs
 
     changed = restructured(program, rearrange)
@@ -120,7 +120,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 
-def _deferred(issues: Sequence[Placed], ready: Ints, found: GradientBuckets) -> bool:
+def _deferred(issues: Sequence[OwnOperation], ready: Ints, found: GradientBuckets) -> bool:
     """Return whether the recorded buckets were held back: the first was issued behind the last gradient."""
     return len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
 
@@ -140,7 +140,7 @@ def _ready(
     program: RunProgram,
     view: RankView,
     found: GradientBuckets,
-    issues: Sequence[Placed],
+    issues: Sequence[OwnOperation],
     order: Sequence[Gradient],
 ) -> Ints:
     """Return when each parameter's gradient was ready, in own time; never earlier than the one before it."""

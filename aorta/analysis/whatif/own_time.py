@@ -28,7 +28,7 @@ from aorta.analysis.whatif.program import (
 )
 from aorta.errors import InputError
 
-ROOM: Final = 1 << 20
+TURN_GAP: Final = 1 << 20
 """Room between the turns of recorded operations for those that are put between them."""
 
 
@@ -137,7 +137,7 @@ def _moved_by(starts: Ints, stops: Ints, factor: float) -> Callable[[Column, Int
     return moved
 
 
-class Placed(NamedTuple):
+class OwnOperation(NamedTuple):
     """An operation on the axis of own time. `collective` numbers those of a rank's step, in any order; `turn` orders
     what stands at the same moment.
     """
@@ -167,7 +167,7 @@ class RankView:
     column: int
     own: OwnTime
     layout: RankLayout
-    placed: tuple[Placed, ...]
+    placed: tuple[OwnOperation, ...]
     costs: tuple[CollectiveCost, ...]
 
     def spans(self, program: RunProgram, phase: str) -> list[tuple[str, int, int]]:
@@ -186,7 +186,7 @@ class RankView:
         )
 
 
-Rearrange = Callable[[RankView], tuple[list[Placed], list[CollectiveCost]]]
+Rearrange = Callable[[RankView], tuple[list[OwnOperation], list[CollectiveCost]]]
 
 
 def restructured(program: RunProgram, rearrange: Rearrange) -> RunProgram:
@@ -207,7 +207,7 @@ def restructured(program: RunProgram, rearrange: Rearrange) -> RunProgram:
 def _view(program: RunProgram, step: StepProgram, own: OwnTime, column: int) -> RankView:
     layout = program.layouts[step.layouts[column]]
     placed = tuple(
-        Placed(int(own.at_ns[index, column]), index, *operation, int(step.wake_ns[index, column]))
+        OwnOperation(int(own.at_ns[index, column]), index, *operation, int(step.wake_ns[index, column]))
         for index, operation in enumerate(layout.operations)
     )
 
@@ -229,7 +229,7 @@ class _Made:
     costs: list[CollectiveCost]
 
 
-def _made(placed: list[Placed], costs: list[CollectiveCost]) -> _Made:
+def _made(placed: list[OwnOperation], costs: list[CollectiveCost]) -> _Made:
     placed = sorted(placed)
     place: dict[int, int] = {}
     for each in placed:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.groups.common import at_least
-from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, fields_of, problem_of, tells_ranks_apart
+from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, distinguishes_ranks, fields_of, problem_of
 from aorta.errors import ConfigError
 
 
@@ -284,7 +284,7 @@ def _name_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     broken = list(_template_rules("profiling.folder", profiling.folder))
     if profiling.naming is Naming.template:
         broken += _template_rules("profiling.filename", profiling.filename, ending=(".json", ".json.gz", ".tar.gz"))
-        if several and not broken and not tells_ranks_apart(profiling.folder or "", profiling.filename):
+        if several and not broken and not distinguishes_ranks(profiling.folder or "", profiling.filename):
             broken.append(
                 f"profiling.filename={profiling.filename!r}: several ranks would write the same file; "
                 "put {rank} into it or into profiling.folder"
@@ -347,7 +347,7 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
         if ".html" not in name and "memory" in key:
             yield f"{key}={name!r}: must end in .html"
         broken = list(_template_rules(key, name, REMOTE_FIELDS))
-        if not broken and several and not ("file" in fields_of(name) or tells_ranks_apart(name)):
+        if not broken and several and not ("file" in fields_of(name) or distinguishes_ranks(name)):
             broken.append(f"{key}={name!r}: several ranks would upload to the same name; put {{rank}} into it")
         yield from broken
 

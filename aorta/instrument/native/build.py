@@ -109,13 +109,13 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (path.exists() or _failure(path).exists()):
-                _build_apart(path)
+                _build_in_child(path)
     except (OSError, RuntimeError) as error:
         _log.warning("the compiled interceptor cannot be built: %s", error)
     load.cache_clear()
 
 
-def _build_apart(path: Path) -> None:
+def _build_in_child(path: Path) -> None:
     """Run the build in a process of its own, so that nothing of it is left in this one; note why it failed."""
     _log.warning("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
     variables = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}

@@ -109,9 +109,9 @@ class HostWork:
         self._held.append(bytes(text))
         self._held_bytes += len(text)
         if self._held_bytes > HELD_BYTES:
-            self.read_held()
+            self.read_kept()
 
-    def read_held(self) -> None:
+    def read_kept(self) -> None:
         """Read what was kept as text, and from now on every piece at once."""
         self.at_once = True
         for text in self._held:

@@ -61,7 +61,7 @@ def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier
     array = EventArray(stream, columns.decode, path)
     # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
     if columns.host is not None and metadata_of(array.head, {}, path).devices == []:
-        columns.host.read_held()
+        columns.host.read_kept()
     for piece in array.pieces():
         columns.take(piece)
     return _trace(columns, metadata_of(array.head, array.tail, path), path)
@@ -77,7 +77,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     if host is None:
         table, collectives = _device_intervals(columns)
     else:
-        host.read_held()
+        host.read_kept()
         counters.update(host.counters)
         table, collectives = host_intervals(host, world_size, counters, notes)
     if not len(table):
