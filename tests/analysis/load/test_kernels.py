@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aorta.analysis.load.gemm_shapes import Gemm, gemm_of
-from aorta.analysis.load.interval_table import NULL, Trace
+from aorta.analysis.load.interval_table import NULL
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_facts import by_name, by_shape, entries, kernel_facts, ratio_of_means, slowdowns
 from aorta.analysis.load.kernel_totals import (
@@ -24,13 +24,12 @@ from aorta.analysis.load.kernel_totals import (
     stream_gaps,
 )
 from aorta.analysis.load.nsys import read_nsys
-from aorta.analysis.load.rocpd import read_rocpd
 from aorta.analysis.load.rocprof import SERIALISED
 from aorta.analysis.load.rocprof_csv import read_csv
-from aorta.analysis.load.rocprof_json import read_json
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from tests.analysis.load import rocprof_files as rocprof
+from tests.analysis.load import test_rocprof
 from tests.analysis.load.kineto_files import ALLREDUCE, event, kernel, read
 from tests.analysis.load.nsys_files import write_nsys
 from tests.analysis.load.tables import AUX, COMM, COMPUTE, COPY, UNKNOWN, row, trace
@@ -229,16 +228,9 @@ def test_calls_and_products_with_odd_arguments_launch_nothing(arguments: str) ->
     assert kernel_facts(made).gemms.rows == ()
 
 
-@pytest.mark.parametrize("source", ["json", "csv", "rocpd"])
+@pytest.mark.parametrize("source", ["json", "csv-direct", "rocpd"])
 def test_every_output_of_rocprofv3_tells_what_was_launched_late(source: str, tmp_path: Path) -> None:
-    made: list[Trace]
-    if source == "json":
-        made = read_json(rocprof.json_bytes(rocprof.as_json()), "r.json", CLASSIFIER)
-    elif source == "csv":
-        made = read_csv({name: io.BytesIO(data) for name, data in rocprof.as_csv("direct").items()}, CLASSIFIER)
-    else:
-        made = read_rocpd(rocprof.write_rocpd(tmp_path / "r.db"), "r.db", CLASSIFIER)
-    first = next(each for each in stream_gaps(made[0])[0] if each.stream == 1)
+    first = next(each for each in stream_gaps(test_rocprof.read(source, tmp_path))[0] if each.stream == 1)
     # Before the copy 350 ns, of unknown launch; before the fill 10 ns and before the second gemm 170 ns, both late.
     assert (first.kernels, first.gaps, first.gap_ms, first.busy_ms) == (4, 3, 530e-6, 670e-6)
     assert (first.gaps_known, first.launch_bound) == (2, 2)
