@@ -1,7 +1,7 @@
 """Strategies on a device mesh: FSDP2 alone, as hybrid sharding, and beside tensor, expert, pipeline and context
 parallelism.
 
-Each returns a `ParallelizedModel` whose facts name the mesh. Must not decide how a block is sharded (`fsdp`, `expert`,
+The facts of the `ParallelizedModel` name the mesh. Must not decide how a block is sharded (`fsdp`, `expert`,
 `context`), or how stages are run (`pipeline`).
 """
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, Precision
+from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, TP, Precision
 from aorta.parallel import context, expert, fsdp
 from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast, sharding_facts
 
@@ -35,81 +35,63 @@ def split_layers(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
         parallelize_module(module, mesh, plan)
 
 
-def sharded(
-    model: nn.Module, blocks: Blocks, settings: FSDP, precision: Precision, device: torch.device
-) -> ParallelizedModel:
-    """Shard `model` over all ranks."""
-    mesh = _mesh(device, shard=dist.get_world_size())
-    return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
-
-
-def hybrid(
-    model: nn.Module, blocks: Blocks, settings: HSDP, precision: Precision, device: torch.device
-) -> ParallelizedModel:
-    """Shard each of `replicas` copies of `model`; consecutive ranks share a copy."""
-    mesh = _mesh(device, replicate=settings.replicas, shard=dist.get_world_size() // settings.replicas)
-    return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
-
-
-def sharded_tensor_parallel(
+def parallelize(
     model: nn.Module,
     blocks: Blocks,
     parts: Iterable[Parts],
-    settings: FSDPTP,
-    precision: Precision,
-    device: torch.device,
-) -> ParallelizedModel:
-    """Split layers over `tp_size` consecutive ranks, and shard each rank's part over the others."""
-    mesh = _mesh(device, shard=dist.get_world_size() // settings.tp_size, tensor=settings.tp_size)
-    split_layers(parts, mesh["tensor"])
-    return fsdp.parallelize(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
-
-
-def sharded_context_parallel(
-    model: nn.Module,
-    blocks: Blocks,
-    attentions: Iterable[nn.Module],
-    settings: FSDPCP,
-    precision: Precision,
-    device: torch.device,
-) -> ParallelizedModel:
-    """Split sequences over `cp_size` consecutive ranks, and shard the model over all: each has gradients of its own."""
-    mesh = _mesh(device, shard=dist.get_world_size() // settings.cp_size, context=settings.cp_size)
-    context.split(attentions, mesh["context"])
-    every = mesh._flatten("shard_context")
-    sharded = fsdp.parallelize(model, blocks, settings, precision, device, every, _facts(mesh))
-    data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
-    return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
-
-
-def sharded_expert_parallel(
-    model: nn.Module,
-    blocks: Blocks,
     experts: Iterable[nn.Module],
-    settings: FSDPEP,
+    attentions: Iterable[nn.Module],
+    settings: FSDP | TP,
     precision: Precision,
     device: torch.device,
 ) -> ParallelizedModel:
-    """Split `experts` over `ep_size` consecutive ranks, and shard each rank's part over the others; shard the rest of
-    `model` over all ranks.
+    """Distribute `model` over a mesh of all ranks; those that do something together follow one another.
+
+    Args:
+        model: of a pipeline this rank's stages, by their number, in its `stages`.
+        blocks, parts, experts, attentions: as of `strategies.parallelize`.
     """
-    ranks, found = dist.get_world_size(), list(experts)
-    mesh = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size)
-    for module in found:
-        expert.split(module, mesh["expert"])
-    separate = fsdp.SeparatelySharded(found, mesh["data"], summed=ranks)
-    everyone = mesh._flatten("shard")
-    return fsdp.parallelize(model, blocks, settings, precision, device, everyone, _facts(mesh), separate)
+    ranks = dist.get_world_size()
+    match settings:
+        case TP():  # every rank computes what is not split
+            mesh = _mesh(device, tensor=ranks)
+            split_layers(parts, mesh)
+            return ParallelizedModel(
+                model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
+            )
+        case HSDP():  # a copy of the model is sharded over the ranks that share it
+            mesh = _mesh(device, replicate=settings.replicas, shard=ranks // settings.replicas)
+            return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
+        case FSDPTP():  # layers are split over some ranks, each rank's part is sharded over the others
+            mesh = _mesh(device, shard=ranks // settings.tp_size, tensor=settings.tp_size)
+            split_layers(parts, mesh["tensor"])
+            return fsdp.parallelize(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+        case FSDPCP():  # sequences are split over some ranks, the model over all: each has gradients of its own
+            mesh = _mesh(device, shard=ranks // settings.cp_size, context=settings.cp_size)
+            context.split(attentions, mesh["context"])
+            every = mesh._flatten("shard_context")
+            sharded = fsdp.parallelize(model, blocks, settings, precision, device, every, _facts(mesh))
+            data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
+            return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
+        case FSDPEP():  # experts are split over some ranks and sharded over the others, the rest is sharded over all
+            mesh, separate = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size), list(experts)
+            for module in separate:
+                expert.split(module, mesh["expert"])
+            sharded_apart = fsdp.SeparatelySharded(separate, mesh["data"], summed=ranks)
+            everyone = mesh._flatten("shard")
+            return fsdp.parallelize(model, blocks, settings, precision, device, everyone, _facts(mesh), sharded_apart)
+        case FSDPPP():
+            return _sharded_pipelines(model, blocks, settings, precision, device)
+        case _:
+            mesh = _mesh(device, shard=ranks)
+            return fsdp.parallelize(model, blocks, settings, precision, device, mesh, _facts(mesh))
 
 
-def sharded_pipelines(
+def _sharded_pipelines(
     model: nn.Module, blocks: Blocks, settings: FSDPPP, precision: Precision, device: torch.device
 ) -> ParallelizedModel:
     """Run pipelines of `pp_size` ranks beside each other, each on batches of its own, and shard every stage over the
-    ranks that have it, which follow one another.
-
-    Args:
-        model: this rank's stages, by their number, in its `stages`.
+    ranks that have it.
     """
     from aorta.parallel import pipeline  # no other strategy here needs torch's schedules
 
@@ -126,17 +108,6 @@ def sharded_pipelines(
         data_size=mesh["data"].size(),
         streams={fsdp.PRIORITY: fsdp.STREAMS * settings.stages_per_rank},  # each stage is a root of its own
         facts={**_facts(mesh), **whole.facts, **sharding_facts(blocks, settings, precision)},
-    )
-
-
-def tensor_parallel(
-    model: nn.Module, parts: Iterable[Parts], precision: Precision, device: torch.device
-) -> ParallelizedModel:
-    """Split layers over all ranks; every rank computes what is not split."""
-    mesh = _mesh(device, tensor=dist.get_world_size())
-    split_layers(parts, mesh)
-    return ParallelizedModel(
-        model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
     )
 
 

@@ -11,22 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.config.schema import (
-    CP,
-    DDP,
-    EP,
-    FSDP,
-    FSDP1,
-    FSDPCP,
-    FSDPEP,
-    FSDPPP,
-    FSDPTP,
-    HSDP,
-    PP,
-    TP,
-    Config,
-    NoParallel,
-)
+from aorta.config.schema import CP, DDP, EP, FSDP, FSDP1, PP, TP, Config, NoParallel
 from aorta.errors import ConfigError
 from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast
 
@@ -66,34 +51,10 @@ def parallelize(
             from aorta.parallel import fsdp1
 
             return fsdp1.parallelize(model, blocks, settings, precision, device)
-        case HSDP() as settings:
+        case FSDP() | TP() as settings:
             from aorta.parallel import meshes
 
-            return meshes.hybrid(model, blocks, settings, precision, device)
-        case FSDPTP() as settings:
-            from aorta.parallel import meshes
-
-            return meshes.sharded_tensor_parallel(model, blocks, parts, settings, precision, device)
-        case FSDPCP() as settings:
-            from aorta.parallel import meshes
-
-            return meshes.sharded_context_parallel(model, blocks, attentions, settings, precision, device)
-        case FSDPEP() as settings:
-            from aorta.parallel import meshes
-
-            return meshes.sharded_expert_parallel(model, blocks, experts, settings, precision, device)
-        case FSDPPP() as settings:
-            from aorta.parallel import meshes
-
-            return meshes.sharded_pipelines(model, blocks, settings, precision, device)
-        case FSDP() as settings:
-            from aorta.parallel import meshes
-
-            return meshes.sharded(model, blocks, settings, precision, device)
-        case TP():
-            from aorta.parallel import meshes
-
-            return meshes.tensor_parallel(model, parts, precision, device)
+            return meshes.parallelize(model, blocks, parts, experts, attentions, settings, precision, device)
         case PP() as settings:
             from aorta.parallel import pipeline
 

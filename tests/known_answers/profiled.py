@@ -110,7 +110,7 @@ def parallelize(strategy: str, model: nn.Sequential) -> ParallelizedModel:
         values = sum(parameter.numel() for parameter in model[0].parameters())
         return ddp.parallelize(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
-    return meshes.sharded(model, blocks, FSDP(), Precision.none, CPU)
+    return meshes.parallelize(model, blocks, (), (), (), FSDP(), Precision.none, CPU)
 
 
 def run(case: str, folder: Path, rank: int, world_size: int) -> None:

@@ -43,8 +43,8 @@ def replicated(model: GptModel) -> ParallelizedModel:
 def sharded(model: GptModel) -> ParallelizedModel:
     """Over all four ranks, of which two share sequences."""
     settings = FSDPCP(cp_size=2)
-    return meshes.sharded_context_parallel(
-        model, list(model.blocks()), model.causal_attentions(), settings, Precision.none, CPU
+    return meshes.parallelize(
+        model, list(model.blocks()), (), (), model.causal_attentions(), settings, Precision.none, CPU
     )
 
 
