@@ -6,13 +6,12 @@ Must not know any workload, or how a model is distributed over ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
-
-from aorta.config.schema import Optimizer
 
 Groups: TypeAlias = Iterable[Mapping[str, Any]]
 """Parameter groups as `torch.optim` takes them."""
@@ -110,32 +109,18 @@ def layers_of(stage: int, stages: int, layers: int) -> range:
     return range(layers * stage // stages, layers * (stage + 1) // stages)
 
 
-class Task(Protocol):
-    """A workload, ready to be built."""
+@dataclass(frozen=True)
+class Task:
+    """A workload, ready to be built.
 
-    def model(self) -> Model:
-        """Return a new model on the CPU, initialised from torch's global random state."""
-        ...
+    Attributes:
+        model: makes a new model on the CPU, initialised from torch's global random state.
+        loss: makes a module called with the model's output and a batch's target; it returns a scalar.
+        optimizer: of the parameters as they are after the model has been distributed.
+        batches: of part `rank` of `world_size` on a device: ranks that compute a layer together share a part.
+    """
 
-    def loss(self) -> nn.Module:
-        """Return a module called with the model's output and a batch's target; returns a scalar."""
-        ...
-
-    def optimizer(self, groups: Groups) -> torch.optim.Optimizer:
-        """Return an optimizer over the parameters as they are after the model has been distributed."""
-        ...
-
-    def batches(self, rank: int, world_size: int, device: torch.device) -> Batches:
-        """Return the batches of part `rank` of `world_size`: ranks that compute a layer together share a part."""
-        ...
-
-
-def adamw(groups: Groups, settings: Optimizer) -> torch.optim.AdamW:
-    """Return AdamW with the configured rates."""
-    return torch.optim.AdamW(
-        (dict(group) for group in groups),
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-    )
+    model: Callable[[], Model]
+    loss: Callable[[], nn.Module]
+    optimizer: Callable[[Groups], torch.optim.Optimizer]
+    batches: Callable[[int, int, torch.device], Batches]

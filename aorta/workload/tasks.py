@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from aorta.config.groups.workload import dimensions_of
-from aorta.config.schema import Config, DType, Gpt, Moe, Ranking, Resnet18
+from aorta.config.schema import Config, DType, Gpt, Moe, Optimizer, Ranking, Resnet18
 from aorta.errors import ConfigError
-from aorta.workload.data import SyntheticRanking, SyntheticText, TensorBatch, TensorBatches, Tokens, home_of
+from aorta.workload.data import SyntheticRanking, SyntheticText, TensorBatches, home_of
 from aorta.workload.gpt import GptModel, NextTokenLoss
 from aorta.workload.moe import MoeModel
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 from aorta.workload.resnet18 import CHANNELS, CLASSES, ResNet18
-from aorta.workload.task import Groups, Task, adamw
+from aorta.workload.task import Batches, Groups, Task
 
 DTYPES = {DType.fp32: torch.float32, DType.bf16: torch.bfloat16}
 
@@ -67,90 +68,52 @@ class FixedBatch:
             yield self._batch
 
 
-class Resnet18Task:
-    """`workload=resnet18`. `config` is that of the run, `shape` its workload section."""
-
-    def __init__(self, config: Config, shape: Resnet18) -> None:
-        self._config, self._shape = config, shape
-
-    def model(self) -> ResNet18:
-        """Return a new model on the CPU in the configured type, including buffers; initialised from torch's global
-        random state.
-        """
-        return ResNet18().to(DTYPES[self._shape.dtype])
-
-    def loss(self) -> nn.MSELoss:
-        """Return the mean squared error, in the type of the model's output."""
-        return nn.MSELoss()
-
-    def optimizer(self, groups: Groups) -> torch.optim.SGD:
-        """Return SGD without momentum, in the type of the parameters."""
-        settings = self._config.optimizer
-        return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
-
-    def batches(self, rank: int, world_size: int, device: torch.device) -> FixedBatch:
-        """Return one batch per rank."""
-        return FixedBatch(self._config, self._shape, rank, world_size, device)
+def _sgd(groups: Groups, settings: Optimizer) -> torch.optim.SGD:
+    """Return SGD without momentum."""
+    return torch.optim.SGD((dict(group) for group in groups), lr=settings.lr, weight_decay=settings.weight_decay)
 
 
-class RankingTask:
-    """`workload=ranking`. `config` is that of the run, `shape` its workload section."""
-
-    def __init__(self, config: Config, shape: Ranking) -> None:
-        self._config, self._shape = config, shape
-
-    def model(self) -> RankingTransformer:
-        """Return a new model on the CPU, initialised from torch's global random state."""
-        return RankingTransformer(self._shape)
-
-    def loss(self) -> ListwiseLoss:
-        """Return the loss of scores and relevances."""
-        return ListwiseLoss()
-
-    def optimizer(self, groups: Groups) -> torch.optim.AdamW:
-        """Return AdamW with the configured rates."""
-        return adamw(groups, self._config.optimizer)
-
-    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[TensorBatch]:
-        """Return parts of one data set, shuffled alike on every rank."""
-        data = SyntheticRanking(self._config, self._shape, home_of(self._config, device))
-        return TensorBatches(self._config, data, rank, world_size, device)
+def _adamw(groups: Groups, settings: Optimizer) -> torch.optim.AdamW:
+    """Return AdamW with the configured rates."""
+    return torch.optim.AdamW(
+        (dict(group) for group in groups),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
 
 
-class GptTask:
-    """`workload=gpt`. `config` is that of the run, `shape` its workload section."""
+def _ranking(config: Config, shape: Ranking) -> Task:
+    def batches(rank: int, world_size: int, device: torch.device) -> Batches:
+        data = SyntheticRanking(config, shape, home_of(config, device))
+        return TensorBatches(config, data, rank, world_size, device)
 
-    def __init__(self, config: Config, shape: Gpt) -> None:
-        self._config, self._dims = config, dimensions_of(shape)
-
-    def model(self) -> GptModel:
-        """Return a new model on the CPU, initialised from torch's global random state."""
-        return GptModel(self._dims)
-
-    def loss(self) -> NextTokenLoss:
-        """Return the loss of logits and the tokens that follow."""
-        return NextTokenLoss()
-
-    def optimizer(self, groups: Groups) -> torch.optim.AdamW:
-        """Return AdamW with the configured rates."""
-        return adamw(groups, self._config.optimizer)
-
-    def batches(self, rank: int, world_size: int, device: torch.device) -> TensorBatches[Tokens]:
-        """Return parts of one data set, shuffled alike on every rank."""
-        data = SyntheticText(self._config, self._dims.vocab_size, home_of(self._config, device))
-        return TensorBatches(self._config, data, rank, world_size, device)
+    return Task(lambda: RankingTransformer(shape), ListwiseLoss, partial(_adamw, settings=config.optimizer), batches)
 
 
-class MoeTask(GptTask):
-    """`workload=moe`. `config` is that of the run, `shape` its workload section."""
+def _resnet18(config: Config, shape: Resnet18) -> Task:
+    return Task(
+        lambda: ResNet18().to(DTYPES[shape.dtype]),  # with its buffers
+        nn.MSELoss,
+        partial(_sgd, settings=config.optimizer),
+        partial(FixedBatch, config, shape),
+    )
 
-    def __init__(self, config: Config, shape: Moe) -> None:
-        super().__init__(config, shape)
-        self._experts, self._micro_batches = shape, config.training.gradient_accumulation
 
-    def model(self) -> MoeModel:
-        """Return a new model on the CPU, initialised from torch's global random state."""
-        return MoeModel(self._dims, self._experts, self._micro_batches)
+def _gpt(config: Config, shape: Gpt) -> Task:
+    dims = dimensions_of(shape)
+
+    def model() -> GptModel:
+        if isinstance(shape, Moe):
+            return MoeModel(dims, shape, config.training.gradient_accumulation)
+        return GptModel(dims)
+
+    def batches(rank: int, world_size: int, device: torch.device) -> Batches:
+        data = SyntheticText(config, dims.vocab_size, home_of(config, device))
+        return TensorBatches(config, data, rank, world_size, device)
+
+    return Task(model, NextTokenLoss, partial(_adamw, settings=config.optimizer), batches)
 
 
 def task_of(config: Config) -> Task:
@@ -161,12 +124,10 @@ def task_of(config: Config) -> Task:
     """
     match config.workload:
         case Ranking() as shape:
-            return RankingTask(config, shape)
+            return _ranking(config, shape)
         case Resnet18() as shape:
-            return Resnet18Task(config, shape)
-        case Moe() as shape:
-            return MoeTask(config, shape)
+            return _resnet18(config, shape)
         case Gpt() as shape:
-            return GptTask(config, shape)
+            return _gpt(config, shape)
         case other:
             raise ConfigError(f"workload={other.name!r}: nothing that can be trained")

@@ -10,7 +10,7 @@ from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.errors import ConfigError
 from aorta.workload.data import SyntheticText
 from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, rotated
-from aorta.workload.tasks import GptTask
+from aorta.workload.tasks import task_of
 from tests.loop import resolved
 
 CPU = torch.device("cpu")
@@ -99,12 +99,12 @@ def test_stages_one_behind_the_other_are_the_whole() -> None:
 
 
 def test_it_learns_the_successors() -> None:
-    config = Config(
-        training=Training(batch_size=16), dataset=Dataset(num_samples=256, sequence_length=12), workload=Gpt()
-    )
     shape = Gpt(num_layers=1, model_dim=32, num_heads=4, num_kv_heads=2, mlp_hidden_dim=48, vocab_size=20)
+    config = Config(
+        training=Training(batch_size=16), dataset=Dataset(num_samples=256, sequence_length=12), workload=shape
+    )
     torch.manual_seed(0)
-    task = GptTask(config, shape)
+    task = task_of(config)
     model, loss = task.model(), NextTokenLoss()
     optimizer, batches = torch.optim.AdamW(model.parameters(), lr=1e-2), task.batches(0, 1, CPU).for_ever()
     losses = []
