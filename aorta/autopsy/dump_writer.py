@@ -18,7 +18,7 @@ from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
 from aorta.autopsy.job import Channel, JobEvidence, Rank
 from aorta.autopsy.joining import join
 from aorta.errors import InputError
-from aorta.records.files import whole_file
+from aorta.records.files import write_whole
 
 VERSION: Final = "2.10"
 """Of the format: torch 2.13's."""
@@ -59,8 +59,7 @@ def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
         for rank in job.ranks.values():
             if rank.complete:
                 paths.append(folder / f"{PREFIX}{rank.rank}")
-                with whole_file(paths[-1]) as part:
-                    part.write_bytes(pickle.dumps(_dump(job, rank)))
+                write_whole(paths[-1], pickle.dumps(_dump(job, rank)))
     except OSError as error:
         raise InputError(f"{folder}: dumps cannot be written: {error.strerror or error}") from error
     return paths

@@ -50,14 +50,10 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     job = JobEvidence(ranks, world, groups, frozenset(listed), (*_contradictions(by_rank), *denied), tuple(notes))
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
-    return _read_late(job) if any(rank.completed_late for rank in ranks.values()) else job
-
-
-def _read_late(job: JobEvidence) -> JobEvidence:
-    """Return a job whose completions are noted late: what one rank has noted of a collective that needs all ranks,
-    holds on all of them.
-    """
-    return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
+    if any(rank.completed_late for rank in ranks.values()):
+        # What one rank has noted of a collective that needs all ranks, holds on all of them.
+        return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
+    return job
 
 
 def _noted(job: JobEvidence, channel: Channel) -> int:

@@ -20,7 +20,7 @@ from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Verdict
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.errors import InputError
-from aorta.records.files import decode_json, read_small, whole_file
+from aorta.records.files import decode_json, read_small, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 
@@ -90,10 +90,8 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     """
     output = folder / AUTOPSY_DIR
     output.mkdir(exist_ok=True)
-    with whole_file(output / JSON_FILE) as part:
-        part.write_bytes(as_json(verdict))
-    with whole_file(output / TEXT_FILE) as part:
-        part.write_text(f"{verdict_text(verdict, stacks=True)}\n", encoding="utf-8")
+    write_whole(output / JSON_FILE, as_json(verdict))
+    write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n".encode())
 
 
 def read_autopsy(folder: Path) -> Verdict | None:

@@ -23,7 +23,7 @@ from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.errors import SIGNAL_EXIT_BASE
-from aorta.records.files import whole_file
+from aorta.records.files import write_whole
 from aorta.records.progress_file import (
     ANNOUNCED,
     ProgressFacts,
@@ -243,8 +243,7 @@ class HostWatchdog:
         for each in evidence:
             if each.rank in self._watches:
                 each.exit = each.exit or self._exits.get(each.rank)
-                with whole_file(folder / EVIDENCE_FILE.format(rank=each.rank)) as part:
-                    part.write_bytes(msgspec.json.encode(each))
+                write_whole(folder / EVIDENCE_FILE.format(rank=each.rank), msgspec.json.encode(each))
 
 
 def _is_dead(facts: ProgressFacts) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 import torch.distributed as dist
 
 from aorta.config.schema import Clock
-from aorta.distributed.output_folder import RunFolder, write_whole
+from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.records.clocks import (
@@ -34,6 +34,7 @@ from aorta.records.clocks import (
     boot_id,
     encode,
 )
+from aorta.records.files import write_whole
 
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0

@@ -20,7 +20,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import RunIncomplete
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.files import whole_file
+from aorta.records.files import unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
@@ -136,12 +136,6 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
     write_whole(folder.path / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
-def write_whole(path: Path, text: bytes) -> None:
-    """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
-    with whole_file(path) as part:
-        part.write_bytes(text)
-
-
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:
     earlier = _earlier_manifest(path)
     restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
@@ -177,11 +171,7 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
         return None
     earlier = _earlier_manifest(path)
     name = history_name(earlier.get("run_id", "unknown"), earlier.get("attempt", 0))
-    target = path / HISTORY_DIR / name
-    copies = 1
-    while target.exists():
-        copies += 1
-        target = target.with_name(f"{name}-{copies}")
+    target = unused(path / HISTORY_DIR / name)
     target.mkdir(parents=True)
     for item in found:
         item.rename(target / item.name)

@@ -29,7 +29,7 @@ from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import end_marked, launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
-from aorta.records.files import decode_json, read_small
+from aorta.records.files import decode_json, read_small, unused
 from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
 from aorta.version import __version__
 
@@ -325,12 +325,3 @@ def differences(existing: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     before, after = dict(flatten(existing)), dict(flatten(json.loads(json.dumps(now))))
     values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
     return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)
-
-
-def unused(path: Path) -> Path:
-    """Return `path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
-    free, copies = path, 1
-    while free.exists():
-        copies += 1
-        free = path.with_name(f"{path.name}-{copies}")
-    return free

@@ -17,7 +17,7 @@ import msgspec
 from aorta.analysis.metrics import STEP_METRIC_NAMES, Unit
 from aorta.errors import InputError, RunIncomplete
 from aorta.experiments.launch_plan import Plan
-from aorta.records.files import whole_file
+from aorta.records.files import write_whole
 
 if TYPE_CHECKING:
     from aorta.analysis.load.engines import Engine
@@ -204,12 +204,21 @@ def publish(plan: Plan) -> str:
     """
     floor = noise_floor(plan)
     path = plan.output / NOISE_FILE
+    write_json(path, msgspec.to_builtins(floor))
+    return noise_table(floor, path)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a result of launches into their folder.
+
+    Raises:
+        RunIncomplete: it cannot be written.
+    """
     try:
-        with whole_file(path) as part:
-            part.write_text(json.dumps(msgspec.to_builtins(floor), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)  # nothing was launched where a tuning is given its record
+        write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
-    return noise_table(floor, path)
 
 
 def noise_table(floor: NoiseFloor, path: Path) -> str:

@@ -351,7 +351,7 @@ def _demo_launched(plan: Plan) -> int | None:
     try:
         return launch_all(plan)
     except AnotherPlan:
-        from aorta.experiments.launch_folder import unused
+        from aorta.records.files import unused
 
         kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
         try:

@@ -188,6 +188,7 @@ def base_plan(options: argparse.Namespace) -> Plan:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from aorta.experiments.launch_medians import write_json
     from aorta.experiments.recommendation import check_launches, compared, recommended, rules, unlike
     from aorta.experiments.search_report import Tuning
     from aorta.experiments.tune_proposals import TRIED, Refined, best, of_environment, read_base
@@ -239,7 +240,7 @@ def _tune(options: argparse.Namespace) -> int:
         tuning.notes += unlike(recorded, whole.run_folder(next(whole.order())))
         tuning.judgements = compared(whole, judged_by)
     tuning.chosen, tuning.reason = recommended(tuning.judgements)
-    _write(plan.output / TUNE_FILE, tuning.as_json())
+    write_json(plan.output / TUNE_FILE, tuning.as_json())
     to_stdout(json.dumps(tuning.as_json(), indent=2) if options.json else tuning.text(whole))
     return EXIT_OK
 
@@ -317,17 +318,6 @@ def _refine(options: argparse.Namespace, plan: Plan, base: Base, refined: Refine
         refined.proposals = predicted_again(there, best, refined.proposals, base_ms, source, known)
         refined.hold(best, there.identity.replayed_ms, source)
     return None
-
-
-def _write(path: Path, content: object) -> None:
-    from aorta.records.files import whole_file
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # nothing was launched, with --from
-        with whole_file(path) as part:
-            part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _count(text: str) -> int:

@@ -22,7 +22,7 @@ from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell,
 from aorta.experiments.recommendation import ALPHA, format_effect, format_interval, select_for_json
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import hide, shown_values, shown_variables
-from aorta.records.files import whole_file
+from aorta.records.files import write_whole
 from aorta.terminal_style import csv_text, filled, paragraph, table
 from aorta.version import __version__
 
@@ -152,8 +152,7 @@ class Study(Search):
         """
         try:
             for name, content in ((STUDY_FILE, json.dumps(self.as_json(), indent=2) + "\n"), (CSV_FILE, self.as_csv())):
-                with whole_file(folder / name) as part:
-                    part.write_text(content, encoding="utf-8")
+                write_whole(folder / name, content.encode())
             why_not = self._draw(folder / HEAT_FILE)
             if why_not is not None:
                 (folder / HEAT_FILE).unlink(missing_ok=True)

@@ -8,8 +8,7 @@ Two parts. *Reading*: regular files only, whole ones only up to a size.
 
 A pipe would be waited for without end, and a device such as `/dev/zero` has no end. *Writing*:
 
-    with whole_file(folder / "run.json") as part:
-        part.write_bytes(text)
+    write_whole(folder / "run.json", text)
 
 Must not: know what a file is for, raise anything but OSError and ValueError when reading, or, where writing fails, keep
 a part or touch the file that was there before.
@@ -91,3 +90,18 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
+    with whole_file(path) as part:
+        part.write_bytes(content)
+
+
+def unused(path: Path) -> Path:
+    """Return `path`, or the first of `path-2`, `path-3`, ... where nothing is yet."""
+    free, copies = path, 1
+    while free.exists():
+        copies += 1
+        free = path.with_name(f"{path.name}-{copies}")
+    return free

@@ -26,7 +26,7 @@ from torch.profiler import profile
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
 from aorta.distributed.accelerator import profiled
-from aorta.distributed.output_folder import RunFolder, write_whole
+from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.distributed.topology import Topology, read_topology
@@ -35,6 +35,7 @@ from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_files import export
 from aorta.profiling.window_recording import all_threads
 from aorta.records.clocks import trace_metadata
+from aorta.records.files import write_whole
 from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
 from aorta.rpc.driver import DRIVER, Coordination, Driver
 from aorta.rpc.tracer import TracedRpc, close_window, open_window
@@ -283,7 +284,7 @@ class RpcRun:
             rpc.init_rpc(  # type: ignore[no-untyped-call]
                 self.names[self.rank], rank=self.rank, world_size=len(self.names), rpc_backend_options=options
             )
-        with stop_on_signals(self.stop):
+        with stop_on_signals(self.stop.request):
             try:
                 yield
             finally:

@@ -26,10 +26,10 @@ from aorta.config.groups.microbenchmarks import COPIES_NEED_DEVICE
 from aorta.config.resolve import Resolved
 from aorta.config.schema import CopyOverlap
 from aorta.distributed import cuda
-from aorta.distributed.output_folder import write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, read_topology
 from aorta.errors import ConfigError
+from aorta.records.files import write_whole
 from aorta.records.run_files import COPY_OVERLAP_FILE
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run

@@ -22,10 +22,10 @@ from aorta.config.resolve import Resolved
 from aorta.config.schema import Streams
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import default_backend, device_name
-from aorta.distributed.output_folder import write_whole
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError
+from aorta.records.files import write_whole
 from aorta.records.run_files import (
     QUEUE_VARIABLES,
     STREAMS_FILE,
