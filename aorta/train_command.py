@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -20,7 +20,6 @@ from omegaconf import DictConfig
 
 from aorta.command_line import command, to_stdout
 from aorta.config import CONFIG_DIR, multirun
-from aorta.config.multirun import JobLauncher
 from aorta.config.override_words import expand, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import CopyOverlap, Rpc, Streams
@@ -28,6 +27,9 @@ from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
 from aorta.version import __version__
+
+if TYPE_CHECKING:
+    from aorta.experiments.sweep_launcher import TorchrunJobs
 
 _HYDRA_OPTIONS: Final = (
     *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"),
@@ -70,7 +72,7 @@ def run(resolved: Resolved) -> int:
     return run_training(resolved)
 
 
-def sweep(options: Sequence[str]) -> JobLauncher:
+def sweep(options: Sequence[str]) -> TorchrunJobs:
     """Return what starts the jobs of `--multirun`: training again, once a job."""
     from aorta.experiments import optuna_sweeper
     from aorta.experiments.sweep_launcher import TorchrunJobs
@@ -111,7 +113,7 @@ def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
 
 
 Run = Callable[[Resolved], int]
-Sweep = Callable[[Sequence[str]], multirun.JobLauncher]
+Sweep = Callable[[Sequence[str]], "TorchrunJobs"]
 
 
 @command()
@@ -134,7 +136,7 @@ def compose(run: Run, config_dir: Path, sweep: Sweep) -> int:
         words = translate(expanded, Path.cwd(), config_dir.parent)
         _check_options(words)
         launching = sweep(options_of_a_job(words))
-        task = multirun.HydraTask(launching)
+        task = multirun.HydraTask(launching.launch)
         sys.argv[1:] = map(_adopt, words)
         _compose(config_dir, task)
         if task.batches:

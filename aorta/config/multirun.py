@@ -1,4 +1,4 @@
-"""Hydra's side of `python train.py -m`: composes and checks the jobs of a sweep, and passes them to a `JobLauncher`.
+"""Hydra's side of `python train.py -m`: composes and checks the jobs of a sweep, and passes them on to be started.
 
 `aorta.experiments.sweep_launcher` starts them; each job's result is returned to Hydra's sweeper.
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -99,24 +99,6 @@ class SweepBatch:
     words: tuple[str, ...]
 
 
-class JobLauncher(Protocol):
-    """Starts the jobs of a sweep."""
-
-    def launch(self, batch: SweepBatch) -> list[float]:
-        """Start all jobs of a batch, one after another; returns the result of each, NaN where there is none.
-
-        Raises:
-            SweepStopped: a signal ended the sweep.
-        """
-
-    def finish(self) -> int:
-        """Return the exit code of a sweep that ran to its end.
-
-        Raises:
-            RunIncomplete: names the jobs that failed.
-        """
-
-
 class SweepStopped(Exception):
     """A signal ended the sweep; `exit_code` is 128 + its number."""
 
@@ -129,11 +111,12 @@ class HydraTask:
     """The task function that Hydra runs: stores the configuration of a single run, or passes on the batches of a sweep.
 
     Args:
-        launcher: starts the jobs of a sweep.
+        start: starts the jobs of a batch, one after another; returns the result of each, NaN where there is none, or
+            raises `SweepStopped`.
     """
 
-    def __init__(self, launcher: JobLauncher) -> None:
-        self.launcher = launcher
+    def __init__(self, start: Callable[[SweepBatch], list[float]]) -> None:
+        self._start = start
         self.composed: list[DictConfig] = []
         self.batches = 0
 
@@ -154,7 +137,7 @@ class HydraTask:
     def launch(self, batch: SweepBatch) -> list[float]:
         """Run the jobs of a sweep, for Hydra's launcher."""
         self.batches += 1
-        return self.launcher.launch(batch)
+        return self._start(batch)
 
 
 class TorchrunLauncher(Launcher):

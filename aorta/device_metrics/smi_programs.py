@@ -1,6 +1,6 @@
 """AMD devices through the programs `amd-smi` and `rocm-smi`: never on the training thread, traced, or left running.
 
-What rocm-smi prints is read by `rocm_smi_output`, which reports use too.
+What rocm-smi prints is read by `records.device_values`, which reports use too.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Protocol
 
 import torch.distributed as dist
 
@@ -26,13 +25,6 @@ _IMPATIENCE_S = 2.0
 _GRACE_S = 15.0
 """A living rank posts within one poll, whatever its training thread does; torchrun kills 30 s after its own signal."""
 _NO_DEMAND = -1
-
-
-class StopTarget(Protocol):
-    """Whatever is told that a signal asks for the end of a run."""
-
-    def request(self, by: signal.Signals) -> None:
-        """Ask for the end of the run; called once, inside the signal handler."""
 
 
 class StopAgreement:
@@ -115,11 +107,14 @@ class StopAgreement:
 
 
 @contextmanager
-def stop_on_signals(agreement: StopTarget) -> Iterator[None]:
+def stop_on_signals(request: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into a request to stop, for the length of a `with` block.
 
     Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
     comes from an impatient person and interrupts at once (KeyboardInterrupt).
+
+    Args:
+        request: called once, inside the signal handler.
     """
     first: float | None = None
 
@@ -127,7 +122,7 @@ def stop_on_signals(agreement: StopTarget) -> Iterator[None]:
         nonlocal first
         if first is None:
             first = time.monotonic()
-            agreement.request(signal.Signals(number))
+            request(signal.Signals(number))
         elif number == signal.SIGINT and time.monotonic() - first > _IMPATIENCE_S:
             raise KeyboardInterrupt
 

@@ -37,7 +37,7 @@ from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, ren
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
-from aorta.records.files import whole_file
+from aorta.records.files import write_whole
 from aorta.records.schema import Platform
 
 SLEEP_CYCLES = 50_000_000
@@ -92,14 +92,6 @@ def _own_stream(device: torch.device) -> torch.Stream:
     return torch.Stream(device)
 
 
-def _asynchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
-    return lambda result, source: call(result, source, True)
-
-
-def _synchronous(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
-    return lambda result, source: call(result, source, False)
-
-
 def _on_its_own_stream(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
     def issue(result: torch.Tensor, source: torch.Tensor) -> Handle:
         own = _own_stream(result.device)
@@ -127,7 +119,11 @@ _CALLS: dict[str, tuple[Call, Callable[[int], int], Callable[[float, int], float
         lambda value, n: value * n,
     ),
 }
-_WAYS = {"": _asynchronous, ", synchronous": _synchronous, ", synchronous on its own stream": _on_its_own_stream}
+_WAYS: dict[str, Callable[[Call], Callable[[torch.Tensor, torch.Tensor], Handle | None]]] = {
+    "": lambda call: lambda result, source: call(result, source, True),
+    ", synchronous": lambda call: lambda result, source: call(result, source, False),
+    ", synchronous on its own stream": _on_its_own_stream,
+}
 KINDS = {
     f"{name}{way}": Kind(issued(call), elements, value)
     for name, (call, elements, value) in _CALLS.items()
@@ -222,8 +218,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
         report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
         sys.stdout.write(render(report))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
         return report
 
 

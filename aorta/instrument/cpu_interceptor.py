@@ -286,8 +286,7 @@ class CpuInterceptor:
         issued.has_completed = future.done
         self._called_back[id(issued)] = issued  # alive until then, so that its id is its own
 
-        def over(done: Any) -> None:
-            issued.on_completion(done)
+        def over(_done: Any) -> None:
             self._over(issued, "future")
             self._called_back.pop(id(issued), None)
 

@@ -86,10 +86,6 @@ class InFlight:
             self.end, self.end_source = time.perf_counter_ns() if at_ns is None else at_ns, source
             self.has_completed = None
 
-    def on_completion(self, _future: Any) -> None:
-        """Stamp its end, as callback of the backend's future."""
-        self.stamp("future")
-
 
 @dataclass(frozen=True)
 class Group:

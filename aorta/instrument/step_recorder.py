@@ -11,20 +11,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight, Name, Waited
-from aorta.instrument.open_step import Counts, NativeEvents, OpenStep, Scalar, StepFacts
+from aorta.instrument.open_step import Counts, OpenStep, Scalar, StepFacts
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES, Unseen
+
+if TYPE_CHECKING:  # it records into a recorder
+    from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 
 MAX_STEPS_LATE = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
@@ -42,21 +45,6 @@ FINISH_GRACE_S = 2.0
 
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
-
-
-class QuietInterceptor(Protocol):
-    """An interceptor in compiled code: records collectives, stalls and passes during a step, fetched afterwards
-    (`native.native_interceptor`).
-    """
-
-    def begin(self) -> None:
-        """Start recording events."""
-
-    def end(self) -> NativeEvents | None:
-        """Stop recording; the returned callable adds the events since `begin` to a step."""
-
-    def abandon(self) -> None:
-        """Stop recording, and discard the events since `begin`."""
 
 
 _UNNOTED = Progress()
@@ -134,7 +122,7 @@ class StepRecorder:
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
         self.no_copies: str | None = NO_COPIES
-        self.quiet_interceptor: QuietInterceptor | None = None
+        self.quiet_interceptor: NativeCpuInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self.gradients: GradientOrder | None = None
         self.user_marks = UserMarks()

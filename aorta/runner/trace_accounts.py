@@ -190,5 +190,5 @@ def _by_node(everyone: Sequence[Account]) -> Iterator[str]:
         yield f"{here[node]} on node {node[0]} ({node[1]}), {_few(places)}"
 
 
-def _few(words: Sequence[str], most: int = _SHOWN) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+def _few(words: Sequence[str]) -> str:
+    return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")

@@ -135,7 +135,7 @@ class TrainingRun:
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still record which one it was.
-        with stop_on_signals(agreement), run.record.closed_by(instrument, self.peers.explain) as ending:
+        with stop_on_signals(agreement.request), run.record.closed_by(instrument, self.peers.explain) as ending:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
             shape = step.model.facts.get("mesh", {})

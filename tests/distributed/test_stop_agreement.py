@@ -262,7 +262,7 @@ def alone():
 def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number, monkeypatch):
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
     before = [signal.getsignal(each) for each in (TERM, INT)]
-    with stop_on_signals(alone):
+    with stop_on_signals(alone.request):
         assert alone.stopped_by is None
         os.kill(os.getpid(), number)
         assert not alone.may_start(1)
@@ -274,14 +274,14 @@ def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number
 
 def test_handlers_are_restored_after_an_error_too(alone):
     before = [signal.getsignal(each) for each in (TERM, INT)]
-    with pytest.raises(ZeroDivisionError), stop_on_signals(alone):
+    with pytest.raises(ZeroDivisionError), stop_on_signals(alone.request):
         raise ZeroDivisionError
     assert [signal.getsignal(each) for each in (TERM, INT)] == before
 
 
 def test_a_person_losing_patience_interrupts_at_once(alone, monkeypatch):
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", 0.02)
-    with stop_on_signals(alone):
+    with stop_on_signals(alone.request):
         os.kill(os.getpid(), INT)
         time.sleep(0.03)
         os.kill(os.getpid(), TERM)  # a launcher has no patience to lose
@@ -293,7 +293,7 @@ def test_the_first_signal_here_is_no_impatience_though_another_rank_was_asked_lo
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
     agreement = StopAgreement(DeadStore(), 0, 1)
     agreement.request(TERM)
-    with stop_on_signals(agreement):
+    with stop_on_signals(agreement.request):
         os.kill(os.getpid(), INT)
         assert agreement.stopped_by is TERM
 
@@ -314,7 +314,7 @@ def test_a_signal_wakes_a_rank_that_waits_for_the_others():
             time.sleep(0.001)
         store.set("stop/at/1", "4")
 
-    with stop_on_signals(agreement):
+    with stop_on_signals(agreement.request):
         threading.Thread(target=others).start()
         assert agreement.may_start(4)
         assert not agreement.may_start(5)

@@ -7,16 +7,17 @@ from contextlib import contextmanager
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.open_step import OpenStep, StepFacts
 from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.step_recorder import QuietInterceptor, StepRecorder
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.schema import ClockReading, Step
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
 
 
-def recorded_by(interceptor: QuietInterceptor) -> OpenStep:
+def recorded_by(interceptor: NativeCpuInterceptor) -> OpenStep:
     """A step with nothing but what compiled code recorded since its `begin`."""
     step = OpenStep(StepFacts(0, 0, 0, None, False), start=0, issued_before={}, native_events=interceptor.end())
     step.add_native_events()

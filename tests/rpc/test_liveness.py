@@ -121,11 +121,11 @@ def test_a_signal_ends_the_run_at_once_but_not_while_files_are_written(number):
             os.kill(os.getpid(), number)
             did.append("written")
 
-    with stop_on_signals(stop), pytest.raises(Stopped):
+    with stop_on_signals(stop.request), pytest.raises(Stopped):
         write()
     assert (stop.stopped_by, did) == (number, ["written"])
     stop = StopAtOnce()
-    with stop_on_signals(stop), pytest.raises(Stopped):
+    with stop_on_signals(stop.request), pytest.raises(Stopped):
         os.kill(os.getpid(), number)
     assert stop.stopped_by == number
     with stop.writing():  # what is written afterwards is not interrupted again
