@@ -114,29 +114,29 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
     )
 
 
-def with_open_starts(found: CollectiveMetrics, reason: str) -> CollectiveMetrics:
+def with_open_starts(metrics: CollectiveMetrics, reason: str) -> CollectiveMetrics:
     """Return the same where marks leave open when kernels of collectives began: a duration may hold the time to the
     launch. A transfer is then an upper bound, and waits name no straggler.
     """
     replace = msgspec.structs.replace
     stragglers = [
         replace(each, rank=None, late_ms=None, reason=reason) if each.basis == "waits" else each
-        for each in found.stragglers
+        for each in metrics.stragglers
     ]
-    rows = [replace(row, transfer_is_upper_bound=True) for row in found.collectives]
-    return CollectiveMetrics(rows, stragglers, found.waits)
+    rows = [replace(row, transfer_is_upper_bound=True) for row in metrics.collectives]
+    return CollectiveMetrics(rows, stragglers, metrics.waits)
 
 
-def _count_collectives(found: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:
+def _count_collectives(matched: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:
     """Add what exists once per collective: transfer, arrival skew, bandwidth, and why they are null."""
-    for index in np.unique(found.key[found.used]):
-        mine = found.used & (found.key == index)
+    for index in np.unique(matched.key[matched.used]):
+        mine = matched.used & (matched.key == index)
         counted, key = entries[index], names.keys[index]
         counted.collectives += int(mine.sum())
-        for reason, seen in zip(*np.unique(found.reason[mine], return_counts=True), strict=True):
+        for reason, seen in zip(*np.unique(matched.reason[mine], return_counts=True), strict=True):
             counted.reasons[int(reason)] += int(seen)
-        clear = mine & (found.reason == OK)
-        transfer_ns, longest_ns = found.transfer_ns[clear], found.longest_ns[clear]
+        clear = mine & (matched.reason == OK)
+        transfer_ns, longest_ns = matched.transfer_ns[clear], matched.longest_ns[clear]
         counted.add(
             transfer_ms=transfer_ns / NS_PER_MS,
             arrival_skew_ms=(longest_ns - transfer_ns) / NS_PER_MS,

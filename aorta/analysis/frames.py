@@ -171,16 +171,16 @@ def collectives_frame(
 
 
 def _frame(
-    run: Run, names: NumberedNames, rows: CollectiveRows, found: MatchedCollectives | None, shift: int
+    run: Run, names: NumberedNames, rows: CollectiveRows, matched: MatchedCollectives | None, shift: int
 ) -> pd.DataFrame:
     every = [name for tables in run.ranks.values() for name in tables.collectives.names]
     members = [names.groups[group][1] or None for group in names.group.tolist()]
     kind, size_bytes = _told([name.kind for name in every], rows.name), _told([name.bytes for name in every], rows.name)
     group_size = _nullable(names.size[rows.name], UNKNOWN)
     nothing = np.empty(0, np.int64)
-    per_row = nothing if found is None else found.matches.of_row
+    per_row = nothing if matched is None else matched.matches.of_row
     reason, transfer_ns, longest_ns = (
-        (nothing,) * 3 if found is None else (found.reason, found.transfer_ns, found.longest_ns)
+        (nothing,) * 3 if matched is None else (matched.reason, matched.transfer_ns, matched.longest_ns)
     )
     clear, duration_ms = reason[per_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
     transfer_ms = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)

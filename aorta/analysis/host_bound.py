@@ -227,10 +227,10 @@ class Pace:
         )
 
 
-def with_basis(found: Described, basis: Basis) -> Described:
+def with_basis(described: Described, basis: Basis) -> Described:
     """Return the statistics of a metric with what they were measured from."""
-    found.source, found.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
-    return found
+    described.source, described.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
+    return described
 
 
 def pace_notes(entry: DatasetEntry) -> Iterator[str]:

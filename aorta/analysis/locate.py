@@ -23,15 +23,15 @@ OUTPUTS: Final = "artifacts"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
-def is_location(word: str, here: Path, root: Path) -> bool:
+def is_location(word: str, cwd: Path, root: Path) -> bool:
     """Return whether an argument names files, not a label: it has a separator, a wildcard or a scheme, or something of
-    that name is in `here` and no run has this label. So `cuda` means the run labelled `cuda`, whatever else is there.
+    that name is in `cwd` and no run has this label. So `cuda` means the run labelled `cuda`, whatever else is there.
     """
     if any(mark in word for mark in ("/", "\\", "*", "?", "[", "::", "!")):
         return True
     # Path.exists raises an error for a word too long to be a name.
-    there = bool(word) and os.path.exists(here / word)  # noqa: PTH110
-    return there and not (_LABEL.fullmatch(word) and _folder_of(word, here, root))
+    there = bool(word) and os.path.exists(cwd / word)  # noqa: PTH110
+    return there and not (_LABEL.fullmatch(word) and _folder_of(word, cwd, root))
 
 
 def label_of(location: str) -> str:
@@ -55,8 +55,8 @@ def check_label(label: str) -> str:
     return label
 
 
-def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
-    """Find the run folder of each label L. Searches `here`, then `root`, for `artifacts_L`, `artifacts_L/L` (a labelled
+def locate(labels: Sequence[str], cwd: Path, root: Path) -> dict[str, Path]:
+    """Find the run folder of each label L. Searches `cwd`, then `root`, for `artifacts_L`, `artifacts_L/L` (a labelled
     run with an output folder of its own), `artifacts/L`, and `artifacts` itself if its records are labelled L or were
     made on platform L.
 
@@ -66,24 +66,24 @@ def locate(labels: Sequence[str], here: Path, root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
     for label in map(check_label, labels):
-        folder = _folder_of(label, here, root)
+        folder = _folder_of(label, cwd, root)
         if folder is not None:
             found[label] = folder
         else:
-            searched = [f"{place}  ({why_not})" for place, why_not in _candidates(label, here, root)]
-            missing[label] = [*searched, f"{here.resolve() / label}  (not there)"]
+            searched = [f"{place}  ({why_not})" for place, why_not in _candidates(label, cwd, root)]
+            missing[label] = [*searched, f"{cwd.resolve() / label}  (not there)"]
     if missing:
-        raise InputError(_nowhere(missing, here))
+        raise InputError(_nowhere(missing, cwd))
     return found
 
 
-def _folder_of(label: str, here: Path, root: Path) -> Path | None:
-    return next((folder for folder, why_not in _candidates(label, here, root) if why_not is None), None)
+def _folder_of(label: str, cwd: Path, root: Path) -> Path | None:
+    return next((folder for folder, why_not in _candidates(label, cwd, root) if why_not is None), None)
 
 
-def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
+def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
-    for place in dict.fromkeys((here.resolve(), root.resolve())):
+    for place in dict.fromkeys((cwd.resolve(), root.resolve())):
         own = place / f"{OUTPUTS}_{label}"
         for folder in (own, own / label, place / OUTPUTS / label):
             yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
@@ -98,16 +98,16 @@ def _candidates(label: str, here: Path, root: Path) -> Iterator[tuple[Path, str 
             yield shared, f"its records are labelled or made on {', '.join(names)}"
 
 
-def _made(here: Path) -> list[str]:
+def _made(cwd: Path) -> list[str]:
     """Return the labels that have a folder where somebody asks for one."""
-    folders = [*here.glob(f"{OUTPUTS}/*/"), *here.glob(f"{OUTPUTS}_*/")]
+    folders = [*cwd.glob(f"{OUTPUTS}/*/"), *cwd.glob(f"{OUTPUTS}_*/")]
     return [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
 
 
-def _nowhere(missing: dict[str, list[str]], here: Path) -> str:
+def _nowhere(missing: dict[str, list[str]], cwd: Path) -> str:
     paths = [f"  {path}" for searched in missing.values() for path in searched]
     commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
-    hints = [meant(label, _made(here), f"{label}: ") for label in missing]
+    hints = [meant(label, _made(cwd), f"{label}: ") for label in missing]
     return "\n".join(
         [
             f"no records for {' and '.join(map(repr, missing))}. Searched:",

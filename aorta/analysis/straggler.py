@@ -88,24 +88,28 @@ class IssueLateness:
                 break
             self._bound_ms[rank] = max(bound for bound in bounds if bound is not None) / NS_PER_MS
 
-    def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
+    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
         """Add matched rows; of those that count on every rank of their group."""
         if not self._on_host:
             return
-        order, starts = found.matches.order, found.matches.starts
+        order, starts = match.matches.order, match.matches.starts
         group = self._names.group[rows.name[order[starts]]]
         waited = np.minimum.reduceat((rows.start_ns > rows.issue_ns)[order].astype(np.int64), starts) > 0
-        np.add.at(self._queued, group[found.whole & waited], 1)
+        np.add.at(self._queued, group[match.whole & waited], 1)
         if self.why_not is not None:
             return
-        issue_ns, of_row, rank = (rows.origin_ns + rows.issue_ns)[order], found.matches.of_row[order], rows.rank[order]
+        issue_ns, of_row, rank = (
+            (rows.origin_ns + rows.issue_ns)[order],
+            match.matches.of_row[order],
+            rows.rank[order],
+        )
         step = rows.step[order[starts]]
         late_ns = issue_ns - np.minimum.reduceat(issue_ns, starts)[of_row]
         latest = late_ns == np.maximum.reduceat(late_ns, starts)[of_row]
         alone = np.add.reduceat(latest.astype(np.int64), starts) == 1
-        for number in np.unique(group[found.whole]).tolist():
+        for number in np.unique(group[match.whole]).tolist():
             chosen = np.zeros(len(starts), bool)
-            whole = np.flatnonzero(found.whole & (group == number))
+            whole = np.flatnonzero(match.whole & (group == number))
             whole = whole[np.lexsort((issue_ns[starts[whole]], step[whole]))]
             chosen[whole[np.append(np.diff(step[whole]) > 0, True)]] = True
             self._steps[number] += chosen.sum()
@@ -144,18 +148,18 @@ class Stragglers:
         self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
 
-    def add(self, rows: CollectiveRows, found: MatchedCollectives) -> None:
+    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
         """Add matched rows: which rank was the last, the transfers, and when each was issued."""
-        self._issues.add(rows, found)
-        group = self._names.group[rows.name[found.last]]
-        self._seen[group[found.used & (found.size > 1)]] = True
-        np.add.at(self._collectives, group[found.whole], 1)
-        last = found.whole & found.alone  # in a tie nobody counts as the last
-        pairs, counts = np.unique(np.stack([group[last], rows.rank[found.last[last]]]), axis=1, return_counts=True)
+        self._issues.add(rows, match)
+        group = self._names.group[rows.name[match.last]]
+        self._seen[group[match.used & (match.size > 1)]] = True
+        np.add.at(self._collectives, group[match.whole], 1)
+        last = match.whole & match.alone  # in a tie nobody counts as the last
+        pairs, counts = np.unique(np.stack([group[last], rows.rank[match.last[last]]]), axis=1, return_counts=True)
         for number, rank, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
             self._last[number][rank] += count
-        for number in np.unique(group[found.whole]).tolist():
-            transfers = found.transfer_ns[found.whole & (group == number)]
+        for number in np.unique(group[match.whole]).tolist():
+            transfers = match.transfer_ns[match.whole & (group == number)]
             self._transfers_ms[number].append(transfers / NS_PER_MS)
 
     def add_waits(self, rank: int, name: Ints, wait_ns: Ints, used: Bools) -> None:
@@ -232,48 +236,48 @@ def judge(
     return found
 
 
-def judge_queued(found: Straggler, times: IssueTimes, needed_ms: float, why_not: str | None) -> None:
+def judge_queued(straggler: Straggler, times: IssueTimes, needed_ms: float, why_not: str | None) -> None:
     """Apply the rule to the issue times of a group in which nobody is named by the waits because most of its
     collectives were queued.
 
     Args:
-        found: what `judge` found; gets what issue times say.
+        straggler: what `judge` found; gets what issue times say.
         needed_ms: how much later than the others a rank has to issue, beyond the clocks' bound.
         why_not: why issue times cannot be compared; None where they can.
     """
-    collectives, named = found.collectives, found.rank is not None
+    collectives, named = straggler.collectives, straggler.rank is not None
     queued = times.queued / collectives if collectives and times.queued is not None else None
     late_ms = {str(rank): times.late_ms[rank] for rank in sorted(times.late_ms)}
-    found.basis = "waits" if named else None
-    found.queued_share = queued
-    found.issue_late_ms_median_per_rank = late_ms or None
+    straggler.basis = "waits" if named else None
+    straggler.queued_share = queued
+    straggler.issue_late_ms_median_per_rank = late_ms or None
     if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
         return
     hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
     if why_not is not None:
-        found.reason = f"{hidden}, and their issue times cannot be compared: {why_not}"
+        straggler.reason = f"{hidden}, and their issue times cannot be compared: {why_not}"
         return
     if times.steps < MIN_COLLECTIVES:
-        found.reason = f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
+        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
         return
     (own, rank), *others = sorted(((late, rank) for rank, late in times.late_ms.items()), reverse=True)
     bound = times.bound_ms[rank] + max(times.bound_ms[peer] for _, peer in others)
     share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
-    found.clock_bound_ms, found.last_share = bound, share
+    straggler.clock_bound_ms, straggler.last_share = bound, share
     if share < LAST_SHARE:
-        found.reason = f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"
+        straggler.reason = f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"
     elif margin <= needed_ms:
-        found.reason = (
+        straggler.reason = (
             f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than {needed_ms:.3g} ms"
         )
     elif margin - bound <= needed_ms:
-        found.reason = (
+        straggler.reason = (
             f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the clocks are "
             f"known to {bound:.3g} ms only"
         )
     else:
-        found.rank, found.late_ms = rank, own - float(np.median([median for median, _ in others]))
-        found.basis, found.reason = "issue times", None
+        straggler.rank, straggler.late_ms = rank, own - float(np.median([median for median, _ in others]))
+        straggler.basis, straggler.reason = "issue times", None
 
 
 def sentences(entries: Sequence[Straggler]) -> list[str]:

@@ -127,23 +127,23 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     return ("cannot_decide", []) if job.missing or not job.ranks or dead else ("not_stuck", [])
 
 
-def _slow_ranks(case: Case, found: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
+def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
     """Return the ranks that hold up a job which makes progress, and suspects where that is not decided.
 
     Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
-    host busy. `found` is what the rules say of the job as if it hung.
+    host busy. `accusations` is what the rules say of the job as if it hung.
     """
-    now = _waited_for_now(case, found)
+    now = _waited_for_now(case, accusations)
     if len(now) == 1 or 2 * len(now) < len(case.job.ranks):
         return now or _late_lately(case.job), []
     lately = _late_lately(case.job)
     return lately, [] if lately else sorted(one.rank for one in now)
 
 
-def _waited_for_now(case: Case, found: Sequence[Accusation]) -> list[Accusation]:
+def _waited_for_now(case: Case, accusations: Sequence[Accusation]) -> list[Accusation]:
     """Find ranks that others wait for now; of one that just made progress it is not known whether it waited."""
     slow = []
-    for one in found:
+    for one in accusations:
         ages = [
             case.job.ranks[each.rank].age_s(each.collective.issued_ns) or 0.0
             for each in case.waits.open
@@ -257,20 +257,24 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
 
 
 def _summary(
-    kind: Kind, found: Sequence[Accusation], suspects: Sequence[int], waits: Sequence[WaitingRanks], job: JobEvidence
+    kind: Kind,
+    accused: Sequence[Accusation],
+    suspects: Sequence[int],
+    waits: Sequence[WaitingRanks],
+    job: JobEvidence,
 ) -> str:
     """Return the answer in one sentence."""
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for another for longer than usual"
-    if kind == "stuck_inside" and not found:
+    if kind == "stuck_inside" and not accused:
         where = ", ".join(str(one.collective) for one in waits[:2])
         return f"all ranks have issued {where}, and it does not complete: a link, a device or the library"
     if kind == "cannot_decide":
         if suspects:
             return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
-    causes = "; ".join(f"rank {one.rank}: {one.reason}{_for(one.since_s)}" for one in found)
-    others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in found})
+    causes = "; ".join(f"rank {one.rank}: {one.reason}{_for(one.since_s)}" for one in accused)
+    others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused})
     return f"{causes}; {name_ranks(others)} wait{'s' if len(others) == 1 else ''}" if others else causes
 
 

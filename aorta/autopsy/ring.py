@@ -36,13 +36,13 @@ class _Twins(NamedTuple):
     ours: dict[int, CollectiveEvidence]
     ring: dict[int, CollectiveEvidence]
 
-    def pairs(self, apart: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
+    def pairs(self, offset: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
         """Return the collectives of both, if the ring's numbers are so much higher."""
-        return [(one, self.ring[number + apart]) for number, one in self.ours.items() if number + apart in self.ring]
+        return [(one, self.ring[number + offset]) for number, one in self.ours.items() if number + offset in self.ring]
 
-    def agree(self, apart: int) -> bool:
+    def agree(self, offset: int) -> bool:
         """Return whether both then saw the same collectives."""
-        return all(_alike(*pair) for pair in self.pairs(apart))
+        return all(_alike(*pair) for pair in self.pairs(offset))
 
 
 def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
@@ -55,19 +55,19 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
         return list(evidence), []
     names = {rank: _group_names(*pair) for rank, pair in pairs.items()}
     twins = {rank: _twins(*pair, names[rank]) for rank, pair in pairs.items()}
-    apart = _numbers_apart(twins.values())
+    offsets = _numbers_apart(twins.values())
     contradictions = []
     replaced: dict[int, RankEvidence] = {}
     for rank, (progress, ring) in pairs.items():
-        odd = [group for group, both in twins[rank].items() if group in apart and not both.agree(apart[group])]
+        odd = [group for group, both in twins[rank].items() if group in offsets and not both.agree(offsets[group])]
         contradictions += [
             f"rank {rank}: progress and flight_recorder saw different collectives of {name}" for name in odd
         ]
-        matched = {group: both for group, both in twins[rank].items() if group in apart and group not in odd}
+        matched = {group: both for group, both in twins[rank].items() if group in offsets and group not in odd}
         if matched:
-            replaced[id(progress)] = _completed(progress, ring, matched, apart)
+            replaced[id(progress)] = _completed(progress, ring, matched, offsets)
             replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
-            contradictions += _denied(progress, matched, apart)
+            contradictions += _denied(progress, matched, offsets)
     return [replaced.get(id(one), one) for one in evidence], contradictions
 
 
@@ -123,13 +123,13 @@ def _numbering_offset(both: _Twins) -> int | None:
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
     found: list[tuple[int, int]] = []
     possible = range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
-    for apart in sorted(possible, key=lambda each: abs(each - newest)):
-        pairs = both.pairs(apart)
+    for offset in sorted(possible, key=lambda each: abs(each - newest)):
+        pairs = both.pairs(offset)
         if len(pairs) >= least and all(_alike(*pair) for pair in pairs):
             spread = _spread_ns(pairs) // _ALIKE_NS
             if spread == 0:
-                return apart
-            found.append((spread, apart))
+                return offset
+            found.append((spread, offset))
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
@@ -160,7 +160,7 @@ def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
 
 
 def _completed(
-    progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]
+    progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]
 ) -> RankEvidence:
     """Return a progress file with what the ring knows of its collectives. A group's collectives run one after another:
     what is older than a row that the device has begun is completed. A full ring may have dropped what is not.
@@ -172,10 +172,10 @@ def _completed(
     collectives, covered = [], True
     for one in progress.collectives:
         both = matched.get(one.group) if one.peer is None else None
-        twin = None if both is None else both.ring.get(one.number + apart[one.group])
+        twin = None if both is None else both.ring.get(one.number + offsets[one.group])
         if twin is not None:
             collectives.append(_with_row(one, twin))
-        elif both is not None and one.number + apart[one.group] < begun[one.group]:
+        elif both is not None and one.number + offsets[one.group] < begun[one.group]:
             collectives.append(structs.replace(one, state="completed"))
         else:
             covered &= one.state == "completed"
@@ -200,7 +200,7 @@ def _with_row(ours: CollectiveEvidence, row: CollectiveEvidence) -> CollectiveEv
     )
 
 
-def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mapping[str, int]) -> list[str]:
+def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]) -> list[str]:
     """Return the oldest collective of each group that our file says is completed and the ring has open, and what only
     the ring has of those issued before the file was read.
     """
@@ -208,15 +208,15 @@ def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], apart: Mappin
     for name, both in matched.items():
         denied = [
             (ours, row)
-            for ours, row in both.pairs(apart[name])
+            for ours, row in both.pairs(offsets[name])
             if ours.state == "completed" and row.state != "completed"
         ]
         if denied:
             ours, row = min(denied, key=lambda pair: pair[0].number)
             what = f"{ours.kind} {ours.number} of {name}"
             contradictions.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
-        newer = [row for number, row in both.ring.items() if number - apart[name] > max(both.ours)]
-        ahead_ns = _clock_ahead_ns(both.pairs(apart[name]))
+        newer = [row for number, row in both.ring.items() if number - offsets[name] > max(both.ours)]
+        ahead_ns = _clock_ahead_ns(both.pairs(offsets[name]))
         read_ns = progress.taken_ns
         more = sum(
             row.issued_ns is None or read_ns is None or ahead_ns is None or row.issued_ns - ahead_ns < read_ns

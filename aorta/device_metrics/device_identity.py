@@ -58,23 +58,23 @@ def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, s
     return ordinal
 
 
-def match(identity: DeviceIdentity, found: Sequence[tuple[str | None, T]]) -> T | None:
-    """Return the entry of `found` (PCI address, thing; in the tool's order) that is this device; None where that is
+def match(identity: DeviceIdentity, entries: Sequence[tuple[str | None, T]]) -> T | None:
+    """Return the entry of `entries` (PCI address, thing; in the tool's order) that is this device; None where that is
     ambiguous.
     """
     wanted = pci_key(identity.pci)
     if wanted is not None:
-        keys = [(pci_key(pci), thing) for pci, thing in found]
+        keys = [(pci_key(pci), thing) for pci, thing in entries]
         for length in (4, 3):  # partitions of one card differ only in their function, which torch does not report
             same = [thing for key, thing in keys if key is not None and key[:length] == wanted[:length]]
             if len(same) == 1:
                 return same[0]
         if any(key is not None for key, _ in keys):
             return None
-    if len(found) == 1:
-        return found[0][1]
-    if identity.index is not None and identity.index < len(found):
-        return found[identity.index][1]
+    if len(entries) == 1:
+        return entries[0][1]
+    if identity.index is not None and identity.index < len(entries):
+        return entries[identity.index][1]
     return None
 
 

@@ -289,14 +289,14 @@ class LaunchProgress:
             with tolerate_closed_terminal():
                 self._bar.refresh()
 
-    def ended(self, name: str, found: Outcome) -> None:
+    def ended(self, name: str, outcome: Outcome) -> None:
         """Show that a launch has ended, and how."""
-        done = found.status == DONE
+        done = outcome.status == DONE
         if done:
             self._done += 1
-            self._seconds.append(found.seconds)
+            self._seconds.append(outcome.seconds)
         left = self._total - self._done
-        line = f"[{self._done}/{self._total}] {name}: {found.sentence} in {found.seconds:.1f} s"
+        line = f"[{self._done}/{self._total}] {name}: {outcome.sentence} in {outcome.seconds:.1f} s"
         if self._bar is None:
             about = (
                 f", about {rounded_time(left * statistics.fmean(self._seconds))} left" if left and self._seconds else ""

@@ -152,9 +152,9 @@ class StrategyCheck:
         return trace
 
 
-def _row(case: str, what: str, found: str, bound: str, passed: bool | None) -> CheckRow:
+def _row(case: str, what: str, finding: str, bound: str, passed: bool | None) -> CheckRow:
     verdict = CheckVerdict.INFORMATION if passed is None else CheckVerdict.OK if passed else CheckVerdict.FAILED
-    return CheckRow(case, what, found, bound, verdict)
+    return CheckRow(case, what, finding, bound, verdict)
 
 
 def _intervals(line: Step) -> list[Interval]:

@@ -192,13 +192,13 @@ def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> Check
 
 
 def time_row(
-    case: str, what: str, found: str, bound: str, share: float | None, passed: bool, why: str | None = None
+    case: str, what: str, finding: str, bound: str, share: float | None, passed: bool, why: str | None = None
 ) -> CheckRow:
     """Compare times, judged where the device was busy and there is something to compare (`why` is None)."""
     if share is None or share < BUSY_SHARE:
         why = _not_busy(share)
     verdict = CheckVerdict.NOT_JUDGED if why else CheckVerdict.OK if passed else CheckVerdict.FAILED
-    return CheckRow(case, what, found, bound, verdict, why, is_time=True)
+    return CheckRow(case, what, finding, bound, verdict, why, is_time=True)
 
 
 def ratio_between(

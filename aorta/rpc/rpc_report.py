@@ -113,7 +113,7 @@ def _write_calls(
     alignments: Mapping[int, RankAlignment],
     base_ns: int,
     slices: Mapping[str, tuple[int, int, int, int]],
-    found: Causality,
+    check: Causality,
 ) -> None:
     """Write the calls as tracks of their callers, overlapping calls on separate ones."""
     free: dict[tuple[int, int], int] = {}
@@ -125,7 +125,7 @@ def _write_calls(
     for call in run.calls:
         if call.reply_ns is None or call.caller not in alignments:
             why = "a call without an answer" if call.reply_ns is None else "no trace of its caller"
-            found.skipped[why] = found.skipped.get(why, 0) + 1
+            check.skipped[why] = check.skipped.get(why, 0) + 1
             continue
         clock = alignments[call.caller]
         begin, end = clock.to_reference(call.issue_ns), clock.to_reference(call.reply_ns)
@@ -154,7 +154,7 @@ def _write_calls(
         )
         if call.call_id not in slices:
             if call.traced:
-                found.skipped["no slice of it on its callee"] = found.skipped.get("no slice of it on its callee", 0) + 1
+                check.skipped["no slice of it on its callee"] = check.skipped.get("no slice of it on its callee", 0) + 1
             continue
         worker, thread, start, stop = slices[call.call_id]
         there = {"pid": worker, "tid": thread}
@@ -169,8 +169,8 @@ def _write_calls(
             arrow += 1
         other = alignments[worker]
         bounds = (clock.bound_ns(call.issue_ns), other.bound_ns(call.issue_ns))
-        found.check(f"{call.name} {call.call_id}: runs before it is issued", begin - start, bounds)
-        found.check(f"{call.name} {call.call_id}: is answered before it has run", stop - end, bounds)
+        check.check(f"{call.name} {call.call_id}: runs before it is issued", begin - start, bounds)
+        check.check(f"{call.name} {call.call_id}: is answered before it has run", stop - end, bounds)
     for caller, lane in sorted(free):
         tid = (caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
         label = {"name": "RPC calls" + (f" ({lane + 1})" if lane else "")}

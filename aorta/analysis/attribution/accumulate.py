@@ -320,7 +320,7 @@ def accumulate(given: RankInput) -> RankTotals:
     return found
 
 
-def _take(found: RankTotals, step: StepRows, rows: list[CollectiveSpan], sizes: Mapping[str, int]) -> None:
+def _take(totals: RankTotals, step: StepRows, rows: list[CollectiveSpan], sizes: Mapping[str, int]) -> None:
     lanes = exposure(step.window, [(row.start, row.end) for row in rows], step.compute, step.stalls)
     tiles = tiled(step.window, step.regions)
     for piece in assigned(lanes.exposed, rows):
@@ -330,12 +330,12 @@ def _take(found: RankTotals, step: StepRows, rows: list[CollectiveSpan], sizes: 
             for tile, length in overlaid(tiles, spans):
                 phase, block = tile.region(row.kind)
                 key = ExposedKey(row.kind, row.group, sizes.get(row.group), row.bytes, order, phase, block, part)
-                found.exposed[key] += length
+                totals.exposed[key] += length
     for tile, length in overlaid(tiles, lanes.working):
-        found.computing[tile.inside or NOWHERE] += length
+        totals.computing[tile.inside or NOWHERE] += length
     if missing := step.exposed_ns - measure(lanes.exposed):
-        found.exposed[_UNEXPLAINED] += missing
-    sums = found.sums
+        totals.exposed[_UNEXPLAINED] += missing
+    sums = totals.sums
     sums.rank_steps += 1
     sums.window_ns += step.window[1] - step.window[0]
     sums.comm_ns += step.comm_ns if step.comm_ns >= 0 else measure(lanes.comm)

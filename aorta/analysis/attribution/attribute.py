@@ -135,8 +135,8 @@ def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> Exp
     means = Means(nothing, totals)
     found = dimensions(means, seen.parallel)
 
-    def rows(found: Sequence[AttributionRow]) -> list[ExposedRow]:
-        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in found]
+    def rows(listed: Sequence[AttributionRow]) -> list[ExposedRow]:
+        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in listed]
 
     return ExposedBreakdown(
         reason=None,

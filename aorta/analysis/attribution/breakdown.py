@@ -228,7 +228,7 @@ changed too.
 """
 
 
-def ranked(found: Breakdowns, late: Sequence[AttributionRow], lead: AttributionRow | None) -> list[AttributionRow]:
+def ranked(breakdowns: Breakdowns, late: Sequence[AttributionRow], lead: AttributionRow | None) -> list[AttributionRow]:
     """Return the row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`,
     each with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
 
@@ -241,7 +241,7 @@ def ranked(found: Breakdowns, late: Sequence[AttributionRow], lead: AttributionR
         return []
     rows = [*late]
     for dimension in _RANKED[1:]:
-        of_it: list[AttributionRow] = getattr(found, dimension)
+        of_it: list[AttributionRow] = getattr(breakdowns, dimension)
         count = sum(1 if row.listed else row.others for row in of_it)
         if count > 1 or dimension == "collective":
             rows += [row for row in of_it if row.listed and _tells(row, count)]

@@ -107,13 +107,13 @@ class Totals(RankTotals):
     late_ms: defaultdict[LateRank, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By how many milliseconds it was late, one value per launch that names it."""
 
-    def add(self, rank: int, found: RankTotals) -> None:
+    def add(self, rank: int, totals: RankTotals) -> None:
         """Add one rank."""
-        self.sums.add(found.sums)
-        self.exposed.update(found.exposed)
-        self.computing.update(found.computing)
-        self.ranks[rank] += found.sums.exposed_ns
-        for key, length in found.exposed.items():
+        self.sums.add(totals.sums)
+        self.exposed.update(totals.exposed)
+        self.computing.update(totals.computing)
+        self.ranks[rank] += totals.sums.exposed_ns
+        for key, length in totals.exposed.items():
             if key.part == WAIT:
                 self.waits[key.group, key.size, rank] += length
 

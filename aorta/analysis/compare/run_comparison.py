@@ -71,9 +71,9 @@ class SideValue:
     launches: int = 1
 
     @classmethod
-    def of(cls, found: Described) -> SideValue:
+    def of(cls, described: Described) -> SideValue:
         """Return a metric of a single run."""
-        return cls(found.median, found.reason, known(found.bounds), found.ratio_of_sums)
+        return cls(described.median, described.reason, known(described.bounds), described.ratio_of_sums)
 
     @property
     def ends(self) -> Ends | None:
@@ -94,7 +94,7 @@ class ComparedSide:
     @classmethod
     def of(cls, entry: DatasetEntry) -> ComparedSide:
         """Return a single run."""
-        metrics = {name: SideValue.of(found) for name, found in entry.described.items()}
+        metrics = {name: SideValue.of(described) for name, described in entry.described.items()}
         return cls(metrics, entry.matched, known(entry.pace))
 
     @property

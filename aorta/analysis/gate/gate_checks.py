@@ -203,38 +203,38 @@ def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | 
     return min(1.0, p * (tested + 1)) if corrected is None else corrected
 
 
-def _decide(condition: Condition, found: _Measured, p: float | None, alpha: float) -> tuple[Outcome, str]:
-    assert found.low is not None
-    assert found.high is not None
+def _decide(condition: Condition, measured: _Measured, p: float | None, alpha: float) -> tuple[Outcome, str]:
+    assert measured.low is not None
+    assert measured.high is not None
     if condition.beyond(0.0):  # even a difference of 0 fails it, so significance against 0 says nothing here
-        if condition.beyond(found.low) and condition.beyond(found.high):
+        if condition.beyond(measured.low) and condition.beyond(measured.high):
             return "fail", "the whole interval is beyond the threshold"
         return "inconclusive", "beyond the threshold, but the interval reaches back across it"
     assert p is not None, "both sides have values, or there would be no difference"
     if p > alpha:
         return "inconclusive", f"beyond the threshold, but it may be chance: p {p_value(p, 3)} is above {alpha:g}"
-    if found.low <= 0 <= found.high:
+    if measured.low <= 0 <= measured.high:
         return "inconclusive", "beyond the threshold, but the interval holds 0"
     return "fail", f"exceeds the threshold, statistically significant: p {p_value(p, 3)} is at most {alpha:g}"
 
 
-def _between(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
+def _between(condition: Condition, measured: _Measured) -> tuple[Outcome, str]:
     """Judge a metric of which only bounds are known (a host-bound side), of launches in every pair of them: fail or
     pass where that is so wherever between them it is.
     """
-    if found.low is None or found.high is None:
+    if measured.low is None or measured.high is None:
         return "inconclusive", f"host-bound, and no bounds: {_ZERO}"
-    if condition.beyond(found.low) and condition.beyond(found.high):
+    if condition.beyond(measured.low) and condition.beyond(measured.high):
         return "fail", "beyond the threshold wherever between its bounds the metric is (host-bound)"
-    if condition.beyond(found.low) or condition.beyond(found.high):
-        return "inconclusive", f"only bounds are known, and they reach across the threshold: {found.why}"
+    if condition.beyond(measured.low) or condition.beyond(measured.high):
+        return "inconclusive", f"only bounds are known, and they reach across the threshold: {measured.why}"
     return "pass", "not beyond the threshold wherever between its bounds the metric is (host-bound)"
 
 
-def _kept(condition: Condition, found: _Measured) -> tuple[Outcome, str]:
-    assert found.low is not None
-    assert found.high is not None
-    if condition.beyond(found.low) or condition.beyond(found.high):
+def _kept(condition: Condition, measured: _Measured) -> tuple[Outcome, str]:
+    assert measured.low is not None
+    assert measured.high is not None
+    if condition.beyond(measured.low) or condition.beyond(measured.high):
         return "inconclusive", "not beyond the threshold, but the interval reaches beyond it"
     return "pass", "not beyond the threshold, and neither is its interval"
 
@@ -265,7 +265,7 @@ def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
     return _Measured(value, low, high)
 
 
-def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Outcome, reason: str) -> JudgedCondition:
+def _judged(condition: Condition, result: _Measured, p: float | None, outcome: Outcome, reason: str) -> JudgedCondition:
     unit = "ratio" if condition.relative else metric_named(condition.metric).unit
     return JudgedCondition(
         condition.text,
@@ -273,9 +273,9 @@ def _judged(condition: Condition, found: _Measured, p: float | None, outcome: Ou
         condition.relative,
         condition.threshold,
         unit,
-        found.value,
-        found.low,
-        found.high,
+        result.value,
+        result.low,
+        result.high,
         p,
         outcome,
         reason,

@@ -206,7 +206,7 @@ def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) ->
     between = gap > 0
     known = between & (launch[1:] != NULL)
     bound = known & (launch[1:] > before)
-    told = bool(known.any()) or not between.any()
+    known_all = bool(known.any()) or not between.any()
     return StreamGapsEntry(
         rank=rank,
         device=device,
@@ -216,9 +216,9 @@ def _gaps(rank: int | None, device: int | None, stream: int, rows: Intervals) ->
         gaps=int(between.sum()),
         gap_ms=float(gap.sum()) / 1e6,
         gaps_known=int(known.sum()),
-        launch_bound=int(bound.sum()) if told else None,
-        launch_bound_ms=float(gap[bound].sum()) / 1e6 if told else None,
-        reason=None if told else NO_LAUNCHES,
+        launch_bound=int(bound.sum()) if known_all else None,
+        launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
+        reason=None if known_all else NO_LAUNCHES,
     )
 
 

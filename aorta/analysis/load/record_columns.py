@@ -377,9 +377,9 @@ class _Names(dict[tuple[Any, ...], int]):
         return number
 
 
-def _ends(found: array[float], steps: int) -> Floats:
+def _ends(values: array[float], steps: int) -> Floats:
     """Return at least and at most in each step; NaN where marks leave nothing open."""
-    place, low, high = np.array(found, np.float64).reshape(-1, 3).T
+    place, low, high = np.array(values, np.float64).reshape(-1, 3).T
     ends = np.full((2, steps), np.nan)
     ends[:, place.astype(np.int64)] = low, high
     return ends

@@ -212,9 +212,9 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
 
 
 def _read_stream(
-    stream: Peekable, found: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
+    stream: Peekable, form: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
 ) -> Iterator[Trace]:
-    if found == TAR:
+    if form == TAR:
         seen = 0
         for where, content in members(stream, place):
             inner = detect(content.head())
@@ -224,7 +224,7 @@ def _read_stream(
         if not seen:
             raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
     else:
-        yield from _OF_STREAMS[found](stream, place, classifier, headers)
+        yield from _OF_STREAMS[form](stream, place, classifier, headers)
 
 
 def _files(location: str) -> tuple[list[str], bool]:
@@ -283,11 +283,11 @@ def _format(file: str) -> tuple[str | None, str]:
     return found, "" if found else hint(head)
 
 
-def _together(file: str, found: str) -> tuple[str, ...]:
+def _together(file: str, form: str) -> tuple[str, ...]:
     """Return the file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
     compressed.
     """
-    if found != "rocprofv3-csv" or is_url(file):
+    if form != "rocprofv3-csv" or is_url(file):
         return (file,)
     own = file.removesuffix(".gz")
     beside = ((name, f"{name}.gz") for name in siblings(own) if name != own)

@@ -242,7 +242,9 @@ class Causality:
 
 
 def check_collectives(
-    found: Causality, seen: Mapping[int, Sequence[MergedCollective]], groups: Mapping[int, Mapping[str, Sequence[int]]]
+    result: Causality,
+    seen: Mapping[int, Sequence[MergedCollective]],
+    groups: Mapping[int, Mapping[str, Sequence[int]]],
 ) -> None:
     """Check that no rank ends a collective that waits for all ranks before the last of them has issued it.
 
@@ -277,10 +279,10 @@ def check_collectives(
         for rank, row in of_rank.items():
             if rank == cause or row.end_ns is None:
                 continue
-            found.check(
+            result.check(
                 f"{kind}#{row.seq} of group {group}: rank {rank} ends before rank {cause} begins",
                 of_rank[cause].issue_ns - row.end_ns,
                 (of_rank[cause].issue_bound_ns, row.end_bound_ns),
             )
     for reason, count in skipped.items():
-        found.skipped[reason] = found.skipped.get(reason, 0) + count
+        result.skipped[reason] = result.skipped.get(reason, 0) + count

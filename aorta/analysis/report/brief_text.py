@@ -35,26 +35,26 @@ _SHOWN_DIFFERENCES: Final = 3
 _SHOWN_EXPOSED: Final = 3
 
 
-def gain_block(label: str, found: WhatIf, style: Style = PLAIN) -> str:
+def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
     """Return the changes that would gain most, what parts of the communication cost, and bounds."""
     head = f"{label}: what would gain most"
-    if found.reason is not None:
-        return wrapped([f"{head}: no prediction: {found.reason}"], style.width)
-    lines = [f"{head} (replay of the last {found.steps} steps on {found.ranks} ranks)"]
-    for number, gain in enumerate(found.gains, start=1):
+    if gains.reason is not None:
+        return wrapped([f"{head}: no prediction: {gains.reason}"], style.width)
+    lines = [f"{head} (replay of the last {gains.steps} steps on {gains.ranks} ranks)"]
+    for number, gain in enumerate(gains.gains, start=1):
         lines.append("".join([f"  {number}. {gain.sentence}", *(f" (note: {note})" for note in gain.notes)]))
-    lines += [] if found.gains else ["  none of the changes that were tried gains anything worth naming"]
-    shown = found.marginals[:SHOWN_MARGINALS]
-    rows = _rows([*shown, *found.bounds])
+    lines += [] if gains.gains else ["  none of the changes that were tried gains anything worth naming"]
+    shown = gains.marginals[:SHOWN_MARGINALS]
+    rows = _rows([*shown, *gains.bounds])
     lines += ["  a step would gain, if this alone were free:", *rows[: len(shown)], "  bounds:", *rows[len(shown) :]]
-    lines += [] if found.check is None else [f"  check: {found.check}"]
-    lines += [f"  ! {note}" for note in (*found.notes, *found.flags)]
-    return f"{wrapped(lines, style.width)}\n  more: {found.command}"  # to be copied: in one line
+    lines += [] if gains.check is None else [f"  check: {gains.check}"]
+    lines += [f"  ! {note}" for note in (*gains.notes, *gains.flags)]
+    return f"{wrapped(lines, style.width)}\n  more: {gains.command}"  # to be copied: in one line
 
 
-def _rows(found: Sequence[MarginalEntry]) -> list[str]:
+def _rows(marginals: Sequence[MarginalEntry]) -> list[str]:
     return table(
-        [(rough_interval(each.gain_ms, each.low_ms, each.high_ms), each.name) for each in found], indent="    "
+        [(rough_interval(each.gain_ms, each.low_ms, each.high_ms), each.name) for each in marginals], indent="    "
     )
 
 
@@ -149,13 +149,13 @@ def _unknown(name: str, values: Described) -> str:
     return f"{name}: {said}: {values.reason}"
 
 
-def _notes(notes: Sequence[str], room: int, style: Style) -> list[str]:
+def _notes(notes: Sequence[str], height: int, style: Style) -> list[str]:
     """Return the first note, the others as far as there is room, and how many there are more."""
     lines: list[str] = []
     for number, note in enumerate(notes):
         line = led("Note:", note, style, style.warning)
         last = number == len(notes) - 1
-        if lines and _height([*lines, line]) > room - (not last):
+        if lines and _height([*lines, line]) > height - (not last):
             more = len(notes) - number
             return [*lines, f"and {TEXT.count(more, 'more note')}: --all shows them"]
         lines.append(line)

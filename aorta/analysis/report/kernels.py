@@ -83,9 +83,9 @@ def _kernel_rows(traces: TraceEntries) -> list[dict[str, Any]]:
     rows = []
     for total in traces.kernels.totals:
         found = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
-        told = {key: getattr(found, key) for key in _COMPARED} if found else {}
+        compared = {key: getattr(found, key) for key in _COMPARED} if found else {}
         why = found.reason if found else _NOT_COMPARED[total.cls]
-        rows.append({**as_json(total), **told, "slowdown_reason": why})
+        rows.append({**as_json(total), **compared, "slowdown_reason": why})
     return rows
 
 
@@ -196,18 +196,18 @@ def shape_of(row: GemmEntry) -> str:
 
 
 def _gap(row: StreamGapsEntry) -> str:
-    told = f"{row.gaps} gaps of {TEXT.number(row.gap_ms, 'ms')} ms"
+    text = f"{row.gaps} gaps of {TEXT.number(row.gap_ms, 'ms')} ms"
     if not row.gaps:
-        told = "no gaps"
+        text = "no gaps"
     elif row.launch_bound is None:
-        told += f"; launch-bound not known: {row.reason}"
+        text += f"; launch-bound not known: {row.reason}"
     else:
-        told += (
+        text += (
             f"; launch-bound {row.launch_bound} of {row.gaps_known} with a known launch, "
             f"{TEXT.number(row.launch_bound_ms, 'ms')} ms"
         )
     busy = TEXT.number(row.busy_ms, "ms")
-    return f"  {place_of(row)}, stream {row.stream}: {row.kernels} kernels in {busy} ms, {told}"
+    return f"  {place_of(row)}, stream {row.stream}: {row.kernels} kernels in {busy} ms, {text}"
 
 
 def _counter(row: CounterEntry) -> str:

@@ -120,9 +120,9 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 
-def _deferred(issues: Sequence[OwnOperation], ready: Ints, found: GradientBuckets) -> bool:
+def _deferred(issues: Sequence[OwnOperation], ready: Ints, buckets: GradientBuckets) -> bool:
     """Return whether the recorded buckets were held back: the first was issued behind the last gradient."""
-    return len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
+    return len(buckets.places) > 1 and issues[0].at_ns >= int(ready[-1])
 
 
 def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
 def _ready(
     program: RunProgram,
     view: RankView,
-    found: GradientBuckets,
+    buckets: GradientBuckets,
     issues: Sequence[OwnOperation],
     order: Sequence[Gradient],
 ) -> Ints:
@@ -154,9 +154,9 @@ def _ready(
     ]
     held = view.step.ready_ns
     if held is not None:
-        known += [(progress[count - 1], int(held[at, view.column])) for at, count in enumerate(found.closed_with)]
+        known += [(progress[count - 1], int(held[at, view.column])) for at, count in enumerate(buckets.closed_with)]
     elif not ranges or issues[0].at_ns < max(end for _, end in ranges.values()):
-        known += [(progress[count - 1], issue.at_ns) for count, issue in zip(found.closed_with, issues, strict=True)]
+        known += [(progress[count - 1], issue.at_ns) for count, issue in zip(buckets.closed_with, issues, strict=True)]
     return np.maximum.accumulate(_between(known, progress))
 
 
@@ -198,9 +198,9 @@ def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> I
     return np.array(moments, np.int64)
 
 
-def _bucket_cost(program: RunProgram, view: RankView, found: GradientBuckets, size: int) -> CollectiveCost:
+def _bucket_cost(program: RunProgram, view: RankView, buckets: GradientBuckets, size: int) -> CollectiveCost:
     """Return what a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
-    recorded = [view.costs[place] for place in found.places]
+    recorded = [view.costs[place] for place in buckets.places]
     issued = recorded[0].issued._replace(bytes=size)
     sizes = np.array([each.issued.bytes for each in recorded], np.float64)
     by_size = np.argsort(sizes, kind="stable")

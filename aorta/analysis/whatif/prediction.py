@@ -280,12 +280,12 @@ def free_communication(base: Base) -> Prediction:
     return predict_from(base, [FREE])
 
 
-def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
+def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
     """Yield why the step is not shorter by what was exposed; nothing where it is."""
-    exposed_ms = found.identity.replayed_exposed_ms
-    if found.exposed_comm_ms is None or not exposed_ms:
+    exposed_ms = prediction.identity.replayed_exposed_ms
+    if prediction.exposed_comm_ms is None or not exposed_ms:
         return
-    left_ms, gain_ms = found.exposed_comm_ms.value, found.gain_ms.value
+    left_ms, gain_ms = prediction.exposed_comm_ms.value, prediction.gain_ms.value
     fell_ms, least_ms = exposed_ms - left_ms, _WORTH_SAYING * exposed_ms
     if free and left_ms > least_ms:
         yield (
@@ -305,22 +305,22 @@ def _where_exposed_went(found: Prediction, was: Measured, now: Measured, *, free
     yield f"exposed communication falls by {rough_ms(fell_ms)} and {step}: {went}"
 
 
-def _widened(found: Prediction, base: Base, program: RunProgram) -> Prediction:
+def _widened(prediction: Prediction, base: Base, program: RunProgram) -> Prediction:
     """Widen intervals so that they hold while the larger world's network is within `LAW_BOUND` of its law."""
     for factor in (LAW_BOUND, 1 / LAW_BOUND):
         other = apply(program, [CommSpeed("the law", Selection(), factor)]).program
         times = replay(other, base.chosen.kept())
         measured = measure(other, times, base.chosen)
-        gain_ms = found.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times))))
-        found = replace(
-            found,
+        gain_ms = prediction.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times))))
+        prediction = replace(
+            prediction,
             gain_ms=gain_ms,
             job_step_ms=gain_ms.taken_from(base.identity.replayed_ms, (0.0, np.inf)),
-            overlap_ratio=_reaching(found.overlap_ratio, measured.overlap_ratio),
-            exposed_comm_ms=_reaching(found.exposed_comm_ms, measured.exposed_comm_ms),
-            launch_ms=found.launch_ms.reaching(float(np.median(times.job_step_ms()))),
+            overlap_ratio=_reaching(prediction.overlap_ratio, measured.overlap_ratio),
+            exposed_comm_ms=_reaching(prediction.exposed_comm_ms, measured.exposed_comm_ms),
+            launch_ms=prediction.launch_ms.reaching(float(np.median(times.job_step_ms()))),
         )
-    return found
+    return prediction
 
 
 def _reaching(value: Value | None, others: Floats) -> Value | None:

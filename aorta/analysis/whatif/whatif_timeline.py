@@ -109,10 +109,10 @@ def _wait(kind: str, place: int, back: int, begin_ns: int, end_ns: int) -> Slice
     return Slice("waits", f"wait for {kind} #{place}", begin_ns, end_ns, {"issued_steps_ago": back} if back else {})
 
 
-def _in_order(found: list[Slice]) -> list[Slice]:
+def _in_order(slices: list[Slice]) -> list[Slice]:
     """Return what took time, in order; of what begins together the longest first, since it holds the others."""
     return sorted(
-        (each for each in found if each.begin_ns < each.end_ns),
+        (each for each in slices if each.begin_ns < each.end_ns),
         key=lambda each: (each.begin_ns, -each.end_ns, each.track, each.name),
     )
 

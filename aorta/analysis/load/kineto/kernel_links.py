@@ -181,7 +181,7 @@ def from_arguments(columns: CollectiveColumns, arguments: Mapping[int, Arguments
     columns.group[rows], columns.dtype[rows], columns.bytes[rows], columns.seq[rows] = groups, dtypes, sizes, numbers
 
 
-def _interpreted(columns: CollectiveColumns, kind: int, found: Arguments) -> tuple[int, int, int, int]:
+def _interpreted(columns: CollectiveColumns, kind: int, arguments: Arguments) -> tuple[int, int, int, int]:
     """Interpret one set of arguments; facts about the group are added to `columns`.
 
     Args:
@@ -190,20 +190,20 @@ def _interpreted(columns: CollectiveColumns, kind: int, found: Arguments) -> tup
     Returns:
         Kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not say.
     """
-    said = _kind_of(found.collective or "")
+    said = _kind_of(arguments.collective or "")
     kind = said if said != NULL else kind
-    group, size = NULL, integer(found.group_size)
-    if found.group is not None:
-        name = str(found.group)
+    group, size = NULL, integer(arguments.group_size)
+    if arguments.group is not None:
+        name = str(arguments.group)
         group = columns.groups(name)
         if size > 0:
             columns.group_sizes[name] = size
-        if name not in columns.group_ranks and (ranks := group_ranks(found.ranks)):
+        if name not in columns.group_ranks and (ranks := group_ranks(arguments.ranks)):
             columns.group_ranks[name] = ranks
-    dtype, width = _known_dtype(found.dtype)
+    dtype, width = _known_dtype(arguments.dtype)
     moved = NULL
     if kind != NULL and width is not None:
-        elements = full_array(KINDS[kind], integer(found.elements_in), integer(found.elements_out), size)
+        elements = full_array(KINDS[kind], integer(arguments.elements_in), integer(arguments.elements_out), size)
         moved = elements * width if 0 <= elements < LARGEST_BYTES else NULL
     return kind, group, columns.dtypes(dtype) if dtype is not None else NULL, moved
 

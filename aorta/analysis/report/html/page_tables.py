@@ -63,9 +63,9 @@ def word(text: str, tip: str | None = None, tone: str | None = None) -> Cell:
     return Cell(text, text.casefold(), tip, tone)
 
 
-def value(found: float | None, unit: str, tip: str | None = None) -> Cell:
+def value(number: float | None, unit: str, tip: str | None = None) -> Cell:
     """Return a cell with a value of a metric; the tip of a null is why."""
-    return Cell(PAGE.number(found, unit), found, tip)
+    return Cell(PAGE.number(number, unit), number, tip)
 
 
 def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
@@ -346,17 +346,17 @@ class PageGains:
     command: str = ""
 
 
-def page_gains(label: str, found: WhatIf) -> PageGains:
+def page_gains(label: str, gains: WhatIf) -> PageGains:
     """Return what the page says of `what_if` of a dataset."""
-    if found.reason is not None:
-        return PageGains(label, found.reason)
+    if gains.reason is not None:
+        return PageGains(label, gains.reason)
     basis = (
-        f"A replay of the last {found.steps} steps on {found.ranks} ranks. Intervals: "
-        f"{PAGE.percent(found.level, 0)}; a gain is significant where its whole interval is one. Gains overlap: do "
+        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks. Intervals: "
+        f"{PAGE.percent(gains.level, 0)}; a gain is significant where its whole interval is one. Gains overlap: do "
         "not add them up."
     )
-    tables = (_gains(label, found.gains), _marginals(label, found.marginals[:SHOWN_MARGINALS], found.bounds))
-    return PageGains(label, None, basis, tables, found.check, (*found.notes, *found.flags), found.command)
+    tables = (_gains(label, gains.gains), _marginals(label, gains.marginals[:SHOWN_MARGINALS], gains.bounds))
+    return PageGains(label, None, basis, tables, gains.check, (*gains.notes, *gains.flags), gains.command)
 
 
 def _gains(label: str, rows: Sequence[GainEntry]) -> Table:
@@ -386,5 +386,5 @@ def _marginals(label: str, parts: Iterable[MarginalEntry], bounds: Iterable[Marg
 _GAIN = Column("gain per step", True)
 
 
-def _gain(found: GainEntry | MarginalEntry) -> Cell:
-    return Cell(rough_interval(found.gain_ms, found.low_ms, found.high_ms), found.gain_ms)
+def _gain(gain: GainEntry | MarginalEntry) -> Cell:
+    return Cell(rough_interval(gain.gain_ms, gain.low_ms, gain.high_ms), gain.gain_ms)

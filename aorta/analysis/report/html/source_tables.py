@@ -166,8 +166,8 @@ def _table(key: str, caption: str, columns: _Cells, rows: Sequence[Any]) -> Tabl
     return Table(key, caption, tuple(column for column, _ in columns), cells, note)
 
 
-def _shown(found: float | None, text: str, tip: str | None = None) -> Cell:
-    return Cell(PAGE.unknown if found is None else text, found, tip)
+def _shown(number: float | None, text: str, tip: str | None = None) -> Cell:
+    return Cell(PAGE.unknown if number is None else text, number, tip)
 
 
 def _ms(key: str) -> Callable[[Any], Cell]:

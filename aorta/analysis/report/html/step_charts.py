@@ -193,8 +193,8 @@ def _whole_numbers() -> BasicTicker:
     return BasicTicker(min_interval=1)
 
 
-def _values(found: Map | None, shape: Map) -> np.ndarray:
-    return np.full_like(shape.values, np.nan) if found is None else found.values
+def _values(drawn: Map | None, shape: Map) -> np.ndarray:
+    return np.full_like(shape.values, np.nan) if drawn is None else drawn.values
 
 
 def _cells(shape: Map, ranks: int, of: int) -> str:

@@ -79,19 +79,19 @@ def _has_interval(pair: ComparedMetric) -> bool:
 
 
 def _effects(
-    name: str, title: str, caption: str, axis: str, found: Mapping[str, ComparedMetric], *, folded: bool
+    name: str, title: str, caption: str, axis: str, metrics: Mapping[str, ComparedMetric], *, folded: bool
 ) -> Chart:
-    titles = [plain(each) for each in found]
+    titles = [plain(each) for each in metrics]
     plot = new_chart(name, 70 + 24 * len(titles), axis, "", y_range=FactorRange(*titles[::-1]))
     plot.min_border_left = 150
     plot.ygrid.grid_line_color = None
     plot.xaxis.formatter = BasicTickFormatter(use_scientific=False)  # with the minus sign of the tables
-    margins = {pair.margin for pair in found.values()}
+    margins = {pair.margin for pair in metrics.values()}
     if len(margins) == 1:
         margin = 100 * margins.pop()
         plot.add_layout(BoxAnnotation(left=-margin, right=margin, fill_color=BAND, line_color=None, level="underlay"))
     plot.add_layout(Span(location=0, dimension="height", line_color=INK, line_width=1))
-    pairs = list(found.values())
+    pairs = list(metrics.values())
     source = ColumnDataSource(
         {
             "y": titles,

@@ -188,13 +188,13 @@ def _said(looks: Sequence[_Look], not_drawn: Sequence[int]) -> Iterator[str]:
         yield f"{joined} span(s) closer to their neighbour than a pixel are drawn as one with it"
 
 
-def _spread(ranks: Sequence[int], room: int, named: Sequence[int]) -> list[int]:
-    """Select `room` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
-    if len(ranks) <= room:
+def _spread(ranks: Sequence[int], count: int, named: Sequence[int]) -> list[int]:
+    """Select `count` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
+    if len(ranks) <= count:
         return list(ranks)
-    places = np.unique(np.linspace(0, len(ranks) - 1, room).round().astype(int))
+    places = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
     there = set(ranks)
-    wanted = {ranks[place] for place in places} | set([each for each in named if each in there][:room])
+    wanted = {ranks[place] for place in places} | set([each for each in named if each in there][:count])
     return [rank for rank in ranks if rank in wanted]
 
 
