@@ -12,27 +12,32 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from aorta import autopsy_command, train_command
-from aorta.analysis.load.interval_export import parser as trace_words
-from aorta.analysis.merge import merge_traces as merge
-from aorta.analysis.report import kernels
-from aorta.analysis.report.report_command import parser
+from aorta import train_command
 from aorta.analysis.whatif import parse_changes
-from aorta.analysis.whatif import whatif_command as whatif
-from aorta.experiments import gather_nodes as gather
+from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import optuna_sweeper, search_commands
 from aorta.experiments import plan_command as plans
-from aorta.experiments import sweep_report as sweep
 from aorta.experiments.launch_plan import preset, read_words
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
-from aorta.rpc import rpc_report as rpc
 from aorta.train_command import compose as main
 from tests.config.conftest import InThisProcess
 from tests.docs.pages import PAGES, ROOT, fenced, name, section
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
+SCRIPTS = {
+    "analysis/gather.py": "gather",
+    "analysis/merge_traces.py": "merge",
+    "analysis/overlap_report.py": "report",
+    "analysis/rpc_report.py": "rpc",
+    "analysis/sweep_report.py": "sweep",
+    "analysis/trace_tables.py": "traces",
+    "scripts/ab.sh": "ab",
+    "scripts/gpu_check.sh": "check-gpu",
+    "train.py": "train",
+}
+"""Script -> the command of `aorta` that it is."""
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -50,10 +55,12 @@ COMMANDS = list(commands())
 
 
 def words_of(line: str) -> list[str]:
-    """The command without the variables set before it."""
+    """The command without the variables set before it; a script as the command of `aorta` that it is."""
     words = shlex.split(line)
     while re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
+    if words[0] in ("python", "bash") and words[1] in SCRIPTS:
+        return ["aorta", SCRIPTS[words[1]], *words[2:]]
     return words
 
 
@@ -89,8 +96,6 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             )
         case ["aorta", "train", *rest]:
             compose(train_command.split_ranks(rest)[1], tmp_path, monkeypatch)
-        case ["python", "train.py", *rest]:
-            compose(rest, tmp_path, monkeypatch)
         case ["torchrun", *_]:
             options = get_args_parser().parse_args(words[1:])
             if Path(options.training_script).parent == Path("docs/examples"):
@@ -100,29 +105,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             if options.nproc_per_node.isdigit():  # a mesh has to be filled
                 monkeypatch.setenv("WORLD_SIZE", options.nproc_per_node)
             compose(options.training_script_args, tmp_path, monkeypatch)
-        case ["python", "analysis/overlap_report.py", *rest] | ["aorta", "report", *rest]:
-            options = parser().parse_intermixed_args(rest)
-            assert len(options.log_dir) == len(options.label)
-        case ["python", "analysis/trace_tables.py", *rest] | ["aorta", "traces", *rest]:
-            trace_words().parse_args(rest)
-        case ["aorta", "autopsy", *rest]:
-            autopsy_command.parser().parse_args(rest)
-        case ["torchfrtrace", _]:
-            pass
-        case ["aorta", "kernels", *rest]:
-            kernels.parser().parse_args(rest)
-        case ["python", "analysis/merge_traces.py", *rest] | ["aorta", "merge", *rest]:
-            merge.parser().parse_args(rest)
-        case ["python", "analysis/rpc_report.py", *rest] | ["aorta", "rpc", *rest]:
-            rpc.parser().parse_args(rest)
-        case ["aorta", "ab", *rest] | ["bash", "scripts/ab.sh", *rest]:
+        case ["aorta", "ab", *rest]:
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)
-        case ["python", "analysis/sweep_report.py", *rest] | ["aorta", "sweep", *rest]:
-            sweep.parser().parse_args(rest)
-        case ["python", "analysis/gather.py", *rest] | ["aorta", "gather", *rest]:
-            gather.parser().parse_args(rest)
         case ["aorta", "tune", *rest]:
             base = search_commands.base_plan(search_commands.parse_tune(rest))
             compose(base.words_of(base.sides[0]), tmp_path, monkeypatch)
@@ -132,18 +118,25 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             base = plans.base_plan(options, asked.words, "aorta study", asked.environment)
             for overrides in {tuple(cell.overrides) for cell in asked.cells()}:  # others differ in variables only
                 compose([*base.words_of(base.sides[0]), *overrides], tmp_path, monkeypatch)
+        case ["aorta", "check-gpu", *rest]:
+            asked = gpu_check.parse(rest)
+            for strategy in asked.strategies:
+                compose(list(chosen(strategy, asked.words)), tmp_path, monkeypatch)
+        case ["aorta", "report", *rest]:
+            options = AORTA_COMMANDS["report"].options().parse_intermixed_args(rest)
+            assert len(options.log_dir) == len(options.label)
         case ["aorta", "whatif", *rest]:
-            parse_changes(whatif.parser().parse_args(rest).set or ())
+            parse_changes(AORTA_COMMANDS["whatif"].options().parse_args(rest).set or ())
+        case ["aorta", command, *rest]:
+            AORTA_COMMANDS[command].options().parse_args(rest)
+        case ["torchfrtrace", _]:
+            pass
         case ["salloc", "--nodes", _, "aorta", "ab", *_]:
             pass  # tests/experiments/test_slurm.py runs it on a real Slurm
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()
             compose(rest[script + 1 :], tmp_path, monkeypatch)
-        case ["bash", "scripts/gpu_check.sh", *rest] | ["aorta", "check-gpu", *rest]:
-            asked = gpu_check.parse(rest)
-            for strategy in asked.strategies:
-                compose(list(chosen(strategy, asked.words)), tmp_path, monkeypatch)
         case [".venv/bin/python", "-m", "pip", "install", *rest]:
             places = [word for word in rest if word.startswith("https:")]
             assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
