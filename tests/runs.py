@@ -77,14 +77,12 @@ def job(
     return finished(command(ranks, *words), timeout_s)
 
 
-def program(
-    module: str, *words: str, ranks: int = 2, timeout_s: float = HANGS_S, launcher: Launcher = "fork"
-) -> subprocess.CompletedProcess[str]:
+def program(module: str, *words: str, ranks: int = 2, launcher: Launcher = "fork") -> subprocess.CompletedProcess[str]:
     """A module of the tests on several ranks; it may fail."""
     own = environment(PYTHONPATH=str(ROOT))
     if launcher == "fork":
-        return forked(module, *words, ranks=ranks, environment=own, timeout_s=timeout_s)
-    return finished(torchrun(ranks, "-m", module, *words), timeout_s, own)
+        return forked(module, *words, ranks=ranks, environment=own, timeout_s=HANGS_S)
+    return finished(torchrun(ranks, "-m", module, *words), HANGS_S, own)
 
 
 def finished(words: list[str], timeout_s: float, own: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -77,13 +77,3 @@ def test_the_root_file_spells_every_value_out():
     for name, node in SECTIONS.items():
         if name not in GROUPS:
             assert set(spelt[name]) == {entry.name for entry in entries(node)}
-
-
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "config/experiment").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_says_what_it_is_for(name):
-    said = [line for line in (ROOT / f"config/experiment/{name}.yaml").read_text().splitlines() if line.startswith("#")]
-    assert said[0] == "# @package _global_"
-    assert len(said) > 1

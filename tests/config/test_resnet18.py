@@ -57,10 +57,3 @@ def test_your_own_file_wins_over_what_the_workload_brings(door, tmp_path):
     own.write_text("defaults:\n  - default\n  - override workload: resnet18\n  - _self_\ntraining:\n  max_steps: 7\n")
     config = door("--config", str(own)).job.config
     assert (config.training.max_steps, config.training.batch_size) == (7, 10)
-
-
-def test_the_other_workload_is_as_before(door):
-    config = door().job.config
-    assert (config.training.batch_size, config.training.max_steps, config.training.grad_clip_norm) == (8, 200, 1.0)
-    assert (config.optimizer.lr, config.scheduler.total_steps) == (3e-4, 2000)
-    assert config.training.progress is Wording.overlap

@@ -153,12 +153,6 @@ def test_a_training_that_epochs_cut_short_is_noted_with_the_planned_steps(compos
         assert resolve(composed(*words)).notes == ()
 
 
-def test_a_profile_that_does_not_fit_into_the_run_is_noted(composed):
-    assert resolve(composed("profiling.enabled=true")).notes == ()
-    (note,) = resolve(composed("profiling.enabled=true", "training.max_steps=3")).notes
-    assert "a cycle takes 4 steps (wait 1 + warmup 1 + active 2) and training.max_steps=3" in note
-
-
 def test_a_number_from_the_environment():
     assert environment_number("X", 3, {}) == 3
     assert environment_number("X", 3, {"X": "5"}) == 5

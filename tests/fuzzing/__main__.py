@@ -25,8 +25,6 @@ from tests.fuzzing.tree import read_tree, write_tree
 from tests.fuzzing.worker import FINDING, CaseResult, drawn, load_seeds, opened, run
 
 KEEP: Final = Path(__file__).resolve().parents[2] / "artifacts" / "fuzz"
-_TURN_S: Final = 20.0
-"""A door's turn, where there is time for several rounds."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,12 +37,10 @@ def main(arguments: Sequence[str]) -> int:
         doors = [door for door in DOORS if not options.only or door.name in options.only]
         seed = secrets.randbits(32) if options.seed is None else options.seed
         _say(f"seed {seed}: {len(doors)} doors, {options.minutes:g} minutes, {options.jobs} processes")
-        for door in doors:
-            load_seeds(door, Path(scratch, "seeds", door.name))
-        search = _Search(doors, seed, options.jobs, Path(scratch), Path(options.keep))
-        until = time.monotonic() + 60 * options.minutes
+        share_s = 60 * options.minutes * min(options.jobs, len(doors)) / len(doors)
+        search = _Search(seed, share_s, Path(scratch), Path(options.keep))
         with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
-            rows = [row for part in pool.map(search.job, range(options.jobs), [until] * options.jobs) for row in part]
+            rows = [row for part in pool.map(search, doors) for row in part]
     return _report(rows, seed)
 
 
@@ -55,32 +51,27 @@ def _say(text: str) -> None:
 
 @dataclass(frozen=True)
 class _Search:
-    doors: list[Door]
+    """Open cases of one door for `share_s` seconds; one case at least, however short the time."""
+
     seed: int
-    jobs: int
+    share_s: float
     scratch: Path
     keep: Path
 
-    def job(self, job: int, until: float) -> list[dict[str, Any]]:
-        """One process's part: every so many-th case of each door, in rounds until the time is over. Each door has a
-        case, however short the time.
-        """
+    def __call__(self, door: Door) -> list[dict[str, Any]]:
+        """Return a row for each case."""
         rows: list[dict[str, Any]] = []
-        place = self.scratch / f"job{job}"
-        shift = job * len(self.doors) // self.jobs
-        following = {door.name: job for door in self.doors}
-        while not rows or time.monotonic() < until - 0.5:
-            turn = min(_TURN_S, (until - time.monotonic()) / len(self.doors))
-            for door in self.doors[shift:] + self.doors[:shift]:
-                ends = min(until, time.monotonic() + turn)
-                seeds = load_seeds(door, self.scratch / "seeds" / door.name)
-                cases = drawn(door, self.seed, count(following[door.name], self.jobs), seeds)
-                for result in (results := run(door, cases, place)):
-                    folder = self._kept(door, result, place) if result.outcome == FINDING else ""
-                    rows.append({"door": door.name, **vars(result), "folder": folder})
-                    following[door.name] = result.number + self.jobs
-                    if time.monotonic() >= ends:
-                        results.close()
+        place, following = self.scratch / door.name, 0
+        seeds = load_seeds(door, place / "seeds")
+        until = time.monotonic() + self.share_s
+        while not rows or time.monotonic() < until:
+            results = run(door, drawn(door, self.seed, count(following), seeds), place)
+            for result in results:
+                folder = self._kept(door, result, place) if result.outcome == FINDING else ""
+                rows.append({"door": door.name, **vars(result), "folder": folder})
+                following = result.number + 1
+                if time.monotonic() >= until:
+                    results.close()
         return rows
 
     def _kept(self, door: Door, result: CaseResult, place: Path) -> str:

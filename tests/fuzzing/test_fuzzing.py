@@ -13,7 +13,6 @@ from aorta.errors import InputError
 from tests.fuzzing import __main__ as command
 from tests.fuzzing import worker
 from tests.fuzzing.doors import Door
-from tests.fuzzing.tree import Special, read_tree, write_tree
 from tests.fuzzing.worker import ANSWER, FINDING, LIMIT_BYTES, REFUSAL
 
 pytestmark = pytest.mark.thorough
@@ -113,9 +112,3 @@ def test_a_finding_is_kept_and_repeated(tmp_path, monkeypatch, capfd):
     (kept,) = keep.iterdir()
     assert command.main(["--repeat", str(kept)]) == 1
     assert "KeyError" in capfd.readouterr().out
-
-
-def test_a_tree_is_read_as_it_was_written(tmp_path):
-    tree = {"a/b": b"\x00\xff", "c": b"", "pipe": Special("fifo"), "a/link": Special("link", "nowhere")}
-    write_tree(tree, tmp_path / "t")
-    assert read_tree(tmp_path / "t") == tree

@@ -63,18 +63,17 @@ Case: TypeAlias = tuple[int, tuple[str, ...], Tree]
 
 
 def load_seeds(door: Door, folder: Path) -> dict[str, Tree]:
-    """The seeds of a door, made in a process of their own, which may load anything.
+    """Make the seeds of a door below a new folder, in a process of its own, which may load anything.
 
     Raises:
         RuntimeError: they could not be made.
     """
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        process = _FORK.Process(target=door.seeds, args=(folder,))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"the seeds of {door.name} could not be made")
+    folder.mkdir(parents=True)
+    process = _FORK.Process(target=door.seeds, args=(folder,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the seeds of {door.name} could not be made")
     return {seed.name: read_tree(seed) for seed in sorted(folder.iterdir())}
 
 

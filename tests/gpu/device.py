@@ -1,8 +1,8 @@
 """What the GPU tests share: which device there is, a world of one with NCCL/RCCL, and kernels that take a known time.
 
-The suite runs on a real card, and as it is on the simulated device (`tests.simulated`), which proves AORTA's own order
-of streams, events and lifetimes. What only the simulated one can say bears `simulated_only`; what a real card alone can
-say is in the branches of tests that ask `load.loaded()`.
+The suite runs on a real card, and as it is on the simulated device in virtual time (`tests.simulated`), which proves
+AORTA's own order of streams, events and lifetimes. What only the simulated one can say bears `simulated_only`; what a
+real card alone can say is in the branches of tests that ask `load.loaded()`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,6 @@ MODES = ("dedicated", "observe", "off")
 def simulated_only(what: str) -> pytest.MarkDecorator:
     """`what`: why a real card cannot be asked this."""
     return pytest.mark.skipif(not load.loaded(), reason=f"only the simulated device can say this: {what}")
-
-
-def not_in_simulated_real_time(what: str) -> pytest.MarkDecorator:
-    """`what`: why nothing can be said where a simulated device takes real time."""
-    real_time = load.loaded() and not simulated.is_virtual()
-    return pytest.mark.skipif(real_time, reason=f"simulated device in real time: {what}")
 
 
 def compiled_part(*, wanted: bool) -> Any | None:

@@ -11,7 +11,7 @@ import torch
 
 from aorta.gpu_check import case, check_ranks
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
-from tests.gpu.device import needs_gpu, not_in_simulated_real_time, noticed
+from tests.gpu.device import needs_gpu, noticed
 from tests.simulated import load
 
 pytestmark = [
@@ -54,7 +54,6 @@ def test_the_races_notice_a_handle_that_does_not_wait(device: torch.device, kind
     assert noticed(lambda: check_ranks.late_consumer(deaf, device, busy))
 
 
-@not_in_simulated_real_time("this machine's speed would be judged, not a device's")
 def test_the_whole_table_of_one_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,8 +88,8 @@ def collective(kernel_ns: int, *, start: int = 0, end: int = 0, at: int = 10**9)
     return (at + start, at + kernel_ns + end), (at, at + kernel_ns)
 
 
-def verdicts(pairs: list[Pair] | None, share: float | None = 0.95) -> dict[str, CheckVerdict]:
-    return {row.what.partition(",")[0]: row.verdict for row in collective_rows("ddp", pairs, share)}
+def verdicts(pairs: list[Pair]) -> dict[str, CheckVerdict]:
+    return {row.what.partition(",")[0]: row.verdict for row in collective_rows("ddp", pairs, 0.95)}
 
 
 @pytest.mark.parametrize(

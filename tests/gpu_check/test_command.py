@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import msgspec
 import pytest
 import torch
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check import check_command, check_ranks
 from aorta.gpu_check.case import PAIRS
-from aorta.gpu_check.check_table import CheckReport, CheckVerdict
+from aorta.gpu_check.check_table import CheckVerdict
 from tests.runs import ROOT
 
 WRITES = """
@@ -65,12 +64,6 @@ def test_a_number_of_processes_that_cannot_be(text):
 def test_a_wrong_word_is_refused_before_anything_starts(a_device, launched, capsys, tmp_path):
     assert check_command.main(["--json", str(tmp_path / "x.json"), "training.batch_size=0"]) == 1
     assert "training.batch_size=0" in capsys.readouterr().err
-    assert launched == []
-
-
-def test_a_word_that_hydra_refuses_is_refused_too(a_device, launched, capsys, tmp_path):
-    assert check_command.main(["--json", str(tmp_path / "x.json"), "training.batchsize=1"]) == 1
-    assert "batchsize" in capsys.readouterr().err
     assert launched == []
 
 
@@ -127,9 +120,3 @@ def test_it_runs_where_no_developer_s_tools_are():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
-
-
-def test_a_report_has_plain_json_types():
-    report = CheckReport({"words": ["a=1"]}, [check_ranks.knob_rows({}, "cuda")], "passed", 0)
-    plain = msgspec.json.decode(msgspec.json.encode(report))
-    assert plain["rows"][0][0]["verdict"] == "ok"

@@ -1,6 +1,6 @@
 """What tests of the device share: the skip, and functions that run on several ranks.
 
-    scenario("ready_times", ranks=2) -> what `tests.simulated.scenarios.ready_times` returned on each rank
+    scenario("ready_times") -> what `tests.simulated.scenarios.ready_times` returned on each rank
 
 Must not: import torch, so that a test file can be collected without the device.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import forked
-from tests.runs import HANGS_S, Launcher, environment, finished, succeeded, torchrun
+from tests.runs import HANGS_S, environment, succeeded
 from tests.simulated import load
 
 SAYS = "scenario-result "
@@ -26,14 +26,10 @@ needs_device = pytest.mark.skipif(
 )
 
 
-def scenario(name: str, *words: str, ranks: int = 2, launcher: Launcher = "fork", **variables: str) -> list[Any]:
-    """Run a function of `tests.simulated.scenarios` on each rank, in a process group; what each has returned."""
-    own = environment(AORTA_SIMULATED_DEVICES=str(max(ranks, 2)), **variables)
-    module = "tests.simulated.scenarios"
-    if launcher == "fork":
-        done = forked(module, name, *words, ranks=ranks, environment=own, timeout_s=HANGS_S)
-    else:
-        done = finished(torchrun(ranks, "-m", module, name, *words), HANGS_S, own)
+def scenario(name: str, *words: str) -> list[Any]:
+    """Run a function of `tests.simulated.scenarios` on each of two ranks, in a process group; return their answers."""
+    own = environment(AORTA_SIMULATED_DEVICES="2")
+    done = forked("tests.simulated.scenarios", name, *words, ranks=2, environment=own, timeout_s=HANGS_S)
     lines = [line.removeprefix(SAYS) for line in succeeded(done).stdout.splitlines() if line.startswith(SAYS)]
     results = dict(json.loads(line) for line in lines)
-    return [results[rank] for rank in range(ranks)]
+    return [results[rank] for rank in range(2)]
