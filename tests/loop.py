@@ -9,6 +9,7 @@ import torch
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.records.progress_file import Progress
 from aorta.records.schema import Step
 from aorta.runner import manual_loop
 from tests.composed import composed
@@ -29,5 +30,6 @@ class Loop(manual_loop.Loop):
         device: torch.device,
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        super().__init__(resolved(*words).config, topology, device, sink, fabric)
+        super().__init__(resolved(*words).config, topology, device, sink, fabric, progress)
