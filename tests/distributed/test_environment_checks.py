@@ -62,11 +62,6 @@ def test_what_changes_nothing_is_not_complained_of(platform, environment, stream
     assert knobs_found(environment, platform, {0: streams}, timing_events=True) == []
 
 
-def test_all_of_them_are_told():
-    both = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert len(knobs_found(both, "cuda", {0: 2}, timing_events=False)) == 2
-
-
 def test_queues_of_rocm_are_those_of_one_priority_and_connections_of_cuda_those_of_all():
     used = {0: 4, -1: 5}
     (rocm,), (cuda,) = (knobs_found({}, platform, used, timing_events=True) for platform in ("rocm", "cuda"))

@@ -233,13 +233,3 @@ def test_a_manifest_is_written_whole_or_not_at_all(out, monkeypatch):
         write_manifest(folder, {"a": object()})
     assert json.loads((out / "run.json").read_text()) == {"a": 1}
     assert tree(out).keys() == {"run.json"}
-
-
-def test_places_inside_a_folder():
-    folder = RunFolder(Path("/x"), "id", 0)
-    assert [str(path) for path in (folder.record(3), folder.log(3), folder.traces(3), folder.checkpoints)] == [
-        "/x/rank_3_metrics.jsonl",
-        "/x/logs/rank_3.log",
-        "/x/torch_profiler/rank3",
-        "/x/checkpoints",
-    ]

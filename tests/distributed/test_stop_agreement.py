@@ -250,9 +250,6 @@ def test_closing_ends_the_watcher_also_while_it_waits_for_others():
 # --- signals of this process ------------------------------------------------------------------------------------------
 
 
-TERM, INT = signal.SIGTERM, signal.SIGINT
-
-
 @pytest.fixture
 def alone():
     return StopAgreement(DeadStore(), 0, 1)

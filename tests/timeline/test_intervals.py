@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aorta.errors import InputError, IntervalError
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
-from tests.strategies import BASES, bases, interval_lists, intervals
+from tests.strategies import bases, interval_lists, intervals
 
 
 def instants(spans: list[Interval]) -> set[int]:
@@ -63,31 +63,6 @@ def test_clip_keeps_what_lies_inside_the_window_in_the_order_given(spans, window
     assert clipped == [part for span in spans for part in clip([span], window)]
     assert instants(clipped) == instants(spans) & instants([window])
     assert all(window[0] <= start < end <= window[1] for start, end in clipped)
-
-
-@pytest.mark.parametrize(
-    ("spans", "merged"),
-    [
-        pytest.param([], [], id="nothing"),
-        pytest.param([(3, 3)], [], id="empty"),
-        pytest.param([(3, 4)], [(3, 4)], id="1 ns"),
-        pytest.param([(5, 7), (3, 5)], [(3, 7)], id="abutting"),
-        pytest.param([(3, 5), (6, 7)], [(3, 5), (6, 7)], id="1 ns apart"),
-        pytest.param([(0, 9), (2, 3), (4, 5)], [(0, 9)], id="nested"),
-        pytest.param([(0, 2), (0, 2)], [(0, 2)], id="identical"),
-        pytest.param([(0, 2), (2, 2), (3, 5)], [(0, 2), (3, 5)], id="an empty one joins nothing"),
-    ],
-)
-@pytest.mark.parametrize("base", BASES)
-def test_merge_of_the_special_cases(spans, merged, base):
-    assert merge(shifted(spans, base)) == shifted(merged, base)
-
-
-def test_one_nanosecond_at_the_wall_clock_of_our_days_is_not_rounded_away():
-    now = 1_800_000_000_000_000_001
-    assert float(now) == float(now + 1), "float64 cannot tell these two apart"
-    assert measure(merge([(now, now + 1)])) == 1
-    assert subtract([(now, now + 3)], [(now + 1, now + 2)]) == [(now, now + 1), (now + 2, now + 3)]
 
 
 @given(interval_lists, st.integers(-3, 40), st.integers(1, 9))

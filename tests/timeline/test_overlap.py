@@ -237,14 +237,6 @@ def test_an_interval_that_ends_before_it_starts_is_refused_wherever_it_stands(pa
         measure_window(window, **lanes)
 
 
-def test_copies_nobody_looked_for_are_unknown_not_zero():
-    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={})
-    values, reasons = measured.metrics()
-    assert values["copy_ms"] is None
-    assert reasons["copy_ms"] == "memory copies were not observed"
-    assert "copy" not in measured.per_stream_ms()
-
-
 def test_a_rate_is_all_bytes_of_a_direction_over_the_union_of_its_copies():
     copies = [("h2d", 6_000, (0, 2_000)), ("h2d", 6_000, (1_000, 4_000)), ("d2h", 500, (0, 1_000)), ("d2d", 4, (7, 7))]
     assert copy_rates(copies) == {"h2d_gb_per_s": 3.0, "d2h_gb_per_s": 0.5}
