@@ -9,27 +9,23 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from aorta.distributed.topology import Topology
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
-from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Footer, InstrumentMode
 from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 from tests.device_path.ranks import by_rank
+from tests.known_answers.program import VALUES, build
 from tests.simulated import device as simulated
 
-VALUES = 1024
-"""Elements of a block's parameter: one bucket of 4 KiB."""
 WARM_UP, STEPS = 2, 4
 
 
@@ -51,62 +47,6 @@ class Case:
     late_ns: int = 0
 
 
-class Sleep(torch.autograd.Function):
-    """Identity that takes the block's time in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, length_ns: int) -> torch.Tensor:
-        ctx.length_ns = length_ns
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        torch.cuda._sleep(ctx.length_ns)
-        return gradient, None
-
-
-class Waited(torch.autograd.Function):
-    """Identity whose backward all-reduces the gradient and waits; late by so much."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, late_ns: int) -> torch.Tensor:
-        ctx.late_ns = late_ns
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        reduced = gradient.clone()
-        if ctx.late_ns:
-            torch.cuda._sleep(ctx.late_ns)
-        dist.all_reduce(reduced)
-        return reduced, None
-
-
-class Block(nn.Module):
-    """Computes first in backward, then its own gradient (if it has a parameter) and that of its input are ready."""
-
-    def __init__(self, length_ns: int, device: torch.device, *, learns: bool) -> None:
-        super().__init__()
-        self.length_ns = length_ns
-        self.weight = nn.Parameter(torch.zeros(VALUES, device=device)) if learns else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleep.apply(x + self.weight if self.weight is not None else x * 1.0, self.length_ns)
-
-
-class WaitsAfterEach(nn.Module):
-    """The blocks, with a synchronous all-reduce behind each in backward."""
-
-    def __init__(self, blocks: list[Block], late_ns: int) -> None:
-        super().__init__()
-        self.blocks, self.late_ns = nn.ModuleList(blocks), late_ns
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(Waited.apply(x, self.late_ns))
-        return x
-
-
 def main() -> None:
     """Every case, one after another."""
     folder, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
@@ -126,15 +66,7 @@ def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: i
     folder.mkdir(parents=True, exist_ok=True)
     simulated.collective_lengths(default=(case.transfer_ns, 0.0))
     late_ns = case.late_ns if rank == 1 else 0
-    blocks = [Block(case.compute_ns, device, learns=case.owner in (None, index)) for index in range(case.blocks)]
-    if case.way in ("ddp", "after", "one"):
-        model: nn.Module = DistributedDataParallel(
-            nn.Sequential(*blocks), [device.index], bucket_cap_mb=VALUES * 4 / 2**20, gradient_as_bucket_view=True
-        )
-        if case.way == "after":
-            model.register_comm_hook(None, ReduceAfterBackward(device).keep)
-    else:
-        model = WaitsAfterEach(blocks, late_ns)
+    blocks, model = build(case, partial(sleep, case.compute_ns), device, partial(sleep, late_ns))
     clocks = read_clocks()
     with (
         RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer,
@@ -164,14 +96,19 @@ def together(device: torch.device) -> None:
     simulated.advance_host(int(now) - simulated.host_ns())
 
 
+def sleep(length_ns: int) -> None:
+    """Put the current stream to sleep, if for any time at all."""
+    if length_ns:
+        torch.cuda._sleep(length_ns)
+
+
 def queued(case: Case, late_ns: int, device: torch.device) -> None:
     """One all-reduce behind the other, none waited for before the last is issued."""
     tensors = [torch.ones(VALUES, device=device) for _ in range(case.blocks)]
     works = []
     for tensor in tensors:
-        torch.cuda._sleep(case.compute_ns)
-        if late_ns:
-            torch.cuda._sleep(late_ns)
+        sleep(case.compute_ns)
+        sleep(late_ns)
         works.append(dist.all_reduce(tensor, async_op=True))
     for work in works:
         work.wait()

@@ -1,6 +1,7 @@
 """Several ranks train on the simulated device in virtual time; each writes what the record says beside the truth.
 
-Enters: a folder and the cases as JSON. Leaves: `rank_<r>.json`, a list with one entry a case. Run by `test_overlap`.
+Takes a folder and the cases as JSON. Writes `rank_<r>.json`, a list with one entry a case. Run by `test_overlap` and
+`test_pipeline`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
 from tests.device_path.ranks import by_rank
-from tests.device_path.witness import truth_of
+from tests.device_path.witness import clipped, length, truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -29,30 +30,51 @@ SHAPE = (
     "dataset.num_samples=256",
 )
 WARM_UP, STEPS = 3, 3
+LAYER_NS = 1_000_000
+"""Of one layer forward, and of one backward, in a case with `transfer`."""
+ONCE_A_LAYER = ("aten::gelu", "aten::gelu_backward", "aten::silu", "aten::silu_backward")
+"""Of the ranking model and of the decoder."""
 MATH = ("aten::addmm", "aten::mm", "aten::bmm", "aten::_scaled_dot_product", "aten::native_layer_norm", "aten::gelu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train. `words` are train.py's, beside `SHAPE`."""
+    """One way to train.
+
+    Args:
+        words: of `train.py`, beside `SHAPE`.
+        transfer: how long a collective takes, as fixed nanoseconds and nanoseconds per byte. Layers then take
+            `LAYER_NS` each and nothing else takes time, so that stages of a pipeline with as many layers are equal.
+    """
 
     name: str
     words: tuple[str, ...]
+    transfer: tuple[int, float] | None = None
 
 
 def main() -> None:
     """Every case, one after another."""
-    cases = [Case(one["name"], tuple(one["words"])) for one in json.loads(sys.argv[2])]
+    cases = [Case(**one) for one in json.loads(sys.argv[2])]
     by_rank(lambda *rank: [{"name": case.name, "steps": seen(case, *rank)} for case in cases])
 
 
-def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str, Any]]:
-    """Each step of a case after the warm-up: the record's numbers, the device's, and both of every collective."""
+def set_lengths(transfer: tuple[int, float] | None) -> None:
+    """How long the device takes for what, as `Case` says."""
     # Only the mathematics of blocks takes time: what else runs on the computing stream is no computation of the model.
-    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
-    simulated.lengths(copy_h2d=(2_000, 1_000.0), copy_d2h=(3_000, 1_000.0))
+    timed = dict.fromkeys(MATH, (23_000, 0.0)) if transfer is None else dict.fromkeys(ONCE_A_LAYER, (LAYER_NS, 0.0))
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=timed)
+    if transfer is None:
+        simulated.lengths(copy_h2d=(2_000, 1_000.0), copy_d2h=(3_000, 1_000.0))
     simulated.costs(launch_ns=0)
-    simulated.collective_lengths(default=(90_000, 0.5))
+    simulated.collective_lengths(default=(90_000, 0.5) if transfer is None else tuple(transfer))
+
+
+def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str, Any]]:
+    """Each step of a case after the warm-up: the record's numbers and the device's.
+
+    Where no pipeline exchanges batches of messages, each collective has its start and end in both.
+    """
+    set_lengths(case.transfer)
     lines: list[Step] = []
     one = Loop((*SHAPE, *case.words), topology, device, lines.append)
     for _ in range(WARM_UP):
@@ -62,32 +84,35 @@ def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str,
     for _ in range(STEPS):
         one.step()
     one.finish()
-    rows, waits = simulated.timeline(), simulated.waits()
+    rows, waits, stream = simulated.timeline(), simulated.waits(), torch.cuda.current_stream().stream_id
+    still = [(wait.begin_ns, wait.end_ns) for wait in waits if (wait.device, wait.stream) == (device.index, stream)]
     simulated.no_races()
-    collectives = [row for row in rows if row.device == device.index and row.kind == "collective"]
     queues: dict[str, list[Any]] = {}
-    for row in collectives:
-        queues.setdefault(row.group, []).append(row)
-    told = []
+    for row in rows if case.transfer is None else ():
+        if row.device == device.index and row.kind == "collective":
+            queues.setdefault(row.group, []).append(row)
+    steps = []
     for line in lines[WARM_UP:]:
         window = (line.start_mono_ns, line.end_mono_ns)
-        truth = truth_of(window, rows, waits, torch.cuda.current_stream().stream_id, device.index)
+        truth = truth_of(window, rows, waits, stream, device.index)
         pairs = []
-        for row in line.collectives:
+        for row in line.collectives if case.transfer is None else ():
             own = queues[row.group].pop(0)
             origin = line.start_mono_ns
             pairs.append((row.kind, origin + row.start_ns, own.start_ns, origin + row.end_ns, own.end_ns))
-        told.append(
+        steps.append(
             {
                 "overlap": line.overlap,
                 "coverage": line.coverage.complete,
                 "truth": truth.lengths_ns() | {"ratio": truth.ratio},
                 "collectives": pairs,
-                "loss": line.loss,
+                "kinds": [row.kind for row in line.collectives],
+                "still_ns": length(clipped(still, window)),
+                "lanes_ms": line.per_stream_ms,
             }
         )
     assert not any(queues.values()), "the device ran collectives that no record has"
-    return told
+    return steps
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Scene:
         return dist.get_rank()
 
     @contextmanager
-    def looking(self, fabric: EmulatedNetwork | None = None, priority: int | None = None) -> Iterator[Instrumentation]:
+    def looking(self, fabric: EmulatedNetwork | None = None) -> Iterator[Instrumentation]:
         """Everything is read at the end."""
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
@@ -78,7 +78,6 @@ class Scene:
             dist.get_world_size(),
             read_clocks(),
             self.lines.append,
-            stream_priority=priority,
             fabric=fabric,
             native=self.native,
             dedicated_async=self.dedicated_async,
@@ -789,14 +788,6 @@ def no_stream_to_time_on(scene: Scene) -> Any:
     return {"told": told, "zero": float(torch.stack(values).max()), "races": len(simulated.races())}
 
 
-def configured_priority(scene: Scene) -> Any:
-    """Of the streams that collectives ran on, where the configuration says one."""
-    with scene.looking(priority=-1) as instrument, scene.step(instrument):
-        dist.all_reduce(scene.tensor())
-    rows = simulated.timeline(scene.device.index, kind="collective")
-    return [int(simulator().stream_priority(row.device, row.stream)) for row in rows]
-
-
 def many_joined(scene: Scene) -> Any:
     """More collectives than a stream keeps the names of, and a wait for all of them."""
     comm = torch.cuda.Stream()
@@ -1018,7 +1009,6 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     backward_end_cost,
     failed_handle,
     no_stream_to_time_on,
-    configured_priority,
     many_joined,
     future_elsewhere,
     handles,

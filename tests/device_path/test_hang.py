@@ -11,8 +11,7 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.verdict import Verdict
-from tests.ranks import forked
-from tests.runs import HANGS_S, environment, succeeded
+from tests.device_path.launch import launched
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
@@ -20,9 +19,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 def hung(fault: str, folder: Path) -> tuple[Verdict, Verdict]:
     """What the progress files lead to, taken while two ranks hung; and these with the rings."""
-    own = environment(PYTHONPATH=environment()["PYTHONPATH"], AORTA_SIMULATED_DEVICES="2")
-    program = "tests.device_path.program_hang"
-    succeeded(forked(program, str(folder), fault, ranks=2, environment=own, timeout_s=HANGS_S))
+    launched("tests.device_path.program_hang", str(folder), fault)
     evidence = msgspec.json.decode((folder / "evidence.json").read_bytes(), type=list[RankEvidence])
     assert [(one.state, one.completed_late) for one in evidence] == [("running", True)] * 2
     rings = read_dumps([folder / f"trace_{rank}" for rank in range(2)])

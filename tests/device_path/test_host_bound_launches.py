@@ -14,9 +14,8 @@ import pytest
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from tests.analysis.by_json import summarize
+from tests.device_path import launch as devices
 from tests.device_path.program_overlap import SHAPE
-from tests.ranks import forked
-from tests.runs import HANGS_S, environment, succeeded
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -37,14 +36,12 @@ WORDS = (
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a launch set for each side."""
     folder = Path(tmp_path_factory.mktemp("launches"))
-    own = environment(PYTHONPATH=environment()["PYTHONPATH"], AORTA_SIMULATED_DEVICES="2")
     for turn, side in enumerate(TURNS):
         words = [*WORDS, f"training.output_dir={folder / side}", f"label={turn:02}"]
         if side == "bounded":
             words.append("instrument.calibration=off")
         machine = map(str, (LAUNCH_NS[side], MATH_NS, turn * TURN_NS))
-        program = ("tests.device_path.program_launch", *machine, *words)
-        succeeded(forked(*program, ranks=2, environment=own, timeout_s=HANGS_S))
+        devices.launched("tests.device_path.program_launch", *machine, *words)
     return folder
 
 

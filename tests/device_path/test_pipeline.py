@@ -88,10 +88,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[s
     """Of each case the steps of each rank; one launch for two ranks and one for four."""
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for ranks in (2, 4):
-        cases = {case.name: (case.words, case.transfer) for case in EVERY if case.ranks * case.beside == ranks}
+        cases = [case for case in EVERY if case.ranks * case.beside == ranks]
+        words = json.dumps([{"name": one.name, "words": one.words, "transfer": one.transfer} for one in cases])
         folder = Path(tmp_path_factory.mktemp("pipeline"))
-        by_rank = on_devices("tests.device_path.program_pipeline", folder, json.dumps(cases), ranks=ranks)
-        found |= {name: [of_rank[name] for of_rank in by_rank] for name in cases}
+        by_rank = on_devices("tests.device_path.program_overlap", folder, words, ranks=ranks)
+        for number, case in enumerate(cases):
+            found[case.name] = [of_rank[number]["steps"] for of_rank in by_rank]
     return found
 
 

@@ -78,7 +78,6 @@ ANSWERS: dict[str, Callable[[str], Any]] = {
     "kept_handles": lambda _: 0,
     # A collective keeps the priority of its caller's stream.
     "priorities": lambda mode: [[0, mode == "dedicated"], [-1, mode == "dedicated"]],
-    "configured_priority": lambda mode: [-1 if mode == "dedicated" else 0],
     "moved": MOVED.__getitem__,
     # A mark takes its stream time: those of an asynchronous collective are on AORTA's stream, until its caller waits.
     "marks_cost": lambda _: [0, 0],

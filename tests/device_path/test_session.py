@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import forked
-from tests.runs import HANGS_S, ROOT, environment, record, succeeded
+from tests.device_path.launch import launched
+from tests.runs import ROOT, record
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark
 
 @pytest.mark.parametrize("example", ["ddp", "fsdp2"])
 def test_an_example_records_on_a_device(example: str, tmp_path: Path) -> None:
-    own = environment(PYTHONPATH=environment()["PYTHONPATH"])
-    script = ROOT / f"docs/examples/{example}.py"
-    succeeded(forked(script, str(tmp_path), ranks=2, environment=own, timeout_s=HANGS_S))
+    launched(ROOT / f"docs/examples/{example}.py", str(tmp_path))
     ranks = json.loads((tmp_path / "run.json").read_text())["topology"]
     assert [rank["interceptor"] for rank in ranks] == ["native", "native"]
     for rank in (0, 1):

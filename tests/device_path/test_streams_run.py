@@ -10,8 +10,7 @@ import pytest
 from aorta.config.groups.common import StreamPattern
 from aorta.records.run_files import StreamsFile, StreamsPoint
 from aorta.streams.patterns import PATTERNS
-from tests.ranks import forked
-from tests.runs import HANGS_S, environment, succeeded
+from tests.device_path.launch import launched
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -24,13 +23,11 @@ class Done:
     """What a launch of two ranks has left, for each limit of queues."""
 
     def __init__(self, folder: Path) -> None:
-        own = environment(PYTHONPATH=environment()["PYTHONPATH"], AORTA_SIMULATED_DEVICES="2")
         self.text: dict[int, str] = {}
         self.files: dict[int, StreamsFile] = {}
         for limit in LIMITS:
             words = ("tests.device_path.program_streams", str(folder / str(limit)), str(limit))
-            ended = succeeded(forked(*words, ranks=2, environment=own, timeout_s=HANGS_S))
-            self.text[limit] = ended.stdout
+            self.text[limit] = launched(*words).stdout
             whole = (folder / str(limit) / "streams.json").read_bytes()
             self.files[limit] = msgspec.json.decode(whole, type=StreamsFile)
 

@@ -81,66 +81,78 @@ def wait_until(end_ns: int) -> None:
         time.sleep(max(left_ns - 300_000, 0) / 1e9)
 
 
-class Sleep(torch.autograd.Function):
+class Computing(torch.autograd.Function):
     """Identity that takes the block's time in backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, timetable: Timetable) -> torch.Tensor:
-        ctx.timetable = timetable
+    def forward(ctx: Any, x: torch.Tensor, compute: Callable[[], None]) -> torch.Tensor:
+        ctx.compute = compute
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.timetable.compute()
+        ctx.compute()
         return gradient, None
 
 
 class Block(nn.Module):
-    """Sleeps first in backward, then its own gradient (if it has a parameter) and that of its input are ready."""
+    """Computes first in backward, then its own gradient (if it has a parameter) and that of its input are ready."""
 
-    def __init__(self, timetable: Timetable, *, learns: bool) -> None:
+    def __init__(self, compute: Callable[[], None], device: torch.device, *, learns: bool) -> None:
         super().__init__()
-        self.timetable = timetable
-        self.weight = nn.Parameter(torch.zeros(VALUES)) if learns else None
+        self.compute = compute
+        self.weight = nn.Parameter(torch.zeros(VALUES, device=device)) if learns else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Sleep.apply(x + self.weight if self.weight is not None else x * 1.0, self.timetable)
+        return Computing.apply(x + self.weight if self.weight is not None else x * 1.0, self.compute)
 
 
 class Waited(torch.autograd.Function):
-    """Identity whose backward all-reduces the gradient and waits."""
+    """Identity whose backward all-reduces the gradient and waits; `before` is called in front of the all-reduce."""
 
     @staticmethod
-    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, before: Callable[[], None]) -> torch.Tensor:
+        ctx.before = before
         return x.clone()
 
     @staticmethod
-    def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         reduced = gradient.clone()
+        ctx.before()
         dist.all_reduce(reduced)
-        return reduced
+        return reduced, None
 
 
 class WaitsAfterEach(nn.Module):
     """The blocks, with a synchronous all-reduce behind each in backward."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, blocks: list[Block], before: Callable[[], None]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks, self.before = nn.ModuleList(blocks), before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = block(Waited.apply(x))
+            x = block(Waited.apply(x, self.before))
         return x
 
 
-def build(case: Case, timetable: Timetable) -> tuple[list[Block], nn.Module]:
-    blocks = [Block(timetable, learns=case.owner in (None, index)) for index in range(case.blocks)]
-    if case.way == "waited":
-        return blocks, WaitsAfterEach(blocks)
-    wrapped = DistributedDataParallel(nn.Sequential(*blocks), bucket_cap_mb=VALUES * 4 / 2**20)
+def build(
+    case: Any, compute: Callable[[], None], device: torch.device, before: Callable[[], None] = lambda: None
+) -> tuple[list[Block], nn.Module]:
+    """The blocks of a case, and the model that they make.
+
+    Args:
+        case: a `Case`, or one of the simulated device, which has the same `way`, `blocks` and `owner`.
+        compute: takes the time of a block.
+        before: called in front of each all-reduce that is waited for.
+    """
+    blocks = [Block(compute, device, learns=case.owner in (None, index)) for index in range(case.blocks)]
+    if case.way not in ("ddp", "after", "one"):
+        return blocks, WaitsAfterEach(blocks, before)
+    devices = None if device.type == "cpu" else [device.index]
+    wrapped = DistributedDataParallel(nn.Sequential(*blocks), devices, bucket_cap_mb=VALUES * 4 / 2**20)
     if case.way == "after":
-        wrapped.register_comm_hook(None, ReduceAfterBackward(CPU).keep)
+        wrapped.register_comm_hook(None, ReduceAfterBackward(device).keep)
     return blocks, wrapped
 
 
@@ -174,7 +186,7 @@ def recorded(case: Case, folder: Path, peers: Peers, place: Path | None) -> Iter
     """The rank, whose record is whole behind the `with` block."""
     rank, world_size = peers.rank, peers.world_size
     timetable = Timetable(fixed=case.way != "waited")
-    blocks, model = build(case, timetable)
+    blocks, model = build(case, timetable.compute, CPU)
     with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
         clocks = read_clocks()
         writer.write(header(rank, world_size, clock=clocks))
