@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight, Waited
 from aorta.instrument.native.build import load
@@ -47,13 +48,15 @@ class Seen:
 class Tap(Seen):
     """An interceptor that is open, its rows, waits and calls; those of compiled code once `hand_over` was called."""
 
-    def __init__(self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS // 2) -> None:
+    def __init__(
+        self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS // 2, links: HostLinks | None = None
+    ) -> None:
         super().__init__()
         self.groups: dict[str, Group] = {}
         self.interceptor: CpuInterceptor | NativeCpuInterceptor = (
             NativeCpuInterceptor(compiled_part(), self.groups, shortest_call_ns=shortest_call_ns)
             if compiled
-            else CpuInterceptor(HostClock(), self.groups, self, shortest_call_ns=shortest_call_ns)  # type: ignore[arg-type]
+            else CpuInterceptor(HostClock(), self.groups, self, links, shortest_call_ns=shortest_call_ns)  # type: ignore[arg-type]
         )
         self.interception = self.interceptor.open(CPU, lambda: None)
         self.interceptor.begin()

@@ -55,15 +55,16 @@ CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_each_kind_is_seen_with_its_bytes(watched: Tap, name: str) -> None:
     call, kind, size = CALLS[name]
-    before = issued_by(all_groups()[0])
+    before, begin_ns = issued_by(all_groups()[0]), time.perf_counter_ns()
     call()
-    after = issued_by(all_groups()[0])
+    after, end_ns = issued_by(all_groups()[0]), time.perf_counter_ns()
     (row,) = seen(watched)
     assert (row.kind, row.bytes) == (kind, size)
     assert before is not None
     assert after == before + 1
     assert row.end is not None
-    assert row.end >= row.issue_ns
+    assert begin_ns <= row.issue_ns <= row.end <= end_ns
+    assert all(begin_ns <= low <= high <= end_ns for low, high in watched.stalls)
     assert watched.groups[row.group].ranks == (0,)
     assert watched.groups[row.group].lanes >= 1
 

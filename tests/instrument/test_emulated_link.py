@@ -14,14 +14,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.cpu_interceptor import CpuInterceptor
-from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.operators import OPERATORS
-from tests.instrument.taps import Seen
+from tests.instrument.taps import Tap
 from tests.known_answers.again import attempted
 
 MS = 1_000_000
@@ -175,13 +171,10 @@ CALLS: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def seen(world_of_one: None, tmp_path: Path) -> Any:
     """Rows of collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
-    seen = Seen()
-    links = HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path))
-    tap = CpuInterceptor(HostClock(), {}, seen, links)
-    seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
-    yield seen.rows
-    seam.close()
+    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path)))
+    yield tap.rows
     tap.close()
+    tap.interceptor.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
@@ -236,14 +229,10 @@ def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
 def test_the_run_says_when_the_backend_was_slower(
     world_of_one: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen = Seen()
-    links = HostLinks(
-        EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)
-    )  # one rank alone costs nothing: no backend is as fast
-    tap = CpuInterceptor(HostClock(), {}, seen, links)
-    seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
+    # One rank alone costs nothing: no backend is as fast.
+    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)))
     dist.all_reduce(torch.ones(10))
-    seam.close()
     tap.close()
-    assert seen.rows[0].end_source == "future"
+    tap.interceptor.close()
+    assert tap.rows[0].end_source == "future"
     assert "the backend was slower than the emulation in 1 of 1 collectives" in caplog.text

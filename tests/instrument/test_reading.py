@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.open_step import ON_A_CPU, Copied, Scalar
 from aorta.timeline.overlap import NO_COPIES
 from tests.instrument.steps import MS, Rig
@@ -226,12 +225,3 @@ def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said(rig: Rig, rea
     (line,) = rig.lines
     assert line.copies is msgspec.UNSET
     assert (line.overlap["copy_ms"], line.reasons["copy_ms"]) == (None, reason)
-
-
-@pytest.mark.spec("D6")
-def test_host_marks_are_their_own_readings() -> None:
-    host = HostClock()
-    mark = host.mark()
-    assert host.read_ns(mark) == mark
-    assert host.mark() >= mark
-    assert host.facts() is None

@@ -15,14 +15,10 @@ import torch.distributed as dist
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
 from aorta.config.schema import EmulatedFabric, Sharing
-from aorta.instrument.cpu_interceptor import CpuInterceptor
-from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.emulation.emulated_link import HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight
-from aorta.instrument.operators import OPERATORS
-from tests.instrument.taps import Seen
+from tests.instrument.taps import Tap
 from tests.known_answers.again import undisturbed
 from tests.runs import HANGS_S, train
 
@@ -163,20 +159,18 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(
 
 def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
     """The rows of one all-reduce of each, in the order of their ends."""
-    seen = Seen()
     settings = EmulatedFabric(
         inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing
     )
-    tap = CpuInterceptor(HostClock(), {}, seen, HostLinks(EmulatedNetwork(settings, 0, 1, folder)))
+    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(settings, 0, 1, folder)))
     other = dist.new_group([0])
-    seam = DispatcherHook(OPERATORS, torch.device("cpu"), tap)
     works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
     for work in works:
         assert work is not None
         work.wait()
-    seam.close()
     tap.close()
-    return sorted(seen.rows, key=lambda row: int(row.end or 0))
+    tap.interceptor.close()
+    return sorted(tap.rows, key=lambda row: int(row.end or 0))
 
 
 @pytest.mark.thorough

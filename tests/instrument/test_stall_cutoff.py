@@ -94,12 +94,6 @@ def test_calls_beyond_the_cutoff_are_stalls_and_the_ratio_is_told_at_half_and_tw
     assert line.overlap["overlap_ratio_at_twice_cutoff"] == pytest.approx(1 - 0.401 / 10)
 
 
-def test_where_no_call_lies_between_all_three_are_one() -> None:
-    overlap = step_with_calls(50, 900).overlap
-    assert overlap["overlap_ratio_at_half_cutoff"] == overlap["overlap_ratio"] == pytest.approx(0.91)
-    assert overlap["overlap_ratio_at_twice_cutoff"] == overlap["overlap_ratio"]
-
-
 def test_a_wait_is_a_stall_at_every_cutoff() -> None:
     rig = Rig(stall_cutoff_ns=200 * US)
     with rig.step(0, 10):

@@ -44,13 +44,6 @@ def test_starts_are_those_of_a_thread_pool(count: int, jobs: list[tuple[int, int
     ]
 
 
-def test_one_lane_queues() -> None:
-    lanes = GlooWorkers(1)
-    assert lanes.start_ns(0, 10) == 0
-    assert lanes.start_ns(2, 15) == 10
-    assert lanes.start_ns(20, 25) == 20
-
-
 def test_an_end_before_its_issue_is_not_turned_round() -> None:
     assert GlooWorkers(2).start_ns(10, 8) == 8
 

@@ -49,14 +49,6 @@ def test_a_wait_stands_in_the_step_in_which_it_happened() -> None:
     assert rig.lines[1].stalls == [Stall(1 * MS, 2 * MS, "wait")]
 
 
-def test_a_wait_that_failed_is_a_stall_and_not_in_the_rows() -> None:
-    rig = Rig()
-    with rig.step(0, 10):
-        rig.recorder.on_wait(Waited(Name("0", 0), rig.clock.at(1), rig.clock.at(4), over=False))
-    rig.recorder.finish()
-    assert (waits(rig.lines[0]), rig.lines[0].stalls) == ([], [Stall(1 * MS, 4 * MS, "wait")])
-
-
 def test_the_marks_of_an_abandoned_step_and_of_none_go_back() -> None:
     rig = Rig()
     forgotten: list[object] = []

@@ -71,14 +71,6 @@ def test_gradients_go_to_the_experts_that_were_chosen_and_to_the_router() -> Non
     assert made.router.weight.grad.any()
 
 
-def test_a_hot_expert_gets_every_token() -> None:
-    torch.manual_seed(0)
-    model = MoeModel(DIMS, Moe(num_experts=EXPERTS, hot_expert=1))
-    model(torch.randint(50, (2, 6)))
-    for _, sent in model.expert_tokens():
-        assert sent[1] == TOKENS
-
-
 def test_micro_batches_of_a_step_are_counted_together_and_evaluation_is_not() -> None:
     made, tokens = mixture(), torch.randn(1, TOKENS, 16, dtype=torch.float64)
     made(tokens)
