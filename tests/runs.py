@@ -85,10 +85,12 @@ def program(module: str, *words: str, ranks: int = 2, launcher: Launcher = "fork
     return finished(torchrun(ranks, "-m", module, *words), HANGS_S, own)
 
 
-def finished(words: list[str], timeout_s: float, own: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A command line, run to its end in `own` environment."""
+def finished(
+    words: list[str], timeout_s: float = HANGS_S, own: dict[str, str] | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command line, run to its end in `own` environment and, if given, in `folder`."""
     return subprocess.run(
-        words, capture_output=True, text=True, env=own or environment(), timeout=timeout_s, check=False
+        words, capture_output=True, text=True, env=own or environment(), cwd=folder, timeout=timeout_s, check=False
     )
 
 

@@ -8,8 +8,6 @@ import tarfile
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
 from aorta.profiling import trace_files
@@ -66,20 +64,6 @@ def test_coordinates_are_those_of_torch_s_mesh():
     ranks = torch.arange(12).reshape(sizes)
     for rank in range(12):
         assert coordinate_of(rank, sizes, 12) == tuple((ranks == rank).nonzero()[0].tolist())
-
-
-@pytest.fixture
-def world_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.spec("A6")
-def test_a_mesh_of_one_needs_no_coordinate(tmp_path, world_of_one):
-    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
-    loop(tmp_path, d9d(2, 0, 1), 2, mesh=mesh)
-    assert files_below(tmp_path) == ["step_2/trace.tar.gz"]
 
 
 @pytest.mark.spec("A7")
@@ -172,28 +156,11 @@ def test_a_resume_loses_no_step_of_a_window(tmp_path, numbers_of, start):
 
 
 @pytest.mark.spec("A15")
-def test_a_loop_that_ends_in_a_window_keeps_it_marked(tmp_path):
-    loop(tmp_path, d9d(4, 1, 2), 3)
-    assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
-    trace = read(tmp_path / "step_3/trace.tar.gz")
-    assert (trace["partial"], trace["first_step"], trace["last_step"]) == (True, 2, 2)
-
-
-@pytest.mark.spec("A15")
 def test_the_window_that_had_just_begun_is_kept_too_and_marked(tmp_path):
     loop(tmp_path, d9d(), 3)
     assert files_below(tmp_path) == ["step_3/trace.tar.gz"]
     trace = read(tmp_path / "step_3/trace.tar.gz")
     assert (trace["partial"], trace["first_step"]) == (True, None)
-
-
-@pytest.mark.spec("A15")
-def test_a_complete_window_is_never_written_over(tmp_path):
-    loop(tmp_path, d9d(1, 0, 1), 2)
-    assert files_below(tmp_path) == ["step_1/trace.tar.gz", "step_2/trace.tar.gz"]
-    for step in (1, 2):
-        trace = read(tmp_path / f"step_{step}/trace.tar.gz")
-        assert (trace["partial"], numbers(trace)) == (False, [step - 1])
 
 
 @pytest.mark.spec("A18")

@@ -28,19 +28,6 @@ def test_it_is_torch_s_schedule():
         assert [ours(step) for step in range(41)] == [SAME[answer(step)] for step in range(41)], ours
 
 
-@pytest.mark.parametrize(
-    ("schedule", "actions"),
-    [
-        (Schedule(1, 1, 2, 1), [N, W, A, S, N, N, N, N]),
-        (Schedule(1, 1, 2, 2), [N, W, A, S, N, W, A, S, N]),
-        (Schedule(0, 0, 1, 0), [S, S, S, S]),
-        (Schedule(0, 1, 1, 2), [W, S, W, S, N]),
-    ],
-)
-def test_spelt_out(schedule, actions):
-    assert [schedule(step) for step in range(len(actions))] == actions
-
-
 @pytest.mark.spec("A2")
 def test_a_period_is_the_whole_cycle():
     schedule = Schedule.periodic(period=4, warmup=1, active=1)
@@ -101,12 +88,6 @@ def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epochs):
     assert all(w is W for o, w in zip(ours, wanted, strict=True) if o is W)
     kept = [i for i, a in enumerate(ours) if a in (A, S)]
     assert all(ours[i - 1] in (W, A, S) for i in kept if warmup and i % batches)
-
-
-@pytest.mark.spec("E7")
-def test_an_epoch_that_ends_in_a_window_saves_there():
-    schedule = Schedule(0, 1, 4, 1, steps_per_epoch=4)
-    assert [schedule(step) for step in range(8)] == [W, A, A, S, W, A, A, S]
 
 
 @pytest.mark.spec("E7")

@@ -87,13 +87,6 @@ def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, f
     )
 
 
-def test_a_run_that_fails_inside_a_window_keeps_the_window(run, folder):
-    with pytest.raises(ZeroDivisionError):
-        run(10, fail_in=2)
-    (path,) = folder.iterdir()
-    assert steps_in(path) == [2]
-
-
 # --- Chrome traces ------------------------------------------------------------------------------------------------
 
 

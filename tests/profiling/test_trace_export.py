@@ -11,7 +11,7 @@ import pytest
 
 from aorta.profiling.trace_files import error_line, export
 from tests.profiling.windows import files_below
-from tests.runs import HANGS_S, ROOT, environment
+from tests.runs import ROOT, environment, finished, succeeded
 
 
 @pytest.mark.thorough
@@ -23,14 +23,8 @@ def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path, how,
     namespace = ["unshare", "--map-root-user", "--mount"] if how == "tmpfs" else []
     if namespace and subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a small file system")
-    done = subprocess.run(
-        [*namespace, sys.executable, "-m", "tests.profiling.fill_a_disk", str(tmp_path), how],
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONPATH=str(ROOT)),
-        timeout=HANGS_S,
-        check=True,
-    )
+    command = [*namespace, sys.executable, "-m", "tests.profiling.fill_a_disk", str(tmp_path), how]
+    done = succeeded(finished(command, own=environment(PYTHONPATH=str(ROOT))))
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["left"] == []
     assert len(found["errors"]) == 2
