@@ -16,14 +16,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed.topology import Topology
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
-from aorta.records.clocks import read_clocks
-from aorta.records.schema import Footer, InstrumentMode
-from aorta.records.writer import RecordWriter
-from tests.analysis.builders import header
+from aorta.records.schema import InstrumentMode
 from tests.device_path.ranks import by_rank
-from tests.known_answers.program import VALUES, build
+from tests.known_answers.program import VALUES, build, recording
 from tests.simulated import device as simulated
 
 WARM_UP, STEPS = 2, 4
@@ -67,25 +63,14 @@ def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: i
     simulated.collective_lengths(default=(case.transfer_ns, 0.0))
     late_ns = case.late_ns if rank == 1 else 0
     blocks, model = build(case, partial(sleep, case.compute_ns), device, partial(sleep, late_ns))
-    clocks = read_clocks()
-    with (
-        RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer,
-        Instrumentation(device, case.mode, rank, world_size, clocks, writer.write, native=case.native) as instrument,
-    ):
-        writer.write(header(rank, world_size, clock=clocks))
-        instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
-        instrument.watch_backward(model)
-        recorder = instrument.recorder
+    with recording(folder, device, case.mode, rank, world_size, blocks, model, native=case.native) as instrument:
         for step in range(WARM_UP + STEPS):
             together(device)
-            with recorder.step(StepFacts(0, step, step, 0.0, step < WARM_UP)):
+            with instrument.recorder.step(StepFacts(0, step, step, 0.0, step < WARM_UP)):
                 if case.way == "queued":
                     queued(case, late_ns, device)
                 else:
                     model(torch.ones(VALUES, device=device, requires_grad=True)).sum().backward()
-        recorder.finish()
-        groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
-        writer.write(Footer("completed", 0, recorder.steps_written, read_clocks(), groups))
 
 
 def together(device: torch.device) -> None:

@@ -22,11 +22,6 @@ def link(transfer_ms: float) -> dict[str, Any]:
     }
 
 
-def launch(folder: Path, cases: list[Case], program: str = "tests.known_answers.program") -> None:
+def launch(folder: Path, cases: list[Case], module: str = "tests.known_answers.program") -> None:
     """Run the cases one after another in one launch; `folder` then has a run folder for each."""
-    start(program, str(folder), json.dumps([asdict(case) for case in cases]))
-
-
-def start(module: str, *words: str) -> None:
-    """Run a module on two ranks."""
-    succeeded(program(module, *words))
+    succeeded(program(module, str(folder), json.dumps([asdict(case) for case in cases])))

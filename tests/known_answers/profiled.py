@@ -25,14 +25,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from aorta.config.schema import DDP, FSDP, Precision
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel import ddp, meshes
 from aorta.parallel.plan import ParallelizedModel
-from aorta.records.clocks import read_clocks
-from aorta.records.schema import Footer
-from aorta.records.writer import RecordWriter
-from tests.analysis.builders import header
+from tests.known_answers.program import recording
 
 CPU = torch.device("cpu")
 MARK = "compute"
@@ -117,31 +113,22 @@ def run(case: str, folder: Path, rank: int, world_size: int) -> None:
     strategy = case.removesuffix(COMPUTING)
     computes = case != strategy
     model = nn.Sequential(*(ComputingBlock() if computes else Block() for _ in range(BLOCKS)))
-    blocks = [(f"block{index}", block) for index, block in enumerate(model)]
     module = parallelize(strategy, model).module
     (folder / case).mkdir(exist_ok=True)
-    with RecordWriter(folder / case / f"rank_{rank}_metrics.jsonl", rank) as writer:
-        clocks = read_clocks()
-        writer.write(header(rank, world_size, parallel=strategy, clock=clocks))
-        native = strategy == "fsdp"
-        with Instrumentation(CPU, "observe", rank, world_size, clocks, writer.write, native=native) as instrument:
-            instrument.watch(blocks)
-            instrument.watch_backward(module)
+    settings = {"parallel": strategy, "native": strategy == "fsdp"}
+    with recording(folder / case, CPU, "observe", rank, world_size, model, module, **settings) as instrument:
 
-            def step(number: int) -> None:
-                with instrument.recorder.step(StepFacts(0, number, number, None, number < WARMUP)):
-                    module(torch.ones((4, TOKENS, WIDTH) if computes else 8)).sum().backward()
-                for parameter in module.parameters():
-                    parameter.grad = None
+        def step(number: int) -> None:
+            with instrument.recorder.step(StepFacts(0, number, number, None, number < WARMUP)):
+                module(torch.ones((4, TOKENS, WIDTH) if computes else 8)).sum().backward()
+            for parameter in module.parameters():
+                parameter.grad = None
 
-            for number in range(WARMUP):
+        for number in range(WARMUP):
+            step(number)
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+            for number in range(WARMUP, WARMUP + PROFILED):
                 step(number)
-            with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
-                for number in range(WARMUP, WARMUP + PROFILED):
-                    step(number)
-            instrument.recorder.finish()
-            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
-            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
     profiler.export_chrome_trace(str(folder / f"{case}_{rank}.trace.json"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
-from aorta.records.schema import Footer, Phase
+from aorta.records.schema import Footer, InstrumentMode, Phase
 from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 
@@ -182,22 +182,47 @@ class Recorded:
 
 
 @contextmanager
+def recording(
+    folder: Path,
+    device: torch.device,
+    mode: InstrumentMode,
+    rank: int,
+    world_size: int,
+    blocks: Iterable[nn.Module],
+    model: nn.Module,
+    *,
+    parallel: str = "ddp",
+    **settings: Any,
+) -> Iterator[Instrumentation]:
+    """Record one rank's steps in `folder`; the record is whole behind the `with` block.
+
+    Args:
+        blocks: whose passes are computation; they are called `block0`, `block1` and so on.
+        model: whose backward passes are watched.
+        parallel: strategy in the header.
+        settings: of `Instrumentation`.
+    """
+    with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
+        clocks = read_clocks()
+        writer.write(header(rank, world_size, parallel=parallel, clock=clocks))
+        with Instrumentation(device, mode, rank, world_size, clocks, writer.write, **settings) as instrument:
+            instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
+            instrument.watch_backward(model)
+            yield instrument
+            instrument.recorder.finish()
+            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
+            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
+
+
+@contextmanager
 def recorded(case: Case, folder: Path, peers: Peers, place: Path | None) -> Iterator[Recorded]:
     """The rank, whose record is whole behind the `with` block."""
     rank, world_size = peers.rank, peers.world_size
     timetable = Timetable(fixed=case.way != "waited")
     blocks, model = build(case, timetable.compute, CPU)
-    with RecordWriter(folder / f"rank_{rank}_metrics.jsonl", rank) as writer:
-        clocks = read_clocks()
-        writer.write(header(rank, world_size, clock=clocks))
-        fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
-        with Instrumentation(CPU, "dedicated", rank, world_size, clocks, writer.write, fabric=fabric) as instrument:
-            instrument.watch((f"block{index}", block) for index, block in enumerate(blocks))
-            instrument.watch_backward(model)
-            yield Recorded(case, peers, instrument, timetable, model)
-            instrument.recorder.finish()
-            groups = {name: list(group.ranks) for name, group in instrument.groups.items()}
-            writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
+    fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
+    with recording(folder, CPU, "dedicated", rank, world_size, blocks, model, fabric=fabric) as instrument:
+        yield Recorded(case, peers, instrument, timetable, model)
 
 
 def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:

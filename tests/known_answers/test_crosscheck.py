@@ -23,10 +23,10 @@ from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
 from tests.known_answers.host_union import host_union
-from tests.known_answers.launch import start
 from tests.known_answers.profiled import BACKWARD_S, BLOCKS, COMPUTING, MARK, PROFILED, STRATEGIES
 from tests.known_answers.rows import Rows, windows
 from tests.rank_records import read_rank
+from tests.runs import program, succeeded
 
 pytestmark = [pytest.mark.dist, pytest.mark.alone, pytest.mark.thorough]
 BOUND_NS, RELATIVE, RATIO = 200_000, 0.02, 0.02
@@ -74,7 +74,7 @@ def seen(launch: Launch) -> dict[str, list[Seen]]:
 
 
 def measure(folder: Path) -> Launch:
-    start("tests.known_answers.profiled", str(folder))
+    succeeded(program("tests.known_answers.profiled", str(folder)))
     found: dict[str, list[Seen]] = {}
     for strategy in STRATEGIES:
         for rank in (0, 1):
