@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,19 +15,13 @@ from aorta.commands import main
 from aorta.errors import InputError
 from tests.autopsy.hangs import clipped, ddp, ended_in, pipeline, resized, run, skipped, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
+from tests.runs import finished, succeeded
 
 
 def torchfrtrace(folder: Path, *words: str) -> str:
     """What torch's analyzer says of a folder of dumps."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    module = "torch.distributed.flight_recorder.fr_trace"
+    done = succeeded(finished([sys.executable, "-m", module, str(folder), *words]))
     return done.stdout + done.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.errors import InputError
+from tests.runs import HANGS_S, environment
 
 HUNG_JOB = """
 import os, sys, threading, time
@@ -49,20 +50,23 @@ os._exit(0)
 """
 
 
+def run_ranks(count: int, program: str, *words: str) -> None:
+    """Run a program as so many processes, given its rank and `words`, to an end with exit code 0."""
+    command = [sys.executable, "-c", program]
+    ranks = [subprocess.Popen([*command, str(rank), *words], env=environment()) for rank in range(count)]
+    try:
+        assert [rank.wait(timeout=HANGS_S) for rank in ranks] == [0] * count
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dumps of three ranks of which rank 1 skips the last all-reduce; AORTA is not in them."""
     folder = tmp_path_factory.mktemp("hung")
     (folder / "json").mkdir()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", HUNG_JOB, str(rank), str(folder)], env=environment) for rank in range(3)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(3, HUNG_JOB, str(folder))
     (folder / "store").unlink(missing_ok=True)
     return folder
 
@@ -147,17 +151,7 @@ time.sleep(600)
 def test_a_rank_that_ended_with_the_error_of_another_is_not_accused(
     dead: int, of_dead_rank: str, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", DYING_JOB]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path), str(dead), of_dead_rank], env=environment)
-        for rank in range(4)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_ranks(4, DYING_JOB, str(tmp_path), str(dead), of_dead_rank)
     verdict = judge(read_dumps(sorted(tmp_path.glob("trace_?"))))
     assert [one.rank for one in verdict.culprits] == ([dead] if of_dead_rank == "dump" else [])
 

@@ -156,9 +156,8 @@ def test_a_rank_without_a_file_is_not_waited_for_once_all_others_have_died(host:
     assert "rank 0 ended before" in watchdog.stderr.read()
 
 
-@pytest.mark.parametrize("fate", ["pause", "checkpoint"])
-def test_what_is_announced_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Host, fate: str) -> None:
-    host.start(fate, "wait")
+def test_a_checkpoint_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Host) -> None:
+    host.start("checkpoint", "wait")
     watchdog = host.watch()
     assert watchdog.stderr is not None
     assert watchdog.stderr.read() == ""
@@ -176,15 +175,6 @@ def test_a_report_on_ranks_that_go_on_is_withdrawn(host: Host) -> None:
     assert (report["kind"], report["culprits"]) == ("not_stuck", [])
     assert watchdog.wait(timeout=20) == 0
     assert watchdog.stderr.read() == ""
-
-
-def test_evidence_that_cannot_be_saved_is_said(host: Host) -> None:
-    (host.folder / "autopsy").touch()  # where the folder would be
-    host.start("kill", "go")
-    watchdog = host.watch()
-    assert watchdog.stderr is not None
-    assert "cannot be saved" in watchdog.stderr.readline()
-    assert host.evidence()[0].state == "dead"
 
 
 @pytest.mark.parametrize("writes_bytes", [0, 1024])  # nothing of the evidence, or its beginning

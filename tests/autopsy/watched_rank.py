@@ -82,9 +82,6 @@ def meet(progress: ProgressFile, fate: str, report: Path) -> None:
             library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
             library.pthread_mutex_lock(mutex)
             library.pthread_mutex_lock(mutex)
-        case "pause":
-            with progress.phase("paused"):
-                time.sleep(LONG_S)
         case "checkpoint":
             with progress.phase("checkpoint"):
                 time.sleep(LONG_S)
