@@ -17,7 +17,7 @@ import pytest
 from aorta.experiments.journal import Sweep, read_sweep
 from aorta.experiments.plan_command import main
 from tests.config.conftest import door
-from tests.runs import HANGS_S, ROOT, SMALL, environment
+from tests.runs import HANGS_S, ROOT, SMALL, environment, finished
 
 __all__ = ["door"]
 
@@ -55,6 +55,13 @@ class Bench:
         )
         path.chmod(0o755)
         return path
+
+    def report(self, script: str) -> None:
+        """A stand-in for the report: `python -m` looks in the folder of the caller first."""
+        standin = self.home / "aorta"
+        standin.mkdir()
+        (standin / "__init__.py").touch()
+        (standin / "__main__.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
 
     def acts(self, **acts: dict[str, Any]) -> None:
         """What launches do: `reference_00={"fail": 1}`."""
@@ -135,9 +142,7 @@ def sweep(tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str
     """Runs one to its end; returns how it ended, and its journal."""
 
     def run(*words: str, name: str = "sweep") -> tuple[subprocess.CompletedProcess[str], Sweep]:
-        done = subprocess.run(
-            command(tmp_path, *words), capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=HANGS_S
-        )
+        done = finished(command(tmp_path, *words), folder=tmp_path)
         assert (tmp_path / name / "sweep.jsonl").exists(), done.stderr
         return done, read_sweep(tmp_path / name)
 

@@ -11,11 +11,12 @@ import fsspec
 import pytest
 
 from aorta.analysis import load_run
+from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.command_line import number_ranges
 from aorta.distributed.output_folder import LOG_DIR, TRACE_DIR
 from aorta.experiments.gather_nodes import FOLDERS, main, url_of
 from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
-from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record
+from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, free_port, record
 
 STEPS = [step(global_step=n, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for n in range(3)]
 
@@ -240,50 +241,53 @@ def test_numbers_in_short():
     assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-def ended(processes):
-    """Each process's code and words; none is left running."""
-    try:
-        said = [process.communicate(timeout=HANGS_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], said
-
-
 def command(script, *words):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "analysis" / script), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=HANGS_S,
-    )
+    done = finished([sys.executable, str(ROOT / "analysis" / script), *map(str, words)])
     return done.returncode, done.stdout, done.stderr
+
+
+def train_on_nodes(*folders):
+    """Train as one launch of a node of one rank for each folder; what the first node wrote to stderr."""
+    words = [str(ROOT / "train.py"), *SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc_per_node", "1"]
+    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    nodes = [
+        subprocess.Popen(
+            [*launcher, "--node_rank", str(number), *words, f"training.output_dir={folder}"],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, folder in enumerate(folders)
+    ]
+    try:
+        errors = [node.communicate(timeout=HANGS_S)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0] * len(folders), errors
+    return errors[0]
 
 
 @pytest.mark.dist
 @pytest.mark.thorough
+@pytest.mark.spec("B13")
 def test_two_nodes_without_a_shared_disk_become_one_run(tmp_path):
-    # Port 0 would have each node choose its own; a file cannot be a meeting point of two machines, this is one.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
-    torchrun += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", tmp_path.name]
-    words = [*SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1", "profiling.warmup=1"]
     folders = [tmp_path / "node0", tmp_path / "node1"]
-    nodes = [
-        subprocess.Popen(
-            [*torchrun, str(ROOT / "train.py"), *words, f"training.output_dir={folder}"],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for folder in folders
-    ]
-    codes, said = ended(nodes)
-    assert codes == [0, 0], said
-    there = [sorted(path.name for path in (folder / "both").glob("rank_*")) for folder in folders]
-    assert sorted([*there[0], *there[1]]) == ["rank_0_metrics.jsonl", "rank_1_metrics.jsonl"]
-    assert len(there[0]) == 1
+    errors = train_on_nodes(*folders)
+    (line,) = [line for line in errors.splitlines() if "profiling: 2 file(s) of 2 rank(s)" in line]
+    for rank, folder in enumerate(folders):
+        assert [path.name for path in (folder / "both").glob("rank_*")] == [f"rank_{rank}_metrics.jsonl"]
+        header = record(folder / "both", rank).header
+        assert (header.local_rank, header.node_rank) == (0, rank)
+        assert f"1 on node {rank} (" in line
+        assert f", rank {rank} in {folder / 'both' / 'torch_profiler'}" in line
+    (row,) = json.loads((folders[0] / "both" / "run.json").read_text())["traces"]["saved_traces"]
+    # Below the folder of this run.json; a path that is elsewhere is absolute.
+    assert row["paths"][0].startswith("torch_profiler/rank0/")
+    assert row["paths"][1].startswith(str(folders[1] / "both" / "torch_profiler" / "rank1"))
+    merged = ["-o", str(tmp_path / "merged.json"), "--check"]
+    assert merge_traces([*(str(folder / "both") for folder in folders), *merged]) == 0
     into = tmp_path / "gathered"
     code, out, err = command("gather.py", "--into", into, *(folder / "both" for folder in folders))
     assert code == 0, err

@@ -303,6 +303,8 @@ def test_secrets_are_not_written_down() -> None:
         (("docker", "run", "--env=HF_TOKEN=abc", "image"), ["docker", "run", "--env=HF_TOKEN=...", "image"]),
         (("-eHF_TOKEN=a=b", "--env", "MY_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_KEY=..."]),
         (("run", "--password", "abc", "torchrun"), ["run", "--password", "...", "torchrun"]),
+        (("mine.py", "--hf-token", "abc", "--steps", "3"), ["mine.py", "--hf-token", "...", "--steps", "3"]),
+        (("mine.py", "--api-key=abc", "wandb.password=x"), ["mine.py", "--api-key=...", "wandb.password=..."]),
         (("--password", "--rm", "-e", "NCCL_ALGO=Ring"), ["--password", "--rm", "-e", "NCCL_ALGO=Ring"]),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from aorta.analysis.load.records import load_run
 from aorta.experiments.journal import read_plan_history
-from tests.runs import HANGS_S, ROOT, SMALL, environment
+from tests.runs import ROOT, SMALL, environment, finished
 
 pytestmark = pytest.mark.dist
 
@@ -19,14 +18,8 @@ pytestmark = pytest.mark.dist
 def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     words = ["--output", "a plan", "--launches", "1", "--no-report", "--seed", "11", "--torchrun", "--max-restarts 0"]
     sides = ["--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false fabric=emulated"]
-    done = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "ab.sh"), *words, *sides, *SMALL, "training.device=cpu"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-    )
+    script = str(ROOT / "scripts" / "ab.sh")
+    done = finished(["bash", script, *words, *sides, *SMALL, "training.device=cpu"], folder=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = tmp_path / "a plan"
     for side, overlap, fabric in (("reference", True, "none"), ("candidate", False, "emulated")):
@@ -42,22 +35,12 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}
 
 
-def ab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", *words],
-        cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-
-
 @pytest.mark.thorough
 def test_a_program_of_the_users_own(tmp_path: Path) -> None:
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
-    done = ab(tmp_path, "--command", program, "--candidate-env", "NCCL_ALGO=Tree")
+    command = [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", "--command", program]
+    own = environment(PYTHONPATH=str(ROOT))
+    done = finished([*command, "--candidate-env", "NCCL_ALGO=Tree"], own=own, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for side, algorithm in (("reference", None), ("candidate", "Tree")):
         run = load_run(tmp_path / "o" / side / "00")
@@ -66,10 +49,3 @@ def test_a_program_of_the_users_own(tmp_path: Path) -> None:
         assert manifest["environment"].get("NCCL_ALGO") == algorithm
     assert "aorta report o --all" in done.stdout
     assert (tmp_path / "reports" / "o" / "summary.json").is_file()
-
-
-def test_a_program_that_leaves_no_record_has_failed(tmp_path: Path) -> None:
-    done = ab(tmp_path, "--command", "true {output}")
-    assert done.returncode == 5
-    assert "exit code 0, but no readable run.json in" in done.stderr
-    assert "the program has to give {output} of its command to aorta.record" in done.stderr

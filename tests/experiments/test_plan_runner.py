@@ -19,7 +19,7 @@ from aorta.experiments import launch_folder, plan_command
 from aorta.experiments.process import MARK
 from aorta.installation import commit_of
 from tests.experiments.conftest import Bench
-from tests.runs import HANGS_S, ROOT
+from tests.runs import HANGS_S, ROOT, finished
 
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
@@ -117,6 +117,13 @@ def test_exit_code_0_without_every_record_is_a_failure(bench: Bench) -> None:
     code, _, err = bench("--launches", "1")
     assert code == 5
     assert "exit code 0, but records of 1 of 2 ranks in" in err
+
+
+def test_a_program_that_leaves_no_record_has_failed(bench: Bench) -> None:
+    code, _, err = bench("--launches", "1", "--command", "true {output}")
+    assert code == 5
+    assert "exit code 0, but no readable run.json in" in err
+    assert "the program has to give {output} of its command to aorta.record" in err
 
 
 def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> None:
@@ -306,16 +313,9 @@ def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("code", [0, 3, 4])
 def test_the_report_s_exit_code_is_passed_on(bench: Bench, code: int) -> None:
-    standin = bench.home / "aorta"  # `python -m` looks here first
-    standin.mkdir()
-    (standin / "__main__.py").write_text(
-        f"import json, sys\nopen('report.json', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})\n"
-    )
-    (standin / "__init__.py").touch()
+    bench.report(f"open('report.json', 'w').write(json.dumps(sys.argv[1:]))\nsys.exit({code})")
     assert bench(*AB, "--report")[0] == code
-    assert json.loads((bench.home / "report.json").read_text()) == [
-        *("report", "plan"),
-    ]
+    assert json.loads((bench.home / "report.json").read_text()) == ["report", "plan"]
 
 
 def test_no_report_of_an_incomplete_plan(bench: Bench) -> None:
@@ -331,7 +331,7 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
         "heavy = {'torch', 'pandas', 'matplotlib', 'numpy', 'omegaconf', 'psutil', 'tqdm'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
+    done = finished([sys.executable, "-c", code], folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
         assert words in done.stdout

@@ -1,32 +1,15 @@
-"""Sweeps of real runs: one launch a job, each in a folder of its own; failures, signals and results."""
+"""Sweeps of real runs: one launch a job, each in a folder of its own; failures and results."""
 
 from __future__ import annotations
 
 import json
-import signal
 import statistics
-import subprocess
-import time
 
-import psutil
 import pytest
 
-from aorta.experiments.journal import read_sweep
-from tests.experiments.conftest import command
-from tests.experiments.test_process import has_ended
-from tests.runs import HANGS_S, environment, record
+from tests.runs import record
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
-
-
-def first_job(process, folder):
-    """Once both ranks of the first job have ended a step: all that the sweep has started."""
-    until = time.monotonic() + HANGS_S
-    while time.monotonic() < until:
-        if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
-            return psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.1)
-    return pytest.fail("the first job did not start")
 
 
 def test_each_job_is_a_launch_of_its_own_under_torchrun(sweep, tmp_path):
@@ -72,23 +55,3 @@ def test_a_failed_job_is_recorded_the_sweep_goes_on_and_taken_up_again_runs_what
     refused, _ = sweep("training.start_step=4,null", "parallel=none", "hydra.launcher.resume=true")
     assert refused.returncode == 1
     assert "holds another sweep" in refused.stderr
-
-
-def test_a_signal_ends_the_job_of_the_moment_cleanly_and_starts_no_other(tmp_path):
-    words = ["training.max_steps=100000,100001", "training.epochs=100000", "hydra.launcher.nproc=2"]
-    process = subprocess.Popen(
-        command(tmp_path, *words), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment(), text=True
-    )
-    try:
-        folder = tmp_path / "sweep" / "00"
-        started = first_job(process, folder)
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=HANGS_S)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert len(started) >= 3  # torchrun and two ranks
-    assert all(has_ended(each.pid) for each in started)
-    assert {record(folder, rank).footer.reason for rank in (0, 1)} == {"signal"}
-    assert not (tmp_path / "sweep" / "01").exists()
-    assert [job.status for job in read_sweep(tmp_path / "sweep").jobs] == ["stopped", "not run"]
