@@ -125,6 +125,9 @@ RANKS = [
         "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=8 fabric.slow_max_bytes=7",
         r"fabric\.slow_max_bytes=7: must be at least fabric\.slow_min_bytes=8",
     ),
+    (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_kind=all_reduce", r"=all_reduce: must be one of allreduce, "),
+    (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=-1", r"slow_min_bytes=-1: must be at least 0"),
+    (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_max_bytes=-1", r"slow_max_bytes=-1: must be at least 0"),
     (1, "parallel=fsdp parallel.forward_prefetch=-1", r"parallel\.forward_prefetch=-1: must be at least 0"),
     (1, "parallel=fsdp parallel.backward_prefetch=-1", r"parallel\.backward_prefetch=-1: must be at least 0"),
 ]
@@ -138,6 +141,14 @@ FABRIC = [
     *((f"{key}=-1", "must be at least 0 and finite") for key in ("intra_latency_us", "inter_latency_us")),
     ("inter_latency_us=nan", "must be at least 0 and finite"),
     ("ranks_per_node=0", "must be at least 1"),
+    *(
+        (f"slow_factor={value}", "must be greater than 0 and finite; 1 changes nothing")
+        for value in ("0", "inf", "nan")
+    ),
+    *(
+        (word, r"changes nothing at fabric\.slow_factor=1; set fabric\.slow_factor")
+        for word in ("slow_kind=allgather", "slow_min_bytes=5")
+    ),
     *((f"jitter={value}", r"must be in \[0, 1\)") for value in ("-0.1", "1")),
     ("emulated_world_size=1", "must not be below the real world size 2; null takes the real one"),
     *((f"straggler_rank={rank}", "must be a rank of this run, 0 to 1") for rank in (-1, 2)),

@@ -15,7 +15,6 @@ from aorta.distributed.provenance import (
     Asked,
     build_manifest,
     rank_facts,
-    recorded_command,
     recorded_environment,
 )
 from aorta.records.environment_variables import ENVIRONMENT_PREFIXES
@@ -105,15 +104,3 @@ def test_no_git_is_no_error(manifest, monkeypatch, error):
 
     monkeypatch.setattr(installation.subprocess, "run", fail)
     assert manifest({})["versions"]["aorta_commit"] is None
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["train.py", "training.max_steps=3"], ["train.py", "training.max_steps=3"]),
-        (["mine.py", "--hf-token", "abc", "--steps", "3"], ["mine.py", "--hf-token", "...", "--steps", "3"]),
-        (["mine.py", "--api-key=abc", "wandb.password=x"], ["mine.py", "--api-key=...", "wandb.password=..."]),
-    ],
-)
-def test_secrets_on_the_command_line_are_not_recorded(words, shown):
-    assert recorded_command(words) == shown

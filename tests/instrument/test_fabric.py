@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from aorta.config.groups.fabric import cost_ns, fabric_rules
-from aorta.config.schema import Algorithm, Config, EmulatedFabric, Mode
+from aorta.config.groups.fabric import cost_ns
+from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, meeting_place
 from aorta.timeline.classes import KINDS
@@ -168,35 +167,3 @@ def test_only_what_matches_is_slow(given: dict[str, Any], slow: set[tuple[str, i
 def test_it_multiplies_with_the_jitter() -> None:
     plain, slow = cost("allreduce", 10**6, jitter=0.2), cost("allreduce", 10**6, jitter=0.2, slow_factor=2.0)
     assert slow == pytest.approx(2 * plain, abs=1)
-
-
-def broken(**changes: Any) -> list[str]:
-    config = SimpleNamespace(fabric=EmulatedFabric(**changes), instrument=SimpleNamespace(mode=Mode.dedicated))
-    return list(fabric_rules(cast("Config", config), 2))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"slow_factor": 0.0}, "fabric.slow_factor=0.0: must be greater than 0 and finite; 1 changes nothing"),
-        ({"slow_factor": float("nan")}, "fabric.slow_factor=nan: must be greater than 0"),
-        ({"slow_factor": float("inf")}, "fabric.slow_factor=inf: must be greater than 0"),
-        ({"slow_factor": 2.0, "slow_kind": "all_reduce"}, "fabric.slow_kind=all_reduce: must be one of allreduce, "),
-        ({"slow_factor": 2.0, "slow_min_bytes": -1}, "fabric.slow_min_bytes=-1: must be at least 0"),
-        ({"slow_factor": 2.0, "slow_max_bytes": -1}, "fabric.slow_max_bytes=-1: must be at least 0"),
-        (
-            {"slow_factor": 2.0, "slow_min_bytes": 5, "slow_max_bytes": 4},
-            "fabric.slow_max_bytes=4: must be at least fabric.slow_min_bytes=5",
-        ),
-        ({"slow_kind": "allgather"}, "fabric.slow_kind=allgather: changes nothing at fabric.slow_factor=1"),
-        ({"slow_min_bytes": 5}, "fabric.slow_min_bytes=5: changes nothing at fabric.slow_factor=1"),
-    ],
-)
-def test_a_broken_rule_says_key_value_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
-    (said,) = broken(**changes)
-    assert said.startswith(message)
-
-
-def test_what_is_allowed() -> None:
-    assert broken() == []
-    assert broken(slow_factor=0.5, slow_kind="barrier", slow_min_bytes=0, slow_max_bytes=0) == []

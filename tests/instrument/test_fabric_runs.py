@@ -22,10 +22,18 @@ FABRIC = (
 SHORT = "training.max_steps=4"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_training_is_bit_identical_and_the_results_say_that_they_are_emulated(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "sharing", "links"),
+    [
+        ("ddp", "group", "each process group has a link of its own"),
+        ("fsdp", "link", "groups of a rank share its links"),
+    ],
+)
+def test_training_is_bit_identical_and_the_results_say_that_they_are_emulated(
+    tmp_path: Path, strategy: str, sharing: str, links: str
+) -> None:
     train(tmp_path / "real", f"parallel={strategy}", SHORT)
-    train(tmp_path / "emulated", f"parallel={strategy}", SHORT, *FABRIC)
+    train(tmp_path / "emulated", f"parallel={strategy}", SHORT, *FABRIC, f"fabric.sharing={sharing}")
     for rank in (0, 1):
         expected = losses(tmp_path / "real", rank)
         assert None not in expected
@@ -37,6 +45,7 @@ def test_training_is_bit_identical_and_the_results_say_that_they_are_emulated(tm
     assert run.health.fabric["inter_latency_us"] == 1000 * LATENCY_MS
     assert run.health.notes()[0].startswith("EMULATED FABRIC (kind=emulated, ")
     assert "straggler_rank=1, straggler_ms=2" in run.health.notes()[0]
+    assert links in run.health.notes()[0]
 
     rows = collectives_frame(run)
     emulated = rows[rows["end_source"] == "emulated"]

@@ -12,15 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.report_folder import write_report
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.emulation.emulated_link import HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
 from tests.instrument.taps import Tap
 from tests.known_answers.again import undisturbed
-from tests.runs import HANGS_S, train
+from tests.runs import HANGS_S
 
 MS = 1_000_000
 
@@ -171,15 +169,3 @@ def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
     tap.close()
     tap.interceptor.close()
     return sorted(tap.rows, key=lambda row: int(row.end or 0))
-
-
-@pytest.mark.thorough
-@pytest.mark.dist
-def test_a_run_shares_its_links_and_every_report_says_which_it_was(tmp_path: Path) -> None:
-    shared = ("fabric=emulated", "fabric.sharing=link", "training.max_steps=4")
-    train(tmp_path / "shared", "parallel=ddp", *shared)
-    (note,) = [note for note in load_run(tmp_path / "shared").health.notes() if note.startswith("EMULATED FABRIC")]
-    assert "sharing=link" in note
-    report = write_report({"shared": tmp_path / "shared"}, tmp_path / "out")
-    for text in (note, " ".join(report.text.split()), (tmp_path / "out" / "report.html").read_text()):
-        assert "groups of a rank share its links" in text
