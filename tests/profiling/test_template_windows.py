@@ -131,11 +131,12 @@ def test_the_memory_page_goes_with_its_trace(tmp_path):
     assert "aten::" in page
 
 
-@pytest.mark.spec("E20", "E21", "E22")
+@pytest.mark.spec("E20", "E21", "E22", "E24")
 def test_flags_show_in_the_trace(one_epoch, tmp_path):
     trace = read(one_epoch[0] / "rank0.5.pt.trace.json")
     assert (trace["profile_memory"], trace["with_flops"]) == (1, 1)
     assert "record_shapes" not in trace
+    assert trace["global_rank"] == HERE.rank
     events = trace["traceEvents"]
     assert any(event.get("name") == "[memory]" for event in events)
     assert any("Input Dims" in event.get("args", {}) for event in events)  # with_flops records shapes
@@ -153,11 +154,6 @@ def test_tables_are_logged_at_the_end(one_epoch):
     assert all("aten::mm" in table for table in tables)
     assert all("FLOPs" in table for table in tables)
     assert "CPU Mem" in tables[1]
-
-
-@pytest.mark.spec("E24")
-def test_the_trace_says_whose_it_is(one_epoch):
-    assert read(one_epoch[0] / "rank0.5.pt.trace.json")["global_rank"] == HERE.rank
 
 
 @pytest.mark.spec("E25")

@@ -74,12 +74,14 @@ def test_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.spec("F2", "B5")
+@pytest.mark.spec("F2", "B5", "B7")
 def test_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
     assert files_below(twenty_steps) == ["rank0_iter16_18.json"]
     trace = read(twenty_steps / "rank0_iter16_18.json")
     assert numbers(trace) == [15, 16, 17]
     assert (trace["first_step"], trace["last_step"], trace["step_base"]) == (15, 17, 0)
+    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
+    assert "profile_memory" not in trace
 
 
 @pytest.mark.spec("B5")
@@ -94,13 +96,6 @@ def test_a_partial_window_has_the_iterations_it_holds(tmp_path):
 def test_a_window_a_cycle_and_none_after_the_last(tmp_path, repeat, names):
     loop(tmp_path, preset("tutorial", wait=2, warmup=1, active=1, repeat=repeat, with_stack=False), 12)
     assert files_below(tmp_path) == sorted(f"rank0_iter{end}_{end}.json" for end in (4, 8, 12)[:names])
-
-
-@pytest.mark.spec("B7")
-def test_shapes_and_stacks(twenty_steps):
-    trace = read(twenty_steps / "rank0_iter16_18.json")
-    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
-    assert "profile_memory" not in trace
 
 
 @pytest.mark.spec("B7", "B8")

@@ -31,17 +31,13 @@ from aorta.runner.train import run_training
 from aorta.runner.train_step import TrainStep
 from tests.loop import resolved
 from tests.runner.modes import COMPILED
+from tests.trained_ways import TINY as SIZES
 
 TINY = (
+    *SIZES,
     "training.max_steps=4",
-    "training.batch_size=4",
     "training.gradient_accumulation=2",
-    "dataset.num_samples=256",
-    "dataset.sequence_length=8",
     "workload.num_layers=1",
-    "workload.model_dim=64",
-    "workload.mlp_hidden_dim=128",
-    "workload.vocab_size=200",
     "telemetry.warmup_steps=1",
     "training.device=cpu",
     "baseline.enabled=true",

@@ -17,7 +17,7 @@ from aorta.runner import train as training
 from tests.loop import resolved
 from tests.rank_records import read_rank
 from tests.runner.test_every_strategy import TINY
-from tests.runs import HANGS_S, SMALL, attempt, command, environment, finished, record, train
+from tests.runs import HANGS_S, SMALL, command, environment, finished, record, train
 from tests.trained_ways import PIPELINES
 
 pytestmark = pytest.mark.dist
@@ -87,17 +87,6 @@ def test_a_resumed_run_continues_bit_identically(tmp_path: Path, strategy: str) 
             assert (got.loss, got.grad_norm, got.lr) == (expected.loss, expected.grad_norm, expected.lr)
     # What is compared changes from step to step: a run that stood still would agree with itself.
     assert all(len({step.loss for step in whole[rank]}) == 6 for rank in with_the_loss)
-
-
-@pytest.mark.thorough
-@pytest.mark.spec("D1")
-def test_a_second_run_keeps_the_first(tmp_path: Path) -> None:
-    train(tmp_path, "training.max_steps=3", ranks=1)
-    first = (tmp_path / "rank_0_metrics.jsonl").read_bytes()
-    train(tmp_path, "training.max_steps=4", ranks=1)
-    assert len(record(tmp_path).steps) == 4
-    (kept,) = (tmp_path / "history").iterdir()
-    assert (kept / "rank_0_metrics.jsonl").read_bytes() == first
 
 
 @pytest.mark.spec("D31")
@@ -176,29 +165,6 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path
         kept = record(tmp_path, rank)
         assert len(kept.steps) > 3
         assert not kept.problems
-
-
-@pytest.mark.thorough
-def test_a_folder_that_cannot_be_made_names_the_rank(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = attempt(tmp_path / "file" / "run", launcher="torchrun")
-    assert done.returncode != 0
-    assert "rank 0: cannot prepare" in done.stderr
-    assert "training.output_dir=DIR" in done.stderr
-
-
-@pytest.mark.thorough
-def test_the_manifest_holds_no_secret(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(1, *SMALL, "training.max_steps=2", f"training.output_dir={tmp_path}"),
-        capture_output=True,
-        text=True,
-        env=environment(HF_TOKEN="secret-1", NCCL_DEBUG="WARN", NCCL_AUTH_TOKEN="secret-2"),
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    assert "secret" not in (tmp_path / "run.json").read_text() + done.stderr
-    assert json.loads((tmp_path / "run.json").read_text())["environment"]["NCCL_DEBUG"] == "WARN"
 
 
 @pytest.mark.parametrize("stopped_by", [None, signal.SIGTERM], ids=["completed", "stopped"])

@@ -15,21 +15,17 @@ import pytest
 from aorta.records.schema import Step
 from tests.runner.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
+from tests.trained_ways import TINY as SIZES
 from tests.witness import PROFILED, profiler_rows
 
 pytestmark = pytest.mark.dist
 
 TINY = (
+    *SIZES,
     "training.max_steps=7",
-    "training.batch_size=4",
     "training.gradient_accumulation=2",
     "training.log_interval=100",
     "dataset.num_samples=512",
-    "dataset.sequence_length=8",
-    "workload.num_layers=2",
-    "workload.model_dim=64",
-    "workload.mlp_hidden_dim=128",
-    "workload.vocab_size=200",
     "telemetry.warmup_steps=2",
 )
 CASES = {
@@ -64,7 +60,9 @@ def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
         plain = losses(folder / runs[0], rank)
         assert len(plain) == steps
         assert None not in plain
-        norms = [step.grad_norm for step in record(folder / runs[0], rank).steps]
+        unseen = record(folder / runs[0], rank).steps
+        check_unknown(unseen)
+        norms = [step.grad_norm for step in unseen]
         for run in runs[1:]:
             seen = record(folder / run, rank)
             # docs/dev/measuring.md, K4: the same to the last digit.
@@ -79,6 +77,17 @@ def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
             assert set(witness) == {5, 6}
             for number, rows in witness.items():
                 assert sorted((c.kind, c.bytes) for c in seen.steps[number].collectives) == rows
+
+
+def check_unknown(steps: Sequence[Step]) -> None:
+    """What `instrument.mode=off` does not measure is null, and not zero."""
+    for step in steps:
+        assert step.overlap["overlap_ratio"] is None
+        assert step.overlap["compute_ms"] is None
+        assert {step.per_stream_ms[lane] for lane in ("compute", "allreduce", "reducescatter")} == {None}
+        assert step.per_stream_ms["aux"] is not None
+        assert "instrument.mode=off" in step.reasons["overlap_ratio"]
+        assert not step.coverage.complete
 
 
 def check_waits(steps: Sequence[Step]) -> None:
@@ -123,6 +132,14 @@ def check_groups(folder: Path, ranks: int) -> None:
         assert [seq for seq, *_ in calls[0]] == list(range(len(calls[0])))
 
 
+def check_every_gradient_byte_is_reduced_once(folder: Path) -> None:
+    """Also where gradients of several micro-batches are accumulated."""
+    parameters = json.loads((folder / "run.json").read_text())["plan"]["parameters"]
+    for step in record(folder).steps:
+        reduced = [c for c in step.collectives if c.kind == "allreduce" and c.dtype == "float32"]
+        assert sum(c.bytes for c in reduced) == 4 * parameters
+
+
 def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -> None:
     runs = run_modes(folder, ranks, words)
     for first in range(0, len(runs), len(MODES)):
@@ -136,6 +153,8 @@ def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -
 )
 def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
     check_case(tmp_path, *CASES[name])
+    if name == "ddp":
+        check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
 
 
 @pytest.mark.slow

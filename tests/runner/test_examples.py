@@ -13,7 +13,7 @@ import pytest
 
 from tests.profiling.windows import files_below, numbers, read
 from tests.rank_records import RankRecord
-from tests.runs import HANGS_S, ROOT, environment, record
+from tests.runs import ROOT, environment, finished, record, succeeded, torchrun
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
@@ -24,16 +24,7 @@ MARK = "# AORTA, "
 
 def run(script: Path, *words: str) -> dict[tuple[int, int], float]:
     """Run on two ranks; the loss each rank printed, by rank and step."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, str(script), *words],
-        capture_output=True,
-        text=True,
-        env=environment(PYTHONPATH=str(ROOT)),
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    done = succeeded(finished(torchrun(2, str(script), *words), own=environment(PYTHONPATH=str(ROOT))))
     return {(int(rank), int(step)): float(loss) for rank, step, loss in LOSS.findall(done.stdout)}
 
 
@@ -50,21 +41,8 @@ def without_the_lines(script: Path, target: Path) -> Path:
 
 def report(*runs: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
     words = [word for folder, label in runs for word in ("--log-dir", str(folder), "--label", label)]
-    return subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "analysis" / "overlap_report.py"),
-            *words,
-            "--all",
-            "--output",
-            str(runs[0][0] / "report"),
-        ],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=HANGS_S,
-        check=False,
-    )
+    script = str(ROOT / "analysis" / "overlap_report.py")
+    return finished([sys.executable, script, *words, "--all", "--output", str(runs[0][0] / "report")])
 
 
 def ranges(one: RankRecord) -> Counter[tuple[str, str]]:

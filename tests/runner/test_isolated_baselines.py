@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
 from aorta.records.schema import Step
-from tests.analysis.by_json import aggregate
 from tests.runner.isolated import CASES, COMPARED, SLOW
 from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import program, record, succeeded
@@ -143,23 +140,6 @@ def check_comm_only(folder: Path, name: str) -> None:
         assert all(order == orders[0] for order in orders)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_the_report_has_both_metrics_or_says_why_not(folder: Path, name: str) -> None:
-    entry = aggregate(LabelledRun(name, load_run(folder / f"{name}-with")))
-    efficiency, slowdown = (entry["metrics"][metric] for metric in ("overlap_efficiency", "compute_slowdown"))
-    assert slowdown["count"] == len(ranks_of(name))
-    if name == "none":
-        assert efficiency["reason"] == "no collective in a step: there is no communication to run alone"
-    else:
-        assert efficiency["count"] == 1 or "below 2 % of T" in efficiency["reason"]
-    if name not in COMPARED:
-        return
-    plain = aggregate(LabelledRun(name, load_run(folder / f"{name}-without")))
-    for metric in ("overlap_efficiency", "compute_slowdown"):
-        assert plain["metrics"][metric]["reason"] == "no isolated baseline in this run"
-    assert entry["steps"]["rank_steps_read"] == plain["steps"]["rank_steps_read"]
-
-
 @pytest.mark.slow
 def test_the_same_of_further_forms(tmp_path: Path) -> None:
     launch(tmp_path, 2, *SLOW)
@@ -185,9 +165,6 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
         assert len(one.steps) == 4
         assert {step.phase for step in one.isolated} == {"compute_only"}
     assert len(kept[0].isolated) == len(kept[1].isolated) > 0
-    entry = aggregate(LabelledRun("stopped", load_run(tmp_path)))
-    assert entry["metrics"]["overlap_efficiency"]["reason"] == "rank 0 has no comm_only step after warm-up"
-    assert entry["metrics"]["compute_slowdown"]["count"] == 2
 
 
 @pytest.mark.thorough

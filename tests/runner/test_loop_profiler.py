@@ -153,16 +153,6 @@ def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone)
     release.set()
 
 
-def test_a_run_that_failed_says_itself_where_its_traces_are(tmp_path):
-    with listening() as said, pytest.raises(ZeroDivisionError):
-        loop(tmp_path, preset("aorta"), 10, fail_in=2)
-    (word,) = [text for text in said if "run.json" in text]
-    (file,) = files_below(tmp_path)
-    assert word == (
-        f"profiling: the run failed, and run.json does not list its 1 file(s) in {(tmp_path / file).parent}"
-    )
-
-
 @pytest.mark.spec("D12")
 def test_D12_checking_does_not_say_what_opening_says(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4.0")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.workload.resnet18 import ResNet18
 from tests.profiling.windows import files_below, numbers, read
-from tests.runs import HANGS_S, ROOT, Launcher, environment, free_port, job, losses, record, succeeded
+from tests.runs import Launcher, job, losses, record, succeeded
 
 pytestmark = pytest.mark.thorough
 
@@ -107,51 +101,3 @@ def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
         expected.append(loss.item())
     assert losses(tmp_path) == pytest.approx(expected, rel=1e-5)
     assert abs(expected[-1] / expected[0] - 1) > 1e-3  # so a step that did nothing would be seen
-
-
-@pytest.mark.dist
-@pytest.mark.slow
-@pytest.mark.spec("B13")
-def test_B13_two_nodes_with_folders_of_their_own(tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2"]
-    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    words = [str(ROOT / "train.py"), "experiment=tutorial", *SMALL, "profiling.with_stack=false"]
-    nodes = [
-        subprocess.Popen(
-            [*launcher, "--node_rank", node, *words, f"training.output_dir={tmp_path / node}"],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in ("0", "1")
-    ]
-    try:
-        said = [node.communicate(timeout=HANGS_S)[1] for node in nodes]
-    finally:
-        for node in nodes:
-            with suppress(ProcessLookupError):
-                node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], said
-    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
-        names = [name for name in files_below(tmp_path / str(node)) if re.search(r"rank_?\d", name)]
-        assert {int(number) for name in names for number in re.findall(r"rank_?(\d+)", name)} == set(ranks)
-        assert files_below(tmp_path / str(node) / "torch_profiler") == [f"rank{rank}_iter16_18.json" for rank in ranks]
-        for rank in ranks:
-            header = record(tmp_path / str(node), rank).header
-            assert (header.rank, header.local_rank, header.node_rank) == (rank, rank % 2, node)
-    host = socket.gethostname()
-    (line,) = [line for line in said[0].splitlines() if "profiling: 4 file(s) of 4 rank(s)" in line]
-    for node, ranks in (("0", "0, 1"), ("1", "2, 3")):
-        assert f"2 on node {node} ({host}), rank {ranks} in {tmp_path / node / 'torch_profiler'}" in line
-    (row,) = json.loads((tmp_path / "0" / "run.json").read_text())["traces"]["saved_traces"]
-    # Below the folder of this run.json as before; what lies elsewhere is named whole.
-    assert row["paths"] == [
-        *(f"torch_profiler/rank{rank}_iter16_18.json" for rank in (0, 1)),
-        *(str(tmp_path / "1" / "torch_profiler" / f"rank{rank}_iter16_18.json") for rank in (2, 3)),
-    ]
-    merged = tmp_path / "merged.json"
-    assert merge_traces([str(tmp_path / "0"), str(tmp_path / "1"), "-o", str(merged), "--check"]) == 0
-    started = {int(rank) for text in said for rank in re.findall(r"\[rank (\d)\] starting worker", text)}
-    assert started == {0, 1, 2, 3}
-    ranks_merged = {event["args"]["name"] for event in read(merged)["traceEvents"] if event["name"] == "process_name"}
-    assert {int(n) for name in ranks_merged for n in re.findall(r"rank (\d+)", name)} == {0, 1, 2, 3}

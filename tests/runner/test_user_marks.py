@@ -67,13 +67,6 @@ def test_a_range_stands_in_the_step_that_ends_first_after_it(folder: Path) -> No
         assert all(0 <= row.start_ns <= row.end_ns <= step.end_mono_ns - step.start_mono_ns for row in step.ranges[-2:])
 
 
-def test_counters_stand_in_their_step(folder: Path) -> None:
-    steps = record(folder).steps
-    assert [[(row.name, row.value) for row in step.counters] for step in steps] == [
-        [("queued", 10.0 * number), ("queued", 10.0 * number + 2)] for number in range(4)
-    ]
-
-
 def test_steps_without_any_have_no_such_field(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with aorta.record(tmp_path, model=model) as recording:
@@ -99,11 +92,6 @@ def test_frames(folder: Path) -> None:
     counted = aorta.analysis.counters(folder)
     assert counted["value"].tolist() == [0, 2, 10, 12, 20, 22, 30, 32]
     assert counted["global_step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_they_change_no_metric(folder: Path) -> None:
-    steps = aorta.analysis.steps(folder)
-    assert (steps["aux_ms"] == 0).all()
 
 
 def test_the_page_has_a_lane_and_a_curve(folder: Path, tmp_path: Path) -> None:
