@@ -27,10 +27,6 @@ def test_facts_of_all_ranks_in_rank_order(world):
     assert world(4, work) == [([{"rank": rank} for rank in range(4)], [0, 2, 4, 6])] * 4
 
 
-def test_all_agree_to_go_on(world):
-    assert world(2, lambda peers: peers.agree("start", None)) == [None, None]
-
-
 def test_one_that_cannot_stops_all_and_is_named(world):
     outcomes = world(4, lambda peers: peers.agree("start", "no disk" if peers.rank in (1, 3) else None))
     assert [str(outcome) for outcome in outcomes] == ["rank 1: no disk; rank 3: no disk"] * 4

@@ -108,11 +108,6 @@ def test_all_stop_after_the_same_step(world_size, coupled, asked):
     assert {rank.agreement.stopped_by for rank in ranks} == {TERM}
 
 
-def test_ranks_that_were_not_asked_learn_the_signal():
-    ranks = train(3, at({1: 5}, by=INT))
-    assert [rank.agreement.stopped_by for rank in ranks] == [INT] * 3
-
-
 def test_nobody_asked():
     ranks = train(3, lambda *_: None, steps=30)
     assert last_steps(ranks) == {29}

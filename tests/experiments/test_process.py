@@ -160,22 +160,6 @@ def test_a_launch_that_does_not_end_is_stopped() -> None:
     assert (ended.exit_code, ended.timed_out, stop.signal) == (128 + signal.SIGTERM, True, None)
 
 
-def test_what_does_not_heed_a_stop_is_killed(tmp_path: Path) -> None:
-    deaf = "trap '' TERM; echo deaf; exec sleep 600"  # one process: a shell would tell of children that are killed
-    ended = launch(
-        ["sh", "-c", deaf],
-        id_=secrets.token_hex(8),
-        environment={"PATH": "/usr/bin:/bin"},
-        stop=StopRequest(),
-        folder=tmp_path,
-        log=tmp_path / "log",
-        timeout_s=5,  # it is deaf by then
-        grace_s=0.5,
-    )
-    assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, True)
-    assert (tmp_path / "log").read_text() == "deaf\n"
-
-
 @pytest.mark.parametrize("kind", ["marked", "unmarked"])
 def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path: Path, kind: str) -> None:
     ready, stop = tmp_path / "ready", StopRequest()

@@ -37,10 +37,10 @@ def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = 
     )
 
 
-def wait_for_steps(folder: Path, count: int, rank: int = 0, timeout_s: float = PATIENCE_S) -> int:
+def wait_for_steps(folder: Path, count: int, rank: int = 0) -> int:
     """Wait until a rank wrote `count` steps; its process id."""
     path = folder / f"rank_{rank}_metrics.jsonl"
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if path.exists() and path.read_bytes().count(b"\n") > count:
             return read_rank(path).header.pid
