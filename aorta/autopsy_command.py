@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aorta.autopsy.dump_writer import write_dumps
 from aorta.autopsy.ras import read_ras
-from aorta.autopsy.report import as_json, evidence_of, is_watched, verdict_on
+from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, verdict_on
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     evidence = evidence_of(paths, live=options.live)
     if options.ras is not None:
         evidence += read_ras(options.ras, evidence)
-    watched = not options.live and any(map(is_watched, paths))
+    watched = not options.live and any(map(has_saved_evidence, paths))
     verdict = verdict_on(evidence, watched=watched, stuck_after_s=options.stuck_after)
     if options.json:
         to_stdout(as_json(verdict).decode().rstrip())

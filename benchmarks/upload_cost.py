@@ -67,7 +67,7 @@ class Uploads:
         self._stop.set()
         self._thread.join()
         self.saver.drain(120)
-        return sum(bool(file.there) for window in self.saver.windows for file in window.files)
+        return sum(bool(file.address) for window in self.saver.windows for file in window.files)
 
 
 def step(matrix: torch.Tensor) -> float:

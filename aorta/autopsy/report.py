@@ -68,7 +68,7 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s
     return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
 
 
-def is_watched(folder: Path) -> bool:
+def has_saved_evidence(folder: Path) -> bool:
     """Return whether a watchdog has saved evidence in a run's folder."""
     return any((folder / AUTOPSY_DIR).glob("rank_*.json"))
 
@@ -79,7 +79,7 @@ def verdict_on_run(folder: Path) -> Verdict:
     Raises:
         InputError: there is no evidence in the folder.
     """
-    return verdict_on(evidence_of([folder]), watched=is_watched(folder))
+    return verdict_on(evidence_of([folder]), watched=has_saved_evidence(folder))
 
 
 def write_verdict(folder: Path, verdict: Verdict) -> None:

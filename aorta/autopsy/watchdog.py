@@ -151,7 +151,7 @@ class HostWatchdog:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._alive()
                 self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
-            if self._went_on():
+            if self._has_resumed():
                 self._withdraw()
                 continue  # `states` are of before
             if not states:
@@ -223,7 +223,7 @@ class HostWatchdog:
             explanation = _explained(self._folder)
         _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
 
-    def _went_on(self) -> bool:
+    def _has_resumed(self) -> bool:
         """Return whether every rank has made progress since the report."""
         now = self._progress_ns()
         return bool(self._reported) and all(now[rank] > at for rank, at in self._reported.items())

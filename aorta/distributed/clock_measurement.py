@@ -211,11 +211,11 @@ def _patience(store: dist.Store, seconds: float) -> Iterator[None]:
         store.set_timeout(before)
 
 
-def _decode(found: Any) -> OffsetSample | str:
-    return found if isinstance(found, str) else OffsetSample(**found)
+def _decode(answer: Any) -> OffsetSample | str:
+    return answer if isinstance(answer, str) else OffsetSample(**answer)
 
 
-def _with(entry: RankClock, when: str, found: OffsetSample | str) -> RankClock:
-    if isinstance(found, OffsetSample):
-        return msgspec.structs.replace(entry, **{when: found})
-    return msgspec.structs.replace(entry, reason=f"at the {when}: {found}")
+def _with(entry: RankClock, when: str, sample: OffsetSample | str) -> RankClock:
+    if isinstance(sample, OffsetSample):
+        return msgspec.structs.replace(entry, **{when: sample})
+    return msgspec.structs.replace(entry, reason=f"at the {when}: {sample}")

@@ -252,7 +252,7 @@ def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
 
 
-def make_room(folder: Path) -> None:
+def move_earlier_sweep(folder: Path) -> None:
     """Move what an earlier sweep left there to `history/<when its journal was last written>/`.
 
     Raises:

@@ -263,7 +263,7 @@ class StudyCell:
 
 
 @dataclass(frozen=True)
-class StudyWords:
+class StudyDefinition:
     """What is studied.
 
     Attributes:
@@ -299,7 +299,7 @@ def preset(name: str | None) -> tuple[str, ...]:
     return PRESETS[name]
 
 
-def read_words(words: Sequence[str]) -> StudyWords:
+def read_words(words: Sequence[str]) -> StudyDefinition:
     """Tell the words that vary from those for all launches. A later word replaces an earlier one of its key.
 
     Raises:
@@ -334,7 +334,7 @@ def read_words(words: Sequence[str]) -> StudyWords:
         for value in values
     ]
     fixed = {key: word for key, (word, values) in given.items() if key not in varied}
-    return StudyWords(
+    return StudyDefinition(
         varied,
         tuple(word for key, word in fixed.items() if not key.startswith(VARIABLE)),
         {key.removeprefix(VARIABLE): given[key][1][0] for key in fixed if key.startswith(VARIABLE)},

@@ -18,7 +18,7 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
 from aorta.errors import InputError
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyWords
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyDefinition
 from aorta.experiments.recommendation import ALPHA, format_effect, format_interval, select_for_json
 from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import hide, shown_values, shown_variables
@@ -35,7 +35,7 @@ HEAT_FILE: Final = "heat.png"
 
 @dataclass(kw_only=True)
 class Search:
-    """Candidates launched against one base, and what they came to; what comes after the launches is filled in then.
+    """Candidates launched against one base, and their results; what comes after the launches is filled in then.
 
     Attributes:
         judged_by: the rules for each candidate.
@@ -76,7 +76,7 @@ class Search:
 class Study(Search):
     """Every cell of a study."""
 
-    asked: StudyWords
+    asked: StudyDefinition
     cells: Sequence[StudyCell]
 
     def sides(self) -> Iterator[tuple[str, StudyCell, Comparison]]:

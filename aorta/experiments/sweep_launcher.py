@@ -34,7 +34,7 @@ from aorta.experiments.journal import (
     sweep_journal,
 )
 from aorta.experiments.launch_engine import attempt, run_all
-from aorta.experiments.launch_folder import launch_id, make_room, take_up
+from aorta.experiments.launch_folder import launch_id, move_earlier_sweep, take_up
 from aorta.experiments.launch_medians import check_metric, read_medians
 from aorta.experiments.process import StopRequest
 
@@ -122,7 +122,7 @@ class TorchrunJobs:
         )
         resumed = options.resume and (self._folder / SWEEP_FILE).exists()
         if not resumed:
-            make_room(self._folder)
+            move_earlier_sweep(self._folder)
         journal = sweep_journal(self._folder)
         if resumed:
             self._before = take_up(self._folder, asked)

@@ -96,7 +96,7 @@ class Group:
 
 
 _STAMPED_LATE_NS = 1_000_000
-"""How long after DDP went on the end of a collective may be stamped: the callback may have to wait for a core."""
+"""How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
 
 
 class Name(NamedTuple):
@@ -129,7 +129,7 @@ def tail_waits(
 ) -> list[tuple[Name, Interval]]:
     """Return DDP's waits at the end of its backward passes.
 
-    DDP waits for its buckets one after another, in the order in which it issued them. It comes to the first when the
+    DDP waits for its buckets one after another, in the order in which it issued them. It reaches the first when the
     last node has run, to each other one when the one before it has ended; copying gradients back lies between two
     waits and is part of the later one, or behind the last.
 
@@ -156,9 +156,9 @@ def tail_waits(
     return found
 
 
-def wait_rows(found: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
+def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
     """Return the rows of a step, in order of time."""
-    ordered = sorted(found, key=lambda wait: wait[1])
+    ordered = sorted(waits, key=lambda wait: wait[1])
     return [
         Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
         for name, (begin_ns, end_ns) in ordered

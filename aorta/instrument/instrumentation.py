@@ -235,7 +235,7 @@ class Instrumentation:
         clock, groups, recorder = self.clock, self.groups, self.recorder
         dedicated = self._mode == "dedicated"
         if isinstance(clock, NativeDeviceClock):
-            recorder.quiet_interceptor = on_device = NativeDeviceInterceptor(
+            recorder.compiled_interceptor = on_device = NativeDeviceInterceptor(
                 module,
                 clock,
                 groups,
@@ -247,7 +247,7 @@ class Instrumentation:
             )
             return on_device
         if module is not None:
-            recorder.quiet_interceptor = tap = NativeCpuInterceptor(
+            recorder.compiled_interceptor = tap = NativeCpuInterceptor(
                 module, groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
             )
             return tap

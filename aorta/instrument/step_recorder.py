@@ -52,7 +52,7 @@ _UNNOTED = Progress()
 
 class _Bracket:
     """A range that is noted in `rows` of the step that was running when it began; None: there was none. In `progress`
-    it is a phase, where it has the name of one; `restores`: the phase before it goes on afterwards.
+    it is a phase, where it has the name of one; `restores`: the phase before it continues afterwards.
     """
 
     __slots__ = ("_before", "_clock", "_name", "_phase", "_progress", "_restores", "_rows", "_span")
@@ -98,7 +98,7 @@ class StepRecorder:
         unseen: why steps that begin now are not observed; None when they are.
         no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
-        quiet_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
+        compiled_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
         user_marks: ranges and counters of the caller, from any thread.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
@@ -122,7 +122,7 @@ class StepRecorder:
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
         self.no_copies: str | None = NO_COPIES
-        self.quiet_interceptor: NativeCpuInterceptor | None = None
+        self.compiled_interceptor: NativeCpuInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self.gradients: GradientOrder | None = None
         self.user_marks = UserMarks()
@@ -152,8 +152,8 @@ class StepRecorder:
         start = self._clock.mark() or time.perf_counter_ns()
         begun = OpenStep(facts, start, self._issued_by_backends(), self.unseen, self.no_copies)
         begun.kernels, begun.noted = self.kernels, range(issued := self.progress.issued, issued)
-        if self.quiet_interceptor is not None:
-            self.quiet_interceptor.begin()
+        if self.compiled_interceptor is not None:
+            self.compiled_interceptor.begin()
         self._current = begun
 
     def end(self) -> None:
@@ -164,8 +164,8 @@ class StepRecorder:
         if done.end is None or on_host(done.start) != on_host(done.end):
             done.start, done.end = self._on_host(done.start), self._on_host(done.end)
             done.unseen = Unseen(_CAPTURED, compute=True)
-        if self.quiet_interceptor is not None:
-            done.native_events = self.quiet_interceptor.end()  # also reports how many collectives were captured
+        if self.compiled_interceptor is not None:
+            done.native_events = self.compiled_interceptor.end()  # also reports how many collectives were captured
         done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
         self.progress.end_step()
         done.user_marks = self.user_marks.take()
@@ -188,15 +188,15 @@ class StepRecorder:
         self.user_marks.take()
         if self.gradients is not None:
             self.gradients.forget()
-        if self.quiet_interceptor is not None:
-            self.quiet_interceptor.abandon()
+        if self.compiled_interceptor is not None:
+            self.compiled_interceptor.abandon()
 
     def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
         """Return a `with` block of work that is neither compute nor communication.
 
         Args:
             name: of the range; in the progress file a phase, where it is one of `PHASES`.
-            restores: the phase before it goes on afterwards; False where another begins at once, which saves a note.
+            restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
         """
         rows = None if self._current is None else self._current.aux
         return _Bracket(self._clock, rows, name, "aux", self.progress, restores=restores)
@@ -294,7 +294,7 @@ class StepRecorder:
             self._current.experts += tokens
 
     def _on_host(self, mark: Mark | None) -> int:
-        """Return when the host came by a mark, or now where none could be taken."""
+        """Return when the host reached a mark, or now where none could be taken."""
         if mark is None or on_host(mark):
             return time.perf_counter_ns() if mark is None else int(mark)
         sent_ns = self._clock.sent_ns(mark)

@@ -33,9 +33,9 @@ class SavedFile:
     """A file to be made of an exported trace, and what has become of it.
 
     Attributes:
-        path: on this disk, where it is once it is `here`.
+        path: on this disk, where it is once it is `on_disk`.
         remote: its name at `destination`.
-        there: its address after an upload.
+        address: where it is after an upload.
         error: what went wrong.
     """
 
@@ -43,9 +43,9 @@ class SavedFile:
     path: Path
     destination: Destination | None = None
     remote: str = ""
-    here: bool = False
+    on_disk: bool = False
     bytes: int | None = None
-    there: str | None = None
+    address: str | None = None
     error: str | None = None
 
 
@@ -59,9 +59,9 @@ class SavedWindow:
     def removable(self) -> bool:
         """Ask the destination whether every file that was to be uploaded has a copy that outlives this process."""
         return all(
-            file.destination is None or (file.there and file.destination.holds(file.path, file.remote))
+            file.destination is None or (file.address and file.destination.holds(file.path, file.remote))
             for file in self.files
-            if file.here
+            if file.on_disk
         )
 
 
@@ -135,7 +135,7 @@ class Saver:
     def kept(self) -> list[SavedWindow]:
         """Return the windows with a file on this disk, newest last."""
         with self._lock:
-            return [saved for saved in self._here if any(file.here for file in saved.files)]
+            return [saved for saved in self._here if any(file.on_disk for file in saved.files)]
 
     def _put(self, where: queue.SimpleQueue[Callable[[], None]], work: Callable[[], None]) -> None:
         with self._lock:
@@ -189,7 +189,7 @@ class Saver:
                 self._make(file, raw, job.categories)
             if job.files[-1].error and raw.exists():
                 job.files[-1].path = _rescued(raw, trace)
-                job.files[-1].here = True
+                job.files[-1].on_disk = True
             raw.unlink(missing_ok=True)
             _log.info("Finished dumping profiler traces in %.2f seconds", time.perf_counter() - begin)
         with self._lock:
@@ -209,18 +209,18 @@ class Saver:
                     raw.replace(file.path)
                 else:
                     pack(raw, file.path)
-            file.bytes, file.here = file.path.stat().st_size, True
+            file.bytes, file.on_disk = file.path.stat().st_size, True
         except Exception as error:  # noqa: BLE001  one file of several; it is logged and recorded
             file.error = error_line(error)
             _log.error("profiling: %s could not be written: %s", file.path, file.error)
 
     def _deliver(self, saved: SavedWindow) -> None:
         for file in saved.files:
-            if file.destination is None or not file.here or file.error:
+            if file.destination is None or not file.on_disk or file.error:
                 continue
             try:
-                file.there = file.destination.put(file.path, file.remote)
-                _log.info("profiling: uploaded %s to %s", file.path, file.there)
+                file.address = file.destination.put(file.path, file.remote)
+                _log.info("profiling: uploaded %s to %s", file.path, file.address)
             except Exception as error:  # noqa: BLE001  the file is still here; it is logged and recorded
                 file.error = error_line(error)
                 _log.error("profiling: %s stays here, it could not be uploaded: %s", file.path, file.error)
@@ -235,15 +235,15 @@ class Saver:
         going = [saved for saved in surplus if saved.removable()]  # without the lock: it asks a server
         with self._lock:
             self._here = [saved for saved in self._here if saved not in going]
-        for file in (file for saved in going for file in saved.files if file.here):
+        for file in (file for saved in going for file in saved.files if file.on_disk):
             try:
                 file.path.unlink()
-                file.here = False
+                file.on_disk = False
                 with self._lock:
                     if file.path.parent not in (*self._filling, self._foreign):
                         file.path.parent.rmdir()
             except OSError as error:
-                if file.here:
+                if file.on_disk:
                     _log.warning("profiling: %s could not be removed: %s", file.path, error)
 
 

@@ -84,7 +84,7 @@ class WindowRecording(profile):
     @property
     def files(self) -> list[Path]:
         """Files on this disk; complete once nothing is pending."""
-        return [file.path for saved in self.saver.kept() for file in saved.files if file.here]
+        return [file.path for saved in self.saver.kept() for file in saved.files if file.on_disk]
 
     def __enter__(self) -> Self:
         self._times = [time.monotonic()] * 3

@@ -1,4 +1,4 @@
-"""What each rank saved of its traces, and where: gathered, written to `run.json`, told in one line, and judged.
+"""What each rank saved of its traces, and where: gathered, written to `run.json`, reported in one line, and judged.
 
 Must not look at any rank's disk: a file of another node is known from that rank's account alone.
 """
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 def pending(profiler: WindowRecording | NullProfiler) -> int:
-    """Pieces of work that are not finished."""
+    """Count the pieces of work that are not finished."""
     return profiler.saver.pending if isinstance(profiler, WindowRecording) else 0
 
 
@@ -56,10 +56,12 @@ def _window(saved: SavedWindow, unfinished: bool) -> dict[str, Any]:
                 "kind": file.kind,
                 "path": str(file.path),
                 "bytes": file.bytes,
-                "here": file.here,
-                "uploaded_to": file.there,
+                "here": file.on_disk,
+                "uploaded_to": file.address,
                 "error": file.error
-                or ("not uploaded when the run ended" if unfinished and file.destination and not file.there else None),
+                or (
+                    "not uploaded when the run ended" if unfinished and file.destination and not file.address else None
+                ),
             }
             for file in saved.files
         ],
@@ -67,7 +69,7 @@ def _window(saved: SavedWindow, unfinished: bool) -> dict[str, Any]:
 
 
 def _moment(saved: SavedWindow) -> dict[str, Any]:
-    traces = [file.path for file in saved.files if file.here and file.kind in ("trace", "chrome")]
+    traces = [file.path for file in saved.files if file.on_disk and file.kind in ("trace", "chrome")]
     return {**asdict(saved.window.moment), "path": str(traces[-1]) if traces else None}
 
 
@@ -175,7 +177,7 @@ def _files_of(mine: Account) -> Iterator[Mapping[str, Any]]:
 
 
 def _by_node(everyone: Sequence[Account]) -> Iterator[str]:
-    """Per node and folder: how many files, of which ranks."""
+    """Yield, per node and folder, how many files, of which ranks."""
     found: dict[tuple[int, str], dict[str, list[int]]] = {}
     here: dict[tuple[int, str], int] = {}
     for rank, mine in enumerate(everyone):

@@ -183,10 +183,10 @@ class TrainingRun:
             run.record.refused(error.exit_code, str(error))
             raise
         if topology.rank == 0:
-            self._say_next(folder)
+            self._log_next_commands(folder)
         return agreement.stopped_by
 
-    def _say_next(self, folder: RunFolder) -> None:
+    def _log_next_commands(self, folder: RunFolder) -> None:
         """Print the commands that read what this run has written."""
         path = shlex.quote(shown_path(folder.path))
         _log.info("Next: aorta report %s", path)

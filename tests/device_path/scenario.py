@@ -84,7 +84,7 @@ def run(
     with Instrumentation(
         device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
     ) as instrument:
-        if native != (instrument.recorder.quiet_interceptor is not None):
+        if native != (instrument.recorder.compiled_interceptor is not None):
             wrong.append("it is not the tap that was asked for")
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)

@@ -27,7 +27,7 @@ from aorta.experiments.journal import (
     read_sweep,
     sweep_journal,
 )
-from aorta.experiments.launch_folder import make_room
+from aorta.experiments.launch_folder import move_earlier_sweep
 
 OLDER = Path(__file__).with_name("older")
 """Journals that AORTA wrote when plans and sweeps had a module each for theirs; only paths and host were changed."""
@@ -207,12 +207,12 @@ def test_jobs_are_numbered_in_two_digits_or_more():
 def test_an_earlier_sweep_moves_to_history_whole(tmp_path):
     folder = tmp_path / "sweep"
     for text in ("first", "second"):
-        make_room(folder)
+        move_earlier_sweep(folder)
         for name in ("00", "01"):
             (folder / name).mkdir()
             (folder / name / "run.json").write_text(text)
         (folder / SWEEP_FILE).write_text(text)
-    make_room(folder)
+    move_earlier_sweep(folder)
     assert [path.name for path in folder.iterdir()] == ["history"]
     kept = sorted((folder / "history").iterdir())
     assert {(path / SWEEP_FILE).read_text() for path in kept} == {"first", "second"}
@@ -223,11 +223,11 @@ def test_an_earlier_sweep_moves_to_history_whole(tmp_path):
 def test_a_folder_with_a_run_is_no_place_for_a_sweep(tmp_path):
     (tmp_path / "rank_0_metrics.jsonl").write_text("")
     with pytest.raises(ConfigError, match="holds a run, not a sweep; give the sweep another label"):
-        make_room(tmp_path)
+        move_earlier_sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["rank_0_metrics.jsonl"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        make_room(tmp_path / "file" / "sweep")
+        move_earlier_sweep(tmp_path / "file" / "sweep")

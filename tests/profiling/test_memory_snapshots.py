@@ -184,7 +184,7 @@ def test_where_the_trace_of_its_window_is_lost_a_snapshot_is_still_there(device,
     saved = {file.kind: file for window in loop(tmp_path, settings, 2).saver.windows for file in window.files}
     assert "No space left on device" in (saved["trace"].error or "")
     assert saved["snapshot"].error is None
-    assert saved["snapshot"].here
+    assert saved["snapshot"].on_disk
     assert content(saved["snapshot"].path)["live"] == [10]
 
 

@@ -275,9 +275,11 @@ def test_what_could_not_be_uploaded_stays_here(flaky, tmp_path):
     profiler = windows(flaky, tmp_path, num_traces_to_keep=0)
     assert files_below(tmp_path) == ["rank0.1.pt.trace.json"]
     first, *others = profiler.saver.windows
-    assert (first.files[0].here, first.files[0].there) == (True, None)
+    assert (first.files[0].on_disk, first.files[0].address) == (True, None)
     assert first.files[0].error == "PermissionError: no"
-    assert [window.files[0].there for window in others] == [f"flaky://there/run/{batch}.json" for batch in range(2, 6)]
+    assert [window.files[0].address for window in others] == [
+        f"flaky://there/run/{batch}.json" for batch in range(2, 6)
+    ]
 
 
 @pytest.mark.spec("E11")
@@ -301,8 +303,8 @@ def test_a_slow_server_holds_up_neither_training_nor_the_next_files(flaky, tmp_p
     while len(saver.windows) < 3:  # all are written while the first upload still hangs
         assert not gate.wait(0.01)
     assert files_below(tmp_path) == ["0.json", "1.json", "2.json"]
-    assert not any(file.there for window in saver.windows for file in window.files)
+    assert not any(file.address for window in saver.windows for file in window.files)
     gate.set()
     assert saver.drain(60)
     assert files_below(tmp_path) == []
-    assert [window.files[0].there for window in saver.windows] == [f"slow://{step}.json" for step in range(3)]
+    assert [window.files[0].address for window in saver.windows] == [f"slow://{step}.json" for step in range(3)]

@@ -49,7 +49,7 @@ def test_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
     assert sorted(s3.find("bucket")) == ["bucket/traces/run/rank0.1.json", "bucket/traces/run/rank0.2.json"]
     assert files_below(tmp_path) == ["rank0.2.pt.trace.json"]
     assert s3.cat_file("bucket/traces/run/rank0.2.json") == (tmp_path / "rank0.2.pt.trace.json").read_bytes()
-    assert [window.files[0].there for window in profiler.saver.windows] == [
+    assert [window.files[0].address for window in profiler.saver.windows] == [
         "s3://bucket/traces/run/rank0.1.json",
         "s3://bucket/traces/run/rank0.2.json",
     ]
