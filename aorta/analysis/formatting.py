@@ -200,6 +200,11 @@ def whole_percent(share: float | None) -> str:
     return TEXT.unknown if share is None else f"{share:.0%}"
 
 
+def first_upper(sentence: str) -> str:
+    """Return a sentence that begins with a capital letter."""
+    return sentence[:1].upper() + sentence[1:]
+
+
 def json_text(value: object) -> str:
     """Return any JSON value as one line; strings as they are."""
     if value is None:

@@ -40,7 +40,6 @@ from aorta.records.schema import (
     StallCutoff,
 )
 from aorta.timeline.classes import KINDS
-from aorta.timeline.intervals import Interval
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -366,15 +365,6 @@ class RankTables:
         """Return phase other than `train` -> number of its steps, warm-up included."""
         codes = [] if self.isolated is None else self.isolated.phase.tolist()
         return {PHASES[code]: count for code, count in Counter(codes).items()}
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A device's whole trace measured as one window: flat metrics, and the reasons for those that are null."""
-
-    window: Interval
-    metrics: Mapping[str, float | None]
-    reasons: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from aorta.analysis.attribution.keys import (
     place_name,
 )
 from aorta.analysis.documents.comparison import AttributionRow
-from aorta.analysis.formatting import TEXT, json_text, rough_ms
+from aorta.analysis.formatting import TEXT, first_upper, json_text, rough_ms
 
 SAME: Final = 0.01
 """Means of exposed communication that differ by less than this fraction of the larger one are called the same."""
@@ -283,15 +283,11 @@ def _share(row: AttributionRow, change: str) -> str:
     if share > 2 - _ALL:
         grew, others = ("rose", "fell") if change == "increase" else ("fell", "rose")
         what = (
-            row.what if isinstance(row.block, str) else _first_upper(row.what)
+            row.what if isinstance(row.block, str) else first_upper(row.what)
         )  # the name of a module is as in the model
         return f"{what} {grew} by {rough_ms(row.difference_ms)}{values}, while others {others}"
     amount = "All" if share >= _ALL else "Nearly all" if share >= _ALMOST else _percent(share)
     return f"{amount} of the {change} is {row.what}{values}"
-
-
-def _first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _mostly(share: float) -> str:

@@ -34,7 +34,6 @@ from aorta.analysis.tables import (
     RankTables,
     Source,
     Steps,
-    Whole,
     of_unused_kind,
 )
 from aorta.records.schema import ActiveSegment, AuxRange, DeviceSample, DeviceTelemetry
@@ -90,11 +89,11 @@ class TraceDetails(Details):
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """One device of one rank."""
+    """One device of one rank. `whole`: its whole trace measured as one window, as `summary.json` has it."""
 
     device: int
     tables: RankTables
-    whole: Whole
+    whole: dict[str, Any]
     busy_ns: int
 
 
@@ -173,7 +172,9 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         covered=CoverageFacts(end_sources={trace.end_source: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
-    return DeviceTables(timeline.device, tables, Whole(timeline.whole, values, reasons), busy_ns)
+    start_ns, end_ns = timeline.whole
+    entry = {"start_ns": start_ns, "end_ns": end_ns, "metrics": values, "null_reasons": reasons}
+    return DeviceTables(timeline.device, tables, entry, busy_ns)
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:

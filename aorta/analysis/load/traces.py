@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import TraceHealth, examine
 from aorta.analysis.load.trace_tables import SHOWN_SLOWDOWNS, DeviceTables, TraceTables, read_trace_tables
-from aorta.analysis.tables import UNKNOWN, RankTables, Run, Whole, partial_steps
+from aorta.analysis.tables import UNKNOWN, RankTables, Run, partial_steps
 from aorta.errors import InputError
 
 
@@ -58,27 +59,19 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
         )
     ranks: dict[int, RankTables] = {}
-    wholes: dict[int, Whole] = {}
+    wholes: dict[str, Any] = {}
     for index in sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index]))):
         number, device = numbered[index], devices[index]
         if index in chosen:
             ranks[number] = _as_rank(device.tables, number, world)
-        wholes[number] = device.whole
+        wholes[str(number)] = device.whole
     return Run(location, ranks, None, _health(ranks, health, left_out, numbering, world), _entries(wholes, traces))
 
 
-def _entries(wholes: Mapping[int, Whole], traces: Sequence[TraceTables]) -> TraceEntries:
+def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntries:
     parts = [part for trace in traces for part in trace.parts]
     return TraceEntries(
-        whole={
-            str(number): {
-                "start_ns": whole.window[0],
-                "end_ns": whole.window[1],
-                "metrics": dict(whole.metrics),
-                "null_reasons": dict(whole.reasons),
-            }
-            for number, whole in wholes.items()
-        },
+        whole=wholes,
         costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
         slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),

@@ -47,7 +47,7 @@ from aorta.analysis.report.html.summary_charts import (
 from aorta.analysis.report.html.timeline import TimelineSpans, spans_of
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
-from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, text_on
+from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
 from aorta.autopsy.verdict import RankDoing, Verdict
 from aorta.autopsy.verdict_text import waiting_sentence
 from aorta.command_line import rounded_time
@@ -62,12 +62,11 @@ PRINTED_ROWS: Final = 12
 
 @dataclass(frozen=True)
 class Legend:
-    """One dataset: its number, its place in the comparison, and its colour."""
+    """One dataset: its number, and its place in the comparison."""
 
     number: int
     label: str
     side: str
-    color: str
 
 
 def page_html(
@@ -153,7 +152,7 @@ def _in_order(labels: Sequence[str], comparison: Comparison | None) -> list[str]
 
 def _legend(number: int, label: str, comparison: Comparison | None) -> Legend:
     sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
-    return Legend(number, label, sides.get(label, ""), SERIES[number % len(SERIES)][0])
+    return Legend(number, label, sides.get(label, ""))
 
 
 def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, DatasetEntry]) -> list[TimelineSpans]:

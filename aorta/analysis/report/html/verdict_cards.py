@@ -16,7 +16,7 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import PAGE, p_value, rough_ms, rough_percent
+from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import metric_named
 
@@ -80,7 +80,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
     tested = comparison.tested
     found = comparison.verdict
     tone, symbol = _LOOKS[found] if tested else ("open", "#")
-    word = _first_upper(title(comparison)) if tested or not is_comparable(comparison) else _NO_VERDICT
+    word = first_upper(title(comparison)) if tested or not is_comparable(comparison) else _NO_VERDICT
     primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison.metrics
@@ -128,7 +128,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     ]
     said = f"{'; '.join(measured)}. " if measured else ""
     if stuck and not many:
-        told = [f"{_first_upper(autopsy.summary)}. " for entry in entries.values() if (autopsy := known(entry.autopsy))]
+        told = [f"{first_upper(autopsy.summary)}. " for entry in entries.values() if (autopsy := known(entry.autopsy))]
     sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
     notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
@@ -194,10 +194,6 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
 def _sentence(comparison: Comparison) -> str:
     """Return the headline of the comparison without its first words, which stand above it."""
     return short_headline(comparison).removeprefix(f"{title(comparison).upper()}: ")
-
-
-def _first_upper(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _basis(comparison: Comparison) -> str:
