@@ -140,13 +140,6 @@ class _Rows:
         first, last = self._ends[place - 1] if place else 0, self._ends[place]
         return np.array(self._numbers[first:last], np.int64).reshape(-1, self._width).tolist()
 
-    def take(self, places: npt.NDArray[np.intp]) -> None:
-        """Keep these steps, in this order."""
-        kept = _Rows(self._width)
-        for place in places.tolist():
-            kept.add(self.of(place))
-        self._numbers, self._ends = kept._numbers, kept._ends
-
 
 class StepColumns:
     """The contents of every step of one rank, as columns: 8 bytes a number, and each name once."""
@@ -156,6 +149,7 @@ class StepColumns:
         self._groups: dict[str, int] = {}
         self._spans, self._waits, self._ready = _Rows(3), _Rows(4), _Rows(1)
         self._waits_known: list[bool] = []
+        self._order: list[int] = []
 
     def add(self, step: StepContents) -> None:
         """Add one more step."""
@@ -164,11 +158,12 @@ class StepColumns:
         self._spans.add(spans)
         self._waits.add(waits)
         self._ready.add((number,) for number in step.ready_ns)
+        self._order.append(len(self._waits_known))
         self._waits_known.append(step.waits is not None)
 
     def of(self, place: int) -> StepContents:
         """Return the contents of the step with this index."""
-        names, groups = list(self._names), list(self._groups)
+        place, names, groups = self._order[place], list(self._names), list(self._groups)
         waits = [WaitRow(groups[group], *row) for group, *row in self._waits.of(place)]
         return StepContents(
             [(names[name], begin, end) for name, begin, end in self._spans.of(place)],
@@ -178,9 +173,7 @@ class StepColumns:
 
     def take(self, places: npt.NDArray[np.intp]) -> None:
         """Keep these steps, in this order."""
-        for rows in (self._spans, self._waits, self._ready):
-            rows.take(places)
-        self._waits_known = [self._waits_known[place] for place in places.tolist()]
+        self._order = [self._order[place] for place in places.tolist()]
 
 
 class UserMarksOfStep(NamedTuple):
