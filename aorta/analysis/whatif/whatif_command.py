@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
-from aorta.terminal_style import style_of, table
+from aorta.terminal_style import style_of, table, wrapped
 from aorta.timeline.overlap import NS_PER_MS
 
 _ROWS = 8
@@ -210,11 +209,8 @@ def path_lines(path: CriticalPath) -> list[str]:
 
 
 def _text(lines: Iterable[str]) -> str:
-    """Return lines as wide as those of a report; longer ones go on in the next, and tables stay as they are."""
-    width = style_of(sys.stdout).width
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  ") if len(line) > width else line for line in lines
-    )
+    """Wrap lines at the width of a report's."""
+    return wrapped(lines, style_of(sys.stdout).width, indent="  ")
 
 
 def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
