@@ -126,7 +126,7 @@ def with_aorta(path: str) -> dict[str, Any]:
         return {
             "rows": trace.facts.counters["rows"],
             "steps": len(trace.devices[0].tables.steps),
-            "overlap_ratio": trace.devices[0].whole.metrics["overlap_ratio"],
+            "overlap_ratio": trace.devices[0].whole["metrics"]["overlap_ratio"],
         }
 
     return _taken(scanned, path, figures)

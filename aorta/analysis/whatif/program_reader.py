@@ -28,7 +28,7 @@ from aorta.analysis.whatif.program import (
     not_replayable,
 )
 from aorta.analysis.whatif.recorded import Anchor, Costs, IssuedCollective, Key, RankStep, Recorded, rank_step
-from aorta.analysis.whatif.schedule import ReplayOrder, schedule
+from aorta.analysis.whatif.schedule import Schedules
 from aorta.config.groups.fabric import spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.errors import InputError
@@ -120,7 +120,7 @@ class ProgramReader:
         }
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
-        self._schedules: dict[tuple[int, ...], ReplayOrder] = {}
+        self._schedules = Schedules(tuple(self._ranks))
         self._gradients = gradient_order
         self._arrivals = self._on_host or arrivals
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
@@ -157,7 +157,10 @@ class ProgramReader:
     def _step(self, index: int) -> StepProgram:
         of_ranks = [self._rank_step(rank, index) for rank in self._ranks.values()]
         layouts = tuple(each.layout for each in of_ranks)
-        plan = self._schedule(layouts, int(self._steps[index]))
+        try:
+            plan = self._schedules.of(int(self._steps[index]), layouts, list(self._layouts))
+        except InputError as error:
+            raise not_replayable(self._run.location, error) from error
         cost, network, backend = self._costs.of(
             plan, _recorded(of_ranks, plan.places), self._charged(layouts, plan.places)
         )
@@ -253,15 +256,6 @@ class ProgramReader:
             for place, issued in enumerate(known[layout].issued):
                 charged[place, column] = round(issued.charge_ns(world, self._network))
         return charged
-
-    def _schedule(self, layouts: tuple[int, ...], global_step: int) -> ReplayOrder:
-        if layouts not in self._schedules:
-            known = list(self._layouts)
-            try:
-                self._schedules[layouts] = schedule(tuple(self._ranks), [known[layout] for layout in layouts])
-            except InputError as error:
-                raise not_replayable(self._run.location, f"global step {global_step}: {error}") from error
-        return self._schedules[layouts]
 
     def _spans(self, of_ranks: Sequence[Sequence[tuple[SpanName, Anchor, Anchor]]]) -> ProgramSpans:
         rows = [

@@ -22,8 +22,7 @@ from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.recorded import LONG_AGO
-from aorta.analysis.whatif.schedule import Act, CollectiveBatch, ReplayOrder, schedule
-from aorta.errors import InputError
+from aorta.analysis.whatif.schedule import Act, CollectiveBatch, Schedules
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
 
@@ -98,30 +97,6 @@ def replay(program: RunProgram, keep: Collection[int] = (), freed: Freed | None 
     return _Replay(program, freed).run(set(keep))
 
 
-class Schedules:
-    """The schedules of a program's steps, each made once."""
-
-    def __init__(self, program: RunProgram) -> None:
-        self._program = program
-        self._known: dict[tuple[int, ...], ReplayOrder] = {}
-
-    def of(self, step: StepProgram) -> ReplayOrder:
-        """Return the schedule of one step.
-
-        Raises:
-            InputError: the ranks do not fit each other in it.
-        """
-        found = self._known.get(step.layouts)
-        if found is None:
-            layouts = [self._program.layouts[index] for index in step.layouts]
-            try:
-                found = schedule(self._program.ranks, layouts)
-            except InputError as error:
-                raise InputError(f"global step {step.global_step}: {error}") from error
-            self._known[step.layouts] = found
-        return found
-
-
 class _Replay:
     """State of a replay: each rank's clock, when its links are free, and ends of collectives waited for later."""
 
@@ -131,7 +106,7 @@ class _Replay:
         self._shape = (len(program.ranks), scenarios)
         self._now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
         self._free: Ints = np.repeat(program.busy_ns[:, :, None], scenarios, axis=2)
-        self._schedules = Schedules(program)
+        self._schedules = Schedules(program.ranks)
         backs = [operation.back for layout in program.layouts for operation in layout.operations]
         self._ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)
 
@@ -145,7 +120,7 @@ class _Replay:
         return times
 
     def _step(self, step: StepProgram, begun: Ints, ended: Ints, *, keep: bool) -> StepTimes | None:
-        plan = self._schedules.of(step)
+        plan = self._schedules.of(step.global_step, step.layouts, self._program.layouts)
         now, host, wake = self._now, step.host_ns, step.wake_ns
         shape = (plan.places, *self._shape)
         arrived, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

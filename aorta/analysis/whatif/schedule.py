@@ -95,6 +95,34 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder
     return ReplayOrder(tuple(_in_turn(ranks, layouts, instances, met)), places)
 
 
+class Schedules:
+    """The schedules of a program's steps; steps in which all ranks have the same layouts share one.
+
+    Args:
+        ranks: global ranks, in the order of the columns.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._known: dict[tuple[int, ...], ReplayOrder] = {}
+
+    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Sequence[RankLayout]) -> ReplayOrder:
+        """Return the schedule of one step.
+
+        Args:
+            numbers: for each rank, the index of its layout among `layouts`.
+
+        Raises:
+            InputError: the ranks do not fit each other in it.
+        """
+        if numbers not in self._known:
+            try:
+                self._known[numbers] = schedule(self._ranks, [layouts[number] for number in numbers])
+            except InputError as error:
+                raise InputError(f"global step {global_step}: {error}") from error
+        return self._known[numbers]
+
+
 def _check(
     met: dict[_Instance, dict[int, int]],
     layouts: Sequence[RankLayout],
