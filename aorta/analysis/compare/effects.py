@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES, critical_u, p_values
-from aorta.analysis.documents.comparison import Effect, Kind
+from aorta.analysis.documents.comparison import Effect, EffectKind
 from aorta.analysis.tables import Floats, Ints
 
 POOL: Final = 200
@@ -94,14 +94,14 @@ def _side_medians(pools: Sequence[Floats], generator: np.random.Generator) -> Fl
     return np.asarray(np.median(np.concatenate(pools)[starts[launches] + inner], axis=1))
 
 
-def effect_of(kind: Kind, reference: float, candidate: float) -> float | None:
+def effect_of(kind: EffectKind, reference: float, candidate: float) -> float | None:
     """Return candidate minus reference, or candidate / reference - 1; None when dividing by 0."""
     if kind == "difference":
         return candidate - reference
     return candidate / reference - 1 if reference else None
 
 
-def estimated(kind: Kind, reference: Floats, candidate: Floats, p: float, level: float) -> Effect:
+def estimated(kind: EffectKind, reference: Floats, candidate: Floats, p: float, level: float) -> Effect:
     """Return the effect between medians over launches, with the interval that the test at `level` does not reject.
 
     Where values are tied the test counts them half, and pairs alone do not tell what it does: the interval is widened
@@ -120,7 +120,7 @@ def estimated(kind: Kind, reference: Floats, candidate: Floats, p: float, level:
     return Effect(kind, value, min(held), max(held))
 
 
-def accepted(reference: Floats, candidate: Floats, level: float, kind: Kind) -> tuple[float, float] | None:
+def accepted(reference: Floats, candidate: Floats, level: float, kind: EffectKind) -> tuple[float, float] | None:
     """Return the smallest and the largest effect that the test does not reject: of shifts of the candidate
     (`difference`), or of its factors less 1 (`quotient`; Hodges and Lehmann 1963, Bauer 1972). None where no effect of
     any size could be rejected, or a quotient has a value that is not above 0 below it.

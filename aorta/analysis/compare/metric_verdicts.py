@@ -41,7 +41,7 @@ from aorta.analysis.compare.verdict import (
     slower,
     too_few,
 )
-from aorta.analysis.documents.comparison import ComparedMetric, Detectable, Effect, Interval, Kind
+from aorta.analysis.documents.comparison import ComparedMetric, Detectable, Effect, EffectKind, Interval
 from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
@@ -99,7 +99,7 @@ def add_intervals(pair: ComparedMetric, name: str, reference: Floats, candidate:
     pair.interval_level = None if apart.low is None else 1 - level
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> EffectKind:
     return "difference" if metric_named(name).unit == "ratio" else "quotient"
 
 

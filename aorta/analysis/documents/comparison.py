@@ -13,7 +13,7 @@ from aorta.analysis.documents import ABSENT, Open, Unpublished
 from aorta.analysis.documents.dataset import Ends, LaunchLeftOut
 from aorta.analysis.metrics import Better, Unit
 
-Kind: TypeAlias = Literal["difference", "quotient"]
+EffectKind: TypeAlias = Literal["difference", "quotient"]
 Side: TypeAlias = Literal["reference", "candidate"]
 SIDES: tuple[Side, Side] = ("reference", "candidate")
 
@@ -30,7 +30,7 @@ class Effect(Open):
     is 0; without `low` and `high` where the launches bound nothing.
     """
 
-    kind: Kind
+    kind: EffectKind
     value: float | None
     low: float | None
     high: float | None
