@@ -101,16 +101,3 @@ def as_constructed(known: Known, run: Run) -> None:
     assert {part: getattr(found, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
     assert found.median == pytest.approx(known.efficiency, abs=0.1)
     assert compute_slowdown(run).median == pytest.approx(0.0, abs=0.03)  # blocks sleep: nothing slows them down
-    alone(run)
-
-
-def alone(run: Run) -> None:
-    for rank in (0, 1):
-        (together,), (compute,), (comm,) = (steps_of(run, rank, phase) for phase in PHASES)
-        assert (compute.coverage.complete, compute.coverage.issued, compute.collectives) == (True, 0, [])
-        assert (comm.coverage.complete, comm.compute, comm.aux) == (True, [], [])
-        assert sorted((r.kind, r.bytes, r.group) for r in comm.collectives) == sorted(
-            (r.kind, r.bytes, r.group) for r in together.collectives
-        )
-        assert {row.end_source for row in comm.collectives} == {"emulated"}
-        assert comm.overlap["overlap_ratio"] == 0
