@@ -13,7 +13,8 @@ OWN_WORDS = {
 }
 """What a launcher says before the caller's words."""
 SCRIPTS = pytest.mark.parametrize("script", OWN_WORDS)
-CAPTURES = ["rocprof_capture.sh", "nsys_capture.sh"]
+CAPTURES = {"rocprof_capture.sh": "rocprofv3", "nsys_capture.sh": "nsys"}
+"""A capture, and the tool that it needs."""
 NVIDIA_SMI = """test "$*" = "-L" && cat <<END
 GPU 0: NVIDIA H200 (UUID: GPU-0)
   MIG 1g.18gb     Device  0: (UUID: MIG-0)
@@ -92,6 +93,29 @@ def test_a_missing_configuration_is_named_with_both_places_and_leaves_nothing(la
     result = launch(script, "absent.yaml")
     assert (result.code, result.calls, sorted(repo.rglob("*"))) == (1, [], before)
     assert f"'absent.yaml' not found (looked in {sh.home} and {repo})" in result.err
+
+
+@pytest.mark.parametrize(("script", "tool"), CAPTURES.items())
+@pytest.mark.parametrize(
+    "word",
+    ["profiling.enabled=true", "profiling.enabled=True", "++profiling.enabled=1", "--override=profiling.enabled=yes"],
+)
+@pytest.mark.spec("D28")
+def test_two_tracers_at_once_are_refused(launch, repo, script, tool, word):
+    before = sorted(repo.rglob("*"))
+    result = launch(script, "training.max_steps=2", word)
+    assert (result.code, result.calls, sorted(repo.rglob("*"))) == (1, [], before)
+    assert f"'{word}' asks for torch.profiler, which cannot run under {tool}" in result.err
+
+
+@pytest.mark.parametrize(("script", "tool"), CAPTURES.items())
+@pytest.mark.spec("D17", "D28")
+def test_without_its_tool_a_capture_leaves_nothing_behind(sh, repo, script, tool):
+    before = sorted(repo.rglob("*"))
+    result = sh(script)
+    assert (result.code, result.calls, sorted(repo.rglob("*"))) == (127, [], before)
+    assert f"{tool} not found" in result.err
+    assert list(sh.home.iterdir()) == []
 
 
 @pytest.mark.spec("D58")

@@ -99,23 +99,6 @@ def test_what_was_not_captured_fails_a_run_that_went_well(cuda, repo, variables,
 
 
 @pytest.mark.spec("D28")
-def test_without_nsys_nothing_is_left_behind(sh, repo):
-    before = sorted(repo.rglob("*"))
-    result = sh(SCRIPT)
-    assert (result.code, result.calls) == (127, [])
-    assert "nsys not found" in result.err
-    assert sorted(repo.rglob("*")) == before
-
-
-@pytest.mark.spec("D28")
-def test_torch_profiler_is_refused(cuda, repo):
-    result = cuda("profiling.enabled=true")
-    assert (result.code, result.calls) == (1, [])
-    assert "'profiling.enabled=true' asks for torch.profiler, which cannot run under nsys" in result.err
-    assert not (repo / "nsys_traces").exists()
-
-
-@pytest.mark.spec("D28")
 def test_a_dry_run_prints_both_commands_and_needs_neither_tool(sh, repo):
     (sh.bin / "torchrun").unlink()
     sh.program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'")
