@@ -34,13 +34,6 @@ def test_kinds_that_a_rank_may_end_early_have_no_transfer(tmp_path: Path, kind: 
     assert frame["transfer_reason"].str.contains("end this kind early").all()
 
 
-def test_a_killed_rank_belongs_to_the_group_its_peer_lists_it_in(tmp_path: Path) -> None:
-    members = [{"dp": [0, 1]}, None, {"dp": [2, 3]}, None]
-    frame = run_of(tmp_path, [[collective(group="dp")]] * 4, members)
-    assert frame["members"].tolist() == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert frame["transfer_ms"].notna().all()
-
-
 def test_a_killed_rank_that_peers_list_in_two_groups_of_one_name_stays_unknown(tmp_path: Path) -> None:
     members = [{"dp": [0, 2]}, {"dp": [1, 2]}, None]
     frame = run_of(tmp_path, [[collective(group="dp")]] * 3, members)

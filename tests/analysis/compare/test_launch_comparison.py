@@ -78,19 +78,6 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert row.split()[-6:-4] == ["-0.200", "[-0.230,"]
 
 
-def test_a_better_ratio_with_a_slower_step_is_no_improvement(tmp_path: Path) -> None:
-    slow = [120.0, 121.0, 122.0, 123.0]
-    reference = launch_set(tmp_path / "a", LOW)
-    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH, slow))
-    assert found["verdict"] == "inconclusive"
-    assert "but the step takes 21" in found["verdict_reason"]
-    assert "not an improvement" in found["headline"]
-    assert found["metrics"]["job_step_ms"]["verdict"] == "regression"
-    by_step = compared(tmp_path, reference, tmp_path / "b", primary="job_step_ms")
-    assert by_step["verdict"] == "regression"
-    assert by_step["headline"].startswith("REGRESSION: step time 100.2 -> 121.5 ms (+21.3 %, 95 % interval ")
-
-
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     reference = launch_set(tmp_path / "a", LOW, platform="cuda")
     slow = launch_set(tmp_path / "b", HIGH, [120.0, 121.0, 122.0, 123.0], platform="rocm")
@@ -101,13 +88,6 @@ def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     assert found["metrics"]["job_step_ms"]["p_corrected"] is None
     judged = compared(tmp_path, reference, slow, judge_milliseconds=True)
     assert judged["metrics"]["job_step_ms"]["verdict"] == "regression"
-
-
-def test_three_launches_are_too_few_and_one_more_is_asked_for(tmp_path: Path) -> None:
-    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH[:3]), launch_set(tmp_path / "b", LOW))
-    assert found["verdict"] == "inconclusive"
-    assert "3 against 4 launches" in found["verdict_reason"]
-    assert "1 more of the reference" in found["verdict_reason"]
 
 
 def test_a_single_run_against_a_set_is_one_launch(tmp_path: Path) -> None:
@@ -203,18 +183,6 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module, "devices_entry", hot)
     found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
-
-
-def test_unlike_launches_are_refused_though_the_first_of_a_side_has_no_manifest(tmp_path: Path) -> None:
-    reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
-    (candidate / "00" / "run.json").unlink()
-    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*b/01: the two sides"):
-        report(tmp_path, reference, candidate)
-    found = compared(tmp_path, reference, candidate, allow_unlike=("all",))
-    assert sum("NOT COMPARABLE: config.workload.model_dim is 64" in warning for warning in found["warnings"]) == 1
-    launch(candidate / "04", 0.6)
-    with pytest.raises(InputError, match=r"model_dim is 128 in .*b/01, 64 in .*b/04: launches of the candidate"):
-        report(tmp_path, reference, candidate)
 
 
 def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
