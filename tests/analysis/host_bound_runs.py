@@ -18,13 +18,13 @@ OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "ex
 WINDOW, COMM = 20.0, 8.0
 
 
-def decided(rank: int, number: int, hidden: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+def decided(rank: int, number: int, hidden: float = 6.0, **changes: Any) -> Step:
     """A step whose marks say all: the host is 4 ms ahead."""
     values = metrics(WINDOW, 16, COMM, hidden, host_lead_ms=4.0, undecided_share=0.0)
-    return step(rank, ranks, number, overlap=values, **changes)
+    return step(rank, 2, number, overlap=values, **changes)
 
 
-def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, *, ranks: int = 2, **changes: Any) -> Step:
+def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, **changes: Any) -> Step:
     """A step in which `low` to `high` of 8 ms of communication are hidden, and 8 to 16 ms are computation."""
     values = metrics(WINDOW, 16, COMM, high, host_lead_ms=0.01, undecided_share=0.5)
     bounds = {
@@ -36,12 +36,12 @@ def undecided(rank: int, number: int, low: float = 2.0, high: float = 6.0, *, ra
         "comm_ms": (COMM, COMM),
     }
     reasons = {name: f"host-bound: between {bounds[name]}, in step {number}" for name in OPEN}
-    return step(rank, ranks, number, overlap=values | dict.fromkeys(OPEN), bounds=bounds, reasons=reasons, **changes)
+    return step(rank, 2, number, overlap=values | dict.fromkeys(OPEN), bounds=bounds, reasons=reasons, **changes)
 
 
-def by_kernels(rank: int, number: int, hidden: float = 3.0, *, ranks: int = 2, window: float = WINDOW) -> Step:
+def by_kernels(rank: int, number: int, hidden: float = 3.0, *, window: float = WINDOW) -> Step:
     values = metrics(window, 10, COMM, hidden, host_lead_ms=0.01, undecided_share=0.5)
-    return step(rank, ranks, number, overlap=values, measured_by="kernels")
+    return step(rank, 2, number, overlap=values, measured_by="kernels")
 
 
 def calibration(kernels: float | None, marks: float | None, **changes: Any) -> Calibration:

@@ -23,32 +23,17 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 TRANSFER_MS = 10.0
 
 
-def entries(
-    folder: Path,
-    ranks: int,
-    arrival_ms: Callable[[int, int], float],
-    groups: Sequence[Sequence[int]] | None = None,
-    count: int = 20,
-    kind: str = "allreduce",
-) -> list[dict[str, Any]]:
-    """`arrival_ms(rank, n)`: when a rank comes to the n-th collective of its group, all groups being called "g"."""
-    groups = groups or [range(ranks)]
-    for rank in range(ranks):
-        (mine,) = [group for group in groups if rank in group]
-        lines = []
-        for number in range(count):
-            end = max(arrival_ms(peer, number) for peer in mine) + TRANSFER_MS
-            row = collective(kind, number, arrival_ms(rank, number), end, group="g")
-            lines.append(step(rank, ranks, number, overlap=metrics(100, 50, 20, 10), collectives=[row]))
-        write_rank(folder, header(rank, ranks), lines, footer(count, ranks, groups={"g": list(mine)}))
-    found = aggregate(LabelledRun("x", load_run(folder)))["stragglers"]
-    assert isinstance(found, list)
-    return found
-
-
 def test_one_late_rank_of_four_is_named_with_its_lateness(tmp_path: Path) -> None:
-    # Rank 2 comes 5 ms late, the others within 0.3 ms of each other.
-    (entry,) = entries(tmp_path, 4, lambda rank, n: 5.0 if rank == 2 else 0.1 * ((rank + n) % 4))
+    """Rank 2 comes 5 ms late, the others within 0.3 ms of each other."""
+
+    def arrival_ms(rank: int, number: int) -> float:
+        return 5.0 if rank == 2 else 0.1 * ((rank + number) % 4)
+
+    for rank in range(4):
+        rows = [collective("allreduce", n, arrival_ms(rank, n), 5.0 + TRANSFER_MS, group="g") for n in range(20)]
+        lines = [step(rank, 4, n, overlap=metrics(100, 50, 20, 10), collectives=[row]) for n, row in enumerate(rows)]
+        write_rank(tmp_path, header(rank, 4), lines, footer(20, 4, groups={"g": [0, 1, 2, 3]}))
+    (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]
     assert (entry["rank"], entry["group_ranks"], entry["collectives"]) == (2, [0, 1, 2, 3], 20)
     assert entry["late_ms"] == pytest.approx(5.0, abs=0.3)
     assert entry["last_share"] == 1.0
@@ -84,11 +69,11 @@ def test_the_edges_of_the_rule(
 
 
 PER_STEP = 4
+RANKS = 3
 
 
 def queued(
     folder: Path,
-    ranks: int,
     late_ms: Callable[[int, int], float],
     clocks: dict[int, tuple[int, int]] | None,
     steps: int = 16,
@@ -99,7 +84,7 @@ def queued(
         late_ms: of rank and step: when it issues, from when it could first.
         clocks: rank -> by how much its clock is ahead and the bound, in ns; None: nothing was measured.
     """
-    for rank in range(ranks):
+    for rank in range(RANKS):
         ahead_ns = 0 if clocks is None else clocks[rank][0]
         lines = []
         for number in range(steps):
@@ -114,10 +99,10 @@ def queued(
                 )
                 for n in range(PER_STEP)
             ]
-            line = step(rank, ranks, number, overlap=metrics(300, 250, 200, 100), collectives=rows)
+            line = step(rank, RANKS, number, overlap=metrics(300, 250, 200, 100), collectives=rows)
             times = {"t_start_ns": line.t_start_ns + ahead_ns, "t_end_ns": line.t_end_ns + ahead_ns}
             lines.append(msgspec.structs.replace(line, **times))
-        write_rank(folder, header(rank, ranks), lines, footer(steps, ranks, groups={"g": list(range(ranks))}))
+        write_rank(folder, header(rank, RANKS), lines, footer(steps, RANKS, groups={"g": list(range(RANKS))}))
     if clocks is not None:
         at_ns = CLOCK.realtime_ns
         measured = [
@@ -146,7 +131,7 @@ ALIGNED = {0: (0, 0), 1: (7_000_000_000, 50_000), 2: (-2_000_000, 60_000)}
 
 
 def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound(tmp_path: Path) -> None:
-    entry = queued(tmp_path, 3, three_late, ALIGNED)
+    entry = queued(tmp_path, three_late, ALIGNED)
     assert entry["wait_ms_median_per_rank"] == {"0": 0.0, "1": 0.0, "2": 0.0}
     assert (entry["rank"], entry["basis"], entry["queued_share"]) == (1, "issue times", 1.0)
     assert entry["late_ms"] == pytest.approx(3.0, abs=1e-5)
@@ -158,7 +143,7 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
 
 
 def test_without_aligned_clocks_it_says_that_a_late_rank_cannot_be_told(tmp_path: Path) -> None:
-    entry = queued(tmp_path, 3, three_late, None)
+    entry = queued(tmp_path, three_late, None)
     assert (entry["rank"], entry["issue_late_ms_median_per_rank"]) == (None, None)
     assert entry["reason"] == (
         "100% of the collectives were queued behind another, where waits show no late rank, and their issue times "
@@ -194,13 +179,13 @@ def test_issue_times_that_are_no_evidence_name_nobody(
     steps: int,
     reason: str,
 ) -> None:
-    entry = queued(tmp_path, 3, late_ms, ALIGNED | changes, steps)
+    entry = queued(tmp_path, late_ms, ALIGNED | changes, steps)
     assert (entry["rank"], entry["collectives"]) == (None, PER_STEP * steps)
     assert entry["reason"].endswith(reason)
 
 
 def test_clocks_of_another_run_are_not_used(tmp_path: Path) -> None:
-    queued(tmp_path, 3, three_late, ALIGNED)
+    queued(tmp_path, three_late, ALIGNED)
     file = tmp_path / CLOCK_SYNC_FILE
     file.write_text(file.read_text().replace("run-1", "run-2"))
     (entry,) = aggregate(LabelledRun("x", load_run(tmp_path)))["stragglers"]

@@ -76,7 +76,6 @@ def dataset(
     label: str,
     ranks: Sequence[Sequence[Step]],
     parallel: str = "fsdp",
-    manifest: bool = True,
     groups: Sequence[dict[str, list[int]]] | None = None,
 ) -> LabelledRun:
     """A run whose group "0" has all ranks; `groups`: of each rank, other groups. One rank is the first of a world of
@@ -88,8 +87,7 @@ def dataset(
         head = header(rank, world_size, label=label, run_id=f"run-{folder.name}", parallel=parallel)
         foot = footer(len(steps), groups={"0": list(range(len(ranks)))} if groups is None else groups[rank])
         write_rank(folder, head, [replace(each, world_size=world_size) for each in steps], foot)
-    if manifest:
-        write_manifest(folder, run_id=f"run-{folder.name}", world_size=world_size)
+    write_manifest(folder, run_id=f"run-{folder.name}", world_size=world_size)
     return LabelledRun(label, load_run(folder))
 
 

@@ -192,7 +192,8 @@ def directly(launches: Side, resamples: int, generator: np.random.Generator) -> 
     return float(low), float(high)
 
 
-def a_side(generator: np.random.Generator, level: float, launches: int = 5, steps: int = 20, ranks: int = 2) -> Side:
+def a_side(generator: np.random.Generator, level: float, launches: int = 5) -> Side:
+    steps, ranks = 20, 2
     made = []
     for _ in range(launches):
         shared = level * (1 + 0.03 * generator.standard_normal()) * (1 + 0.1 * generator.standard_normal((steps, 1)))
@@ -265,15 +266,15 @@ def test_a_large_launch_gets_fewer_resamples_and_small_blocks(monkeypatch: pytes
     assert max(drawn) <= 1 << 20
 
 
-def share_found(sizes: tuple[int, int], sd: float, shift: float, margin: float, plans: int = 1500) -> float:
+def share_found(sizes: tuple[int, int], sd: float, shift: float, margin: float) -> float:
     generator, found = np.random.default_rng(1), 0
-    for _ in range(plans):
+    for _ in range(1500):
         left, right = (sd * generator.standard_normal(size) for size in sizes)
         right = right + shift
         seen = Effect("difference", float(np.median(right) - np.median(left)), None, None)
         evidence = Evidence("lower", seen, mann_whitney(left, right), sizes, 0.05, margin)
         found += decide(evidence)[0] == "regression"
-    return found / plans
+    return found / 1500
 
 
 @pytest.mark.parametrize(("sizes", "sd", "margin"), [((4, 4), 1.0, 0.1), ((5, 5), 0.01, 0.02), ((4, 7), 0.05, 0.02)])

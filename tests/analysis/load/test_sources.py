@@ -24,7 +24,7 @@ from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 from tests.runs import ROOT
 
 
-def trace_of(rank: int, world: int = 2, late: int = 0) -> str:
+def trace_of(rank: int, late: int = 0) -> str:
     """Two steps of 100 us; in each one all-reduce of 40 us, a quarter of it hidden; rank 1 waits `late` us longer."""
     events = []
     for number in range(2):
@@ -32,10 +32,10 @@ def trace_of(rank: int, world: int = 2, late: int = 0) -> str:
         events += [step(number + 5, start, 100), kernel("gemm", start + 10, 30, rank)]
         one = kernel(ALLREDUCE, start + 30 - late, 40 + late, rank, 20)
         one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Seq": number}
-        one["args"] |= {"Group size": world, "dtype": "Float", "Process Group Name": "0"}
+        one["args"] |= {"Group size": 2, "dtype": "Float", "Process Group Name": "0"}
         events.append(one)
-    groups = [{"pg_name": "0", "pg_size": world, "ranks": list(range(world))}]
-    about = {"backend": "nccl", "rank": rank, "world_size": world, "pg_config": groups}
+    groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+    about = {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups}
     return json.dumps(document(events, distributedInfo=about, cupti_version=26))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
-from tests.analysis.merge.traces import BASE_NS, flow, load, named, problems, text, write, x
+from tests.analysis.merge.traces import BASE_NS, flow, load, problems, text, write, x
 
 T0 = BASE_NS + 4_400_000_000_000_000
 
@@ -95,7 +95,7 @@ def test_C10_two_traces_of_one_rank_are_refused_or_asked_for(tmp_path, capsys):
 def test_C11_numbers_that_meet_in_two_traces_are_kept_apart(tmp_path):
     folder = tmp_path / "run"
     events = [
-        named(),
+        {"ph": "M", "name": "process_name", "pid": 77, "tid": 0, "ts": 0, "args": {"name": "python3"}},
         x("a", 1, 5, tid=5),
         x("gpu", 2, 5, pid=0, tid=7),
         x("span", 0, 9, pid="Spans", tid="PyTorch Profiler"),

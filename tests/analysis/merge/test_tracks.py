@@ -25,7 +25,7 @@ def us(monotonic_ns: int) -> float:
     return (ZERO_NS + monotonic_ns - BASE_NS) / 1e3
 
 
-def run_folder(folder, *, fake: Injected | None = None, late_ms: float = 0.0, bound_ns: int = 1000, sync: bool = True):
+def run_folder(folder, *, fake: Injected | None = None, late_ms: float = 0.0, sync: bool = True):
     """Two ranks, three steps of 100 ms a second apart; the traces cover step 1. Both issue their all-reduces at 10
     and 20 ms and end 8 ms later; rank 1 issues `late_ms` later, which is more than an end only if it is impossible.
     """
@@ -57,10 +57,7 @@ def run_folder(folder, *, fake: Injected | None = None, late_ms: float = 0.0, bo
         at = ZERO_NS + STEP_NS
         reference = RankClock(0, "node0", "b", OffsetSample(at, 0, 0, 0, 32), OffsetSample(at + 10**9, 0, 0, 0, 32))
         offsets = [0, 0] if fake is None else [fake.shown(at) - at, fake.shown(at + 10**9) - at - 10**9]
-        samples = [
-            OffsetSample(at + n * 10**9 + offset, offset, 2 * bound_ns, bound_ns, 32)
-            for n, offset in enumerate(offsets)
-        ]
+        samples = [OffsetSample(at + n * 10**9 + offset, offset, 2000, 1000, 32) for n, offset in enumerate(offsets)]
         other = RankClock(1, "node0", "b", *samples, injected=fake)
         (folder / "clock_sync.json").write_bytes(
             encode(ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "s", True, [reference, other]))

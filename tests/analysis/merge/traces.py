@@ -19,12 +19,8 @@ def x(name: str, ts: float | str, dur: float | str, pid: Any = 77, tid: Any = 77
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, **more}
 
 
-def flow(phase: str, ident: Any, ts: float, pid: Any = 77, tid: Any = 77) -> dict[str, Any]:
-    return {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", "id": ident, "pid": pid, "tid": tid, "ts": ts}
-
-
-def named(pid: Any = 77, name: str = "python3") -> dict[str, Any]:
-    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
+def flow(phase: str, ident: Any, ts: float, tid: Any) -> dict[str, Any]:
+    return {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", "id": ident, "pid": 77, "tid": tid, "ts": ts}
 
 
 def text(events: list[dict[str, Any]], rank: int | None = 0, world: int = 2, base: int | None = BASE_NS, **more: Any):

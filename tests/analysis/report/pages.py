@@ -37,7 +37,7 @@ def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Labe
     return {label: LabelledRun(label, load_run(where)) for label, where in made.items()}
 
 
-def two_sets(folder: Path, *, steps: int = 12) -> tuple[dict[str, LabelledRun], dict[str, Any]]:
+def two_sets(folder: Path) -> tuple[dict[str, LabelledRun], dict[str, Any]]:
     """Launch sets whose candidate's transfers take twice as long, and the summary of their comparison with a gate.
 
     A fifth launch of the candidate was killed.
@@ -45,7 +45,7 @@ def two_sets(folder: Path, *, steps: int = 12) -> tuple[dict[str, LabelledRun], 
     for side, transfer_ms, launches in (("cuda", 5.0, 4), ("rocm", 10.0, 5)):
         for at in range(launches):
             where, name = folder / side / f"{at:02d}", f"{side}-{at}"
-            simulated_run(where, label=name, ranks=2, steps=steps, transfer_ms=transfer_ms + at / 10, seed=at)
+            simulated_run(where, label=name, ranks=2, steps=12, transfer_ms=transfer_ms + at / 10, seed=at)
     killed = folder / "rocm" / "04" / "rank_1_metrics.jsonl"
     killed.write_text("".join(killed.read_text().splitlines(keepends=True)[:-1]))
     found = read_subjects({side: folder / side for side in ("cuda", "rocm")}, Rules())

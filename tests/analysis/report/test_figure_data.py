@@ -155,7 +155,7 @@ def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, fl
     }
 
 
-def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> LabelledRun:
+def detailed(folder: Path, ranks: int = 2, parts: int = 1) -> LabelledRun:
     """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
     compute, allreduce = 1 << LANES.index("compute"), 1 << LANES.index("allreduce")
     for rank in range(ranks):
@@ -178,7 +178,7 @@ def detailed(folder: Path, ranks: int = 2, steps: int = 3, parts: int = 1) -> La
                     ActiveSegment(4 * MS, 6 * MS, allreduce),
                 ],
             )
-            for at in range(steps)
+            for at in range(3)
         ]
         write_rank(folder, header(rank, ranks), lines)
     return LabelledRun("x", load_run(folder))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from tests.analysis.whatif.event_loop import Account, Collective, Group, Issue, Laws, Mark, Operation, Wait, Work
+from tests.analysis.whatif.event_loop import Account, Group, Issue, Laws, Mark, Operation, Wait, Work
 from tests.analysis.whatif.event_loop import carry_out as _carry_out
 from tests.analysis.whatif.network_law import Network
 
@@ -65,8 +65,7 @@ class Job:
         late_rank, late_ns: a rank that is late to every issue, and by how much.
         spread: each piece of computation takes up to this part more or less.
         skew: rank r computes this part times r / ranks longer, so that ranks are not alike.
-        backend_ns, backend_ns_per_kib: what the backend itself takes from the last arrival; it bounds a collective from
-            below.
+        backend_ns: what the backend itself takes from the last arrival; it bounds a collective from below.
         wake_ns: from the end of a collective to going on.
     """
 
@@ -84,7 +83,6 @@ class Job:
     spread: float = 0.1
     skew: float = 0.05
     backend_ns: int = 100 * US
-    backend_ns_per_kib: float = 0.0
     wake_ns: int = 30 * US
     seed: int = 0
     model: tuple[Block, ...] = MODEL
@@ -97,12 +95,9 @@ class Job:
 
     @property
     def laws(self) -> Laws:
-        def backend_ns(one: Collective) -> int:
-            return self.backend_ns + round(self.backend_ns_per_kib * one.bytes / 1024)
-
         return Laws(
             cost_ns=lambda one: self.network.cost_ns(one, self.ranks),
-            backend_ns=backend_ns,
+            backend_ns=lambda _one: self.backend_ns,
             wake_ns=self.wake_ns,
             late_ns=lambda rank: self.late_ns if rank == self.late_rank else 0,
         )

@@ -22,10 +22,10 @@ from tests.analysis.whatif.simulated_record import record
 MS = 1_000_000
 
 
-def noisy(ranks: int, late_ms: float = 0.0, seed: int = 0, steps: int = 60) -> RunProgram:
+def noisy(ranks: int, late_ms: float = 0.0, seed: int = 0) -> RunProgram:
     """Equal ranks whose own time comes and goes by 10 %; the last of them is late before its collective, each step."""
     words = [5 * MS, issue(ranks=tuple(range(ranks))), 5 * MS, wait(0)]
-    made = program([words] * ranks, [1 * MS], steps=steps)
+    made = program([words] * ranks, [1 * MS], steps=60)
     chance = np.random.default_rng(seed)
     for step in made.steps:
         step.host_ns[:] = np.rint(step.host_ns * chance.normal(1, 0.1, step.host_ns.shape).clip(0.5))
