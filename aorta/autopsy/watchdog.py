@@ -102,7 +102,7 @@ class Patience:
         return late
 
     def was_asleep(self, now_ns: int) -> None:
-        """Restart all clocks: the host slept, and no process ran until now."""
+        """Ignore time without progress until now: the host slept, and no process ran."""
         self._quiet_until_ns = now_ns
 
     def _is_excused(self, state: ProgressState, now_ns: int) -> bool:

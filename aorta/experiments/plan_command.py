@@ -306,7 +306,7 @@ def report_command(plan: Plan) -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """Relative where it is below the caller's folder. The report takes a word without a separator for a label."""
+    """Return a path relative to the current folder if it is below, and never as one word, which would be a label."""
     folder = Path(os.path.relpath(path))
     return str(path if len(folder.parts) < 2 or folder.parts[0] == ".." else folder)
 

@@ -223,7 +223,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
 
 
 def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckRow]:
-    """Settings that silently change the answer; one hardware queue for all streams has a row in any case on CUDA."""
+    """Check settings that silently change the answer; on CUDA one hardware queue for all streams always has a row."""
     rows = []
     if platform == "cuda":
         value = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")

@@ -98,7 +98,7 @@ class StepRecorder:
         unseen: why steps that begin now are not observed; None when they are.
         no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
-        compiled_interceptor: compiled interceptor, if any; its events are fetched when the step is read.
+        compiled_interceptor: None without one; its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
         user_marks: ranges and counters of the caller, from any thread.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows

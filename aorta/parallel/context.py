@@ -72,7 +72,7 @@ def own_chunks(tensor: torch.Tensor, dim: int, rank: int, ranks: int) -> torch.T
 
 
 def in_order(gathered: torch.Tensor, dim: int) -> torch.Tensor:
-    """[ranks, ...], with the chunks of each rank along `dim` -> [...], with those of the whole sequence."""
+    """Join [ranks, ...], each with its chunks along `dim`, to [...] with those of the whole sequence."""
     early, late = gathered.chunk(2, dim)
     return torch.cat((*early, *reversed(late.unbind())), dim - 1)
 

@@ -49,7 +49,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @atexit.register
 def _leave() -> None:
-    """Leave the watchdog, unwaited for: other ranks may still be running. Python would warn of that."""
+    """Keep Python from warning of a watchdog that still runs: it is not waited for, as other ranks may run on."""
     for process in _started:
         process.returncode = process.poll() or 0
 

@@ -152,8 +152,8 @@ class GptModel(Model):
         return stage
 
     def forward(self, tokens_BS: torch.Tensor, positions_S: torch.Tensor | None = None) -> torch.Tensor:  # noqa: N803
-        """Logits of tokens; without `embed` the input is hidden states [batch, positions, width], without `head` the
-        output is. `positions_S`: where the positions do not count from 0, as on a rank that has a part of a sequence.
+        """Return logits of tokens; without `embed` the input is hidden states [batch, positions, width], without `head`
+        the output is. `positions_S`: given where positions do not count from 0, as on a rank with part of a sequence.
         """
         if positions_S is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)  # noqa: N806

@@ -84,8 +84,8 @@ class Model(nn.Module, ABC):
         yield from ()
 
     def pipeline_stage(self, index: int, count: int) -> Model:
-        """The part of this model that stage `index` of `count` computes, made of its own modules: an even share of the
-        layers (`layers_of`), in the first stage behind what takes the inputs, in the last before what gives the output.
+        """Return the part of this model that stage `index` of `count` computes, made of its own modules: an even share of
+        the layers (`layers_of`), after what takes the inputs in the first, before what gives the output in the last.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cut into stages")
 

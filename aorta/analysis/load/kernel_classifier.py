@@ -79,8 +79,8 @@ class NameClassifier:
 
 
 def kind_of(name: str) -> int:
-    """Code of the kind in the name of a communication kernel, API call or operator (`ncclDevKernel_AllReduce_Sum_bf16`,
-    `c10d::_allgather_base_`, `ncclAllReduce`, `all_to_allv`), or `NULL` where the name does not say.
+    """Return the code of the kind that a communication kernel, API call or operator is named after: `ncclAllReduce`,
+    `c10d::_allgather_base_`, `ncclDevKernel_AllReduce_Sum_bf16`, `all_to_allv`. `NULL` where the name does not say.
     """
     words = _WORD_STARTS.sub("_", name)
     return next((code for code, pattern in _KIND_PATTERNS if pattern.search(words)), NULL)

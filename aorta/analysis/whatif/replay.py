@@ -73,7 +73,7 @@ class Freed:
     of: dict[tuple[int, int], Bools]
 
     def keeps(self, step: StepProgram, places: int) -> npt.NDArray[np.int64]:
-        """1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank where all are the same."""
+        """Return 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike."""
         layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
         keeps = np.ones((places, len(layouts), self.scenarios), np.int64)
         for column, layout in enumerate(layouts):

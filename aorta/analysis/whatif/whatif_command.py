@@ -182,7 +182,7 @@ def gain_lines(found: Gains) -> list[str]:
 
 
 def marginal_lines(parts: Marginals) -> list[str]:
-    """Marginal costs in words."""
+    """Describe marginal costs."""
 
     def row(each: MarginalEntry) -> tuple[str, ...]:
         asked = "" if each.change is None else f"--set {each.change}"

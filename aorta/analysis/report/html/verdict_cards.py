@@ -163,7 +163,7 @@ def _result(entry: DatasetEntry) -> str:
 
 
 def _communicates(entry: DatasetEntry) -> bool:
-    """Whether ranks exchanged anything: not one rank by itself, whatever it calls, nor a run without a collective."""
+    """Return whether ranks exchanged anything: not one rank alone, whatever it calls, nor without a collective."""
     comm = entry.described.get("comm_ms")
     return not _is_alone(entry) and not (comm is not None and comm.max == 0)
 
@@ -174,7 +174,7 @@ def _is_alone(entry: DatasetEntry) -> bool:
 
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
-    """None where there is nothing to say: no value, and nothing that bounds it."""
+    """Return the card of a median; None where there is neither a value nor a bound."""
     found = entry.described.get(name)
     if found is None or (name != "job_step_ms" and not _communicates(entry)):
         return None
@@ -206,7 +206,7 @@ def _basis(comparison: Comparison) -> str:
 
 
 def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
-    """The candidate, large; the reference, the verdict and the interval below it; the rest of the statistics folded."""
+    """Return the candidate, large; reference, verdict and interval below it; other statistics folded."""
     unit, found = pair.unit, pair.effect
     word = pair.verdict or str(pair.judgement)
     lines = [f"{comparison.label('reference')}: {PAGE.side(pair, 'reference')}"]
