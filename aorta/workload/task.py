@@ -84,7 +84,7 @@ class Model(nn.Module, ABC):
         yield from ()
 
     def pipeline_stage(self, index: int, count: int) -> Model:
-        """Return the part of this model that stage `index` of `count` computes, made of its own modules: an even share of
+        """Return the part of this model that stage `index` of `count` computes, made of its modules: an even share of
         the layers (`layers_of`), after what takes the inputs in the first, before what gives the output in the last.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cut into stages")
