@@ -67,13 +67,13 @@ class NumberFormat:
         """Return a ratio as a sentence states it, with a digit less than in a table."""
         return self.number(value, "ratio", fewer=1)
 
-    def bounds(self, found: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
+    def bounds(self, ends: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
         """Format the bounds of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
 
         Args:
             named: with the unit, where it has one.
         """
-        low, high = found.at_least, found.at_most
+        low, high = ends.at_least, ends.at_most
         if low == high:
             return self.quantity(high, unit) if named and not fewer else self.number(high, unit, fewer=fewer)
         least = "" if low <= 0 else f"{self.number(low, unit, fewer=fewer)} to "
@@ -104,11 +104,11 @@ class NumberFormat:
             return self.points(value, self.effect_digits, signed=True)
         return self._fixed(value, 3, signed=True)
 
-    def interval(self, found: Effect) -> str:
+    def interval(self, entry: Effect) -> str:
         """Return from `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
-        if found.low is None or found.high is None:
+        if entry.low is None or entry.high is None:
             return self.unknown
-        return f"{self.effect(found.low, found.kind).partition(self.space)[0]} to {self.effect(found.high, found.kind)}"
+        return f"{self.effect(entry.low, entry.kind).partition(self.space)[0]} to {self.effect(entry.high, entry.kind)}"
 
     def size(self, count: float | None) -> str:
         """Return bytes in units of 1000 with three digits, without trailing zeros. -1 is not known either."""

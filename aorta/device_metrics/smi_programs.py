@@ -25,7 +25,7 @@ from aorta.records.device_values import (
     first,
     from_json,
     from_text,
-    json_after_words,
+    json_in_output,
     normalised,
     number,
     whole,
@@ -158,7 +158,7 @@ class AmdSmiProgram(_SmiSource):
         self._sections = [section for section in _SECTIONS if section in words]
         if "--throttle" in self._sections and "--violation" in self._sections:
             self._sections.remove("--violation")  # the later name of the same section
-        cards = entries(json_after_words(checked(self._program, "list", "--json")))
+        cards = entries(json_in_output(checked(self._program, "list", "--json")))
         found = match(identity, [(str(card.get("bdf")), card.get("gpu")) for card in cards])
         if found is None:
             raise DeviceUnreadable(f"amd-smi: cannot tell which of {len(cards)} devices this rank computes on")
@@ -166,7 +166,7 @@ class AmdSmiProgram(_SmiSource):
 
     def _card(self) -> Mapping[str, Any]:
         words = ("metric", "--gpu", self._index, *self._sections, "--json")
-        for card in entries(json_after_words(checked(self._program, *words))):
+        for card in entries(json_in_output(checked(self._program, *words))):
             if str(card.get("gpu")) == self._index:
                 return card
         raise DeviceUnreadable(f"amd-smi: no device {self._index} in its output")
@@ -278,7 +278,7 @@ class RocmSmi(_SmiSource):
             text, self._raw = words_of(self._program)
             cards = from_text(text)
         else:
-            cards = from_json(json_after_words(checked(self._program, *WORDS, "--json")))
+            cards = from_json(json_in_output(checked(self._program, *WORDS, "--json")))
         values = normalised(self._mine(cards))
         if values.empty:
             raise DeviceUnreadable("rocm-smi: none of its values is known")
@@ -294,7 +294,7 @@ class RocmSmi(_SmiSource):
 
     def settings(self) -> dict[str, Any]:
         """Return the power cap and performance level (`manual` and `determinism` hold clocks fixed)."""
-        card = self._mine(from_json(json_after_words(checked(self._program, *SETTINGS, "--json"))))
+        card = self._mine(from_json(json_in_output(checked(self._program, *SETTINGS, "--json"))))
         return {
             "power_cap_w": first(number(card.get("max graphics package power (w)"))),
             "performance_level": _text(card.get("performance level")),

@@ -75,7 +75,7 @@ def streams_used(
     return used
 
 
-def knobs_found(
+def setting_warnings(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], *, timing_events: bool
 ) -> list[EnvironmentWarning]:
     """Return the environment settings that change the measurement on this platform.

@@ -28,7 +28,7 @@ from aorta.version import __version__
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedConfig:
     """What was requested: the run's label (None: that of the platform), its configuration (JSON types), and a hash
     of the settings that change a measurement.
     """
@@ -70,7 +70,7 @@ def rank_facts(
 
 
 def build_manifest(
-    asked: Asked,
+    asked: RequestedConfig,
     folder: RunFolder,
     topology: Topology,
     device: torch.device,

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from aorta.command_line import command
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import device_name
-from aorta.distributed.environment_checks import knobs_found, one_connection, streams_used
+from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import platform_of, read_topology, select_device
 from aorta.errors import EXIT_OK
@@ -199,7 +199,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank)
     with process_group(topology, device, 300) as peers:
-        rows = [*knob_rows(os.environ, platform_of(device)), *race_rows(device)]
+        rows = [*setting_rows(os.environ, platform_of(device)), *race_rows(device)]
         for strategy in strategies:
             rows += StrategyCheck(strategy, topology, device, words, pairs).rows()
             gc.collect()  # free one case's model before the next
@@ -222,7 +222,7 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
         return report
 
 
-def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckRow]:
+def setting_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckRow]:
     """Check settings that silently change the answer; on CUDA one hardware queue for all streams always has a row."""
     rows = []
     if platform == "cuda":
@@ -231,7 +231,7 @@ def knob_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckR
         found = "not set" if value is None else f"={value}"
         bound = "not 1: timing events stop all overlap"
         rows.append(CheckRow("knobs", "CUDA_DEVICE_MAX_CONNECTIONS", found, bound, verdict))
-    for knob in knobs_found(environment, platform, _STREAMS, timing_events=False):
+    for knob in setting_warnings(environment, platform, _STREAMS, timing_events=False):
         name, _, reason = knob.text.partition(":")
         rows.append(CheckRow("knobs", name, reason.strip(), "for information", CheckVerdict.INFORMATION))
     return rows

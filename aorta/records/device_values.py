@@ -108,7 +108,7 @@ def pci_key(text: str | None) -> tuple[int, int, int, int] | None:
     return None if match is None else (*(int(match[i] or "0", 16) for i in (1, 2, 3)), int(match[4] or 0))  # type: ignore[return-value]
 
 
-def json_after_words(text: str) -> Any:
+def json_in_output(text: str) -> Any:
     """Return the JSON document in the output of a tool that may print warnings before it (even "[WARNING] ...").
 
     Raises:

@@ -29,7 +29,7 @@ from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.accelerator import lacks_streams
-from aorta.distributed.provenance import Asked
+from aorta.distributed.provenance import RequestedConfig
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
 from aorta.records.schema import InstrumentMode
@@ -259,7 +259,7 @@ class RecordArguments:
         """Return the run they describe. Of the caller's accelerator streams only those that must exist are counted."""
         config = self.config()
         return RunRequest(
-            Asked(self.label, config, hash_of(_same_on_all_ranks(config))),
+            RequestedConfig(self.label, config, hash_of(_same_on_all_ranks(config))),
             Clock(),
             Telemetry(
                 devices=Devices[self.devices],

@@ -30,15 +30,15 @@ from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.environment_checks import (
     EnvironmentWarning,
     cores,
-    knobs_found,
     one_rank,
+    setting_warnings,
     streams_used,
     timed_from_python,
     too_many_ranks,
 )
 from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
 from aorta.distributed.peers import Peers
-from aorta.distributed.provenance import Asked, build_manifest, rank_facts
+from aorta.distributed.provenance import RequestedConfig, build_manifest, rank_facts
 from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
@@ -117,7 +117,7 @@ class RunRequest:
         watchdog: that group of the configuration.
     """
 
-    asked: Asked
+    asked: RequestedConfig
     clock: Clock
     telemetry: Telemetry
     instrument: InstrumentSettings
@@ -250,7 +250,7 @@ def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:
 
 def publish_manifest(
     site: RunSite,
-    asked: Asked,
+    asked: RequestedConfig,
     clocks: ClockSynchronisation,
     ranks: list[dict[str, Any]],
     backend: str | None,
@@ -303,7 +303,7 @@ def untrained_run(
         site = RunSite(folder, topology, device, peers)
         clocks = measured_clocks(config.clock, site)
         ranks = peers.gather("facts", rank_facts(topology, device))
-        asked = Asked(config.label, resolved.plain, resolved.manifest_hash)
+        asked = RequestedConfig(config.label, resolved.plain, resolved.manifest_hash)
         publish_manifest(site, asked, clocks, ranks, backend, plan)
         yield site, clocks, ranks
 
@@ -426,7 +426,7 @@ def environment_checks(request: RunRequest, site: RunSite) -> list[EnvironmentWa
     platform = platform_of(site.device)
     priority = request.instrument.stream_priority
     streams = streams_used(request.own_streams, len(all_groups()), looking=looking, priority=priority)
-    found = knobs_found(os.environ, platform, streams, timing_events=looking)
+    found = setting_warnings(os.environ, platform, streams, timing_events=looking)
     crowded = too_many_ranks(site.topology.local_world_size, cores(), platform)
     return found if crowded is None else [*found, crowded]
 

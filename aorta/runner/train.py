@@ -26,11 +26,11 @@ from aorta.config.schema import Config, EmulatedFabric, Sharing
 from aorta.distributed.output_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import backend_for
-from aorta.distributed.provenance import Asked
+from aorta.distributed.provenance import RequestedConfig
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.emulation.network import EmulatedNetwork, meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.markers import StepMarkers
@@ -238,7 +238,7 @@ class TrainingRun:
                 f"fabric.sharing=link: on {self.device.type} each process group keeps its own stream busy, so that "
                 "they cannot take turns; use fabric.sharing=group, or training.device=cpu"
             )
-        folder = stack.enter_context(meeting_place(self.peers))
+        folder = stack.enter_context(shared_folder(self.peers))
         return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
@@ -251,7 +251,7 @@ class TrainingRun:
         }
         copies = 0 if config.dataset.on_device else 1
         return RunRequest(
-            Asked(config.label, self.resolved.plain, self.resolved.manifest_hash),
+            RequestedConfig(config.label, self.resolved.plain, self.resolved.manifest_hash),
             config.clock,
             config.telemetry,
             config.instrument,

@@ -6,7 +6,7 @@ import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match, physical_index
 from aorta.errors import DeviceUnreadable
-from aorta.records.device_values import json_after_words, megahertz, number, pci_key
+from aorta.records.device_values import json_in_output, megahertz, number, pci_key
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_addresses_of_one_card_agree_however_they_are_written():
     ],
 )
 def test_warnings_before_the_document(text):
-    assert json_after_words(text) == {"a": 1}
+    assert json_in_output(text) == {"a": 1}
 
 
 def test_a_bare_list_and_no_document_at_all():
-    assert json_after_words('WARN\n[{"gpu": 0}]') == [{"gpu": 0}]
+    assert json_in_output('WARN\n[{"gpu": 0}]') == [{"gpu": 0}]
     with pytest.raises(DeviceUnreadable, match="no JSON in its output: 'Permission denied'"):
-        json_after_words("Permission denied")
+        json_in_output("Permission denied")
 
 
 CARDS = [("0000:0c:00.0", "a"), ("0000:22:00.0", "b"), ("0000:22:00.1", "c")]

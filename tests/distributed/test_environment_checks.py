@@ -10,9 +10,9 @@ import pytest
 from aorta.distributed.environment_checks import (
     EnvironmentWarning,
     cores,
-    knobs_found,
     one_rank,
     refuse_two_tracers,
+    setting_warnings,
     streams_used,
     timed_from_python,
     too_many_ranks,
@@ -52,22 +52,22 @@ SILENT = [
 
 @pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), WARNED)
 def test_a_setting_that_changes_the_measurement_is_named(platform, environment, streams, sentence):
-    ((warning, level),) = knobs_found(environment, platform, {0: streams}, timing_events=False)
+    ((warning, level),) = setting_warnings(environment, platform, {0: streams}, timing_events=False)
     assert re.fullmatch(sentence + ".*", warning)
     assert level == logging.WARNING
 
 
 @pytest.mark.parametrize(("platform", "environment", "streams"), SILENT)
 def test_what_changes_nothing_is_not_complained_of(platform, environment, streams):
-    assert knobs_found(environment, platform, {0: streams}, timing_events=True) == []
+    assert setting_warnings(environment, platform, {0: streams}, timing_events=True) == []
 
 
 def test_queues_of_rocm_are_those_of_one_priority_and_connections_of_cuda_those_of_all():
     used = {0: 4, -1: 5}
-    (rocm,), (cuda,) = (knobs_found({}, platform, used, timing_events=True) for platform in ("rocm", "cuda"))
+    (rocm,), (cuda,) = (setting_warnings({}, platform, used, timing_events=True) for platform in ("rocm", "cuda"))
     assert "up to 5 streams of priority -1;" in rocm.text
     assert "up to 9 streams;" in cuda.text
-    assert knobs_found({"GPU_MAX_HW_QUEUES": "5"}, "rocm", used, timing_events=True) == []
+    assert setting_warnings({"GPU_MAX_HW_QUEUES": "5"}, "rocm", used, timing_events=True) == []
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_streams_are_counted_for_every_group_and_priority(looking, priority, use
 
 def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": " 1 "}
-    warning, error = knobs_found(one, "cuda", {0: 3}, timing_events=True)
-    assert [warning] == knobs_found(one, "cuda", {0: 3}, timing_events=False)
+    warning, error = setting_warnings(one, "cuda", {0: 3}, timing_events=True)
+    assert [warning] == setting_warnings(one, "cuda", {0: 3}, timing_events=False)
     assert error == EnvironmentWarning(error.text, logging.ERROR)
     assert "together with AORTA's timing events" in error.text
     assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
-    assert knobs_found({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []
+    assert setting_warnings({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from aorta import installation
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.provenance import (
-    Asked,
+    RequestedConfig,
     build_manifest,
     rank_facts,
     recorded_environment,
@@ -30,7 +30,7 @@ def manifest(tmp_path):
         ranks = [rank_facts(place(rank, len(environments)), CPU) for rank in range(len(environments))]
         for facts, environment in zip(ranks, environments, strict=True):
             facts["environment"] = environment
-        asked = Asked(label, {"label": label, "training": {"seed": 42}}, "00ff")
+        asked = RequestedConfig(label, {"label": label, "training": {"seed": 42}}, "00ff")
         folder = RunFolder(tmp_path, "20260101T000000Z-abcd", 2)
         return build_manifest(asked, folder, place(0, len(environments)), CPU, "gloo", ranks, {"buckets": 3})
 

@@ -203,10 +203,10 @@ def _checkpoints(case: Path, out: Path) -> None:
 
 def _smi(case: Path, out: Path) -> None:
     from aorta.errors import DeviceUnreadable
-    from aorta.records.device_values import from_json, from_text, json_after_words, normalised
+    from aorta.records.device_values import from_json, from_text, json_in_output, normalised
 
     text = _words_of(case, "out.txt").decode("utf-8", "replace")
-    for cards in (lambda: from_text(text), lambda: from_json(json_after_words(text))):
+    for cards in (lambda: from_text(text), lambda: from_json(json_in_output(text))):
         try:
             for card in cards():
                 normalised(card)

@@ -99,13 +99,13 @@ def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, t
 )
 def test_one_hardware_queue_for_all_streams_has_a_row_of_its_own(value, verdict, found):
     environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
-    first, *others = check_ranks.knob_rows(environment, "cuda")
+    first, *others = check_ranks.setting_rows(environment, "cuda")
     assert (first.what, first.found, first.verdict) == ("CUDA_DEVICE_MAX_CONNECTIONS", found, verdict)
     assert [row.verdict for row in others] == ([CheckVerdict.INFORMATION] if value == "1" else [])
 
 
 def test_other_settings_that_change_the_answer_are_told():
-    (row,) = check_ranks.knob_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
+    (row,) = check_ranks.setting_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
     assert row.what == "GPU_MAX_HW_QUEUES=2"
     assert "share a queue" in row.found
 

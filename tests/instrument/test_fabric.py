@@ -11,7 +11,7 @@ import torch.distributed as dist
 from aorta.config.groups.fabric import cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, meeting_place
+from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, shared_folder
 from aorta.timeline.classes import KINDS
 
 US = 1_000
@@ -131,7 +131,7 @@ def test_groups_of_one_name_and_other_ranks_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_the_meeting_place_is_gone_afterwards() -> None:
-    with meeting_place(Peers(dist.HashStore(), 0, 1, 5)) as folder:
+    with shared_folder(Peers(dist.HashStore(), 0, 1, 5)) as folder:
         assert folder is not None
         assert folder.is_dir()
     assert not folder.exists()

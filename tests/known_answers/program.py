@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.network import EmulatedNetwork, meeting_place
+from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
@@ -236,7 +236,7 @@ def main(run: Callable[[Case, Path, Peers, Path | None], None] = run) -> None:
     root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]
     dist.init_process_group("gloo")
     peers = Peers(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), 60)
-    with meeting_place(peers) as place:
+    with shared_folder(peers) as place:
         for case in cases:
             folder = root / case.name
             folder.mkdir(parents=True, exist_ok=True)

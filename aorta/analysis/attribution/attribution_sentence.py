@@ -52,7 +52,7 @@ Setting = tuple[str, object, object]
 
 def sentence(
     means: Means,
-    found: Breakdowns,
+    breakdowns: Breakdowns,
     computing: Sequence[AttributionRow],
     late: Sequence[AttributionRow],
     configured: Sequence[Setting] = (),
@@ -73,34 +73,39 @@ def sentence(
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     if abs(means.difference_ms) <= SAME * max(left, right):
-        sentence = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
-        return f"{sentence}{_hidden_alone(found)}.", None
-    toggled = _toggled(found, configured, parallel)
+        cause = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
+        return f"{cause}{_hidden_alone(breakdowns)}.", None
+    toggled = _toggled(breakdowns, configured, parallel)
     if toggled is not None:
-        return toggled, max(found.part, key=_portion)
-    sentence, lead = _cause(means, found, late)
-    parts = [_change(means, left, right), _configured(configured), f"{sentence}.", _balance(means, found, computing)]
+        return toggled, max(breakdowns.part, key=_portion)
+    cause, lead = _cause(means, breakdowns, late)
+    parts = [
+        _change(means, left, right),
+        _configured(configured),
+        f"{cause}.",
+        _balance(means, breakdowns, computing),
+    ]
     return " ".join(filter(None, parts)), lead
 
 
-def _hidden_alone(found: Breakdowns) -> str:
+def _hidden_alone(breakdowns: Breakdowns) -> str:
     """Return what explains another share of hidden communication where the exposed part is the same: there is more or
     less communication in all. Without numbers, as no table is shown where nothing differs.
     """
-    communication, hidden = found.balance
+    communication, hidden = breakdowns.balance
     if abs(hidden.difference_ms) <= SAME * max(communication.reference_ms, communication.candidate_ms):
         return ""
     change = "less" if hidden.difference_ms > 0 else "more"
     return f"; there is {change} communication in all, and the difference is hidden communication"
 
 
-def _toggled(found: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
+def _toggled(breakdowns: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
     """Return what overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
     value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
-    communication, hidden = found.balance
+    communication, hidden = breakdowns.balance
     if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
         return None
-    kinds = {row.kind for row in found.kind if row.listed}
+    kinds = {row.kind for row in breakdowns.kind if row.listed}
     buckets = parallel in BUCKETED and kinds == {"allreduce"}
     does = (_BUCKETS if buckets else _WAITED_FOR)[value]
     moved = f"{rough_ms(hidden.difference_ms)} a step"
@@ -108,7 +113,7 @@ def _toggled(found: Breakdowns, configured: Sequence[Setting], parallel: str) ->
         what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
     else:
         what = f"{moved} that was {'exposed is hidden' if value else 'hidden is exposed'}"
-    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(found.part)}."
+    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(breakdowns.part)}."
 
 
 def _split(rows: Sequence[AttributionRow]) -> str:
@@ -157,7 +162,7 @@ def _configured(changes: Sequence[tuple[str, object, object]]) -> str:
     return f"Configuration: {shown}{f' and {more} more' if more > 0 else ''}."
 
 
-def _cause(means: Means, found: Breakdowns, late: Sequence[AttributionRow]) -> tuple[str, AttributionRow]:
+def _cause(means: Means, breakdowns: Breakdowns, late: Sequence[AttributionRow]) -> tuple[str, AttributionRow]:
     total = means.difference_ms
     change = "increase" if total > 0 else "decrease"
     waiting = [row for row in late if _portion(row) >= _MOST]
@@ -165,8 +170,8 @@ def _cause(means: Means, found: Breakdowns, late: Sequence[AttributionRow]) -> t
         row = max(waiting, key=_portion)
         mine = [_matching(row, "group", "group_size"), lambda key: key.part == WAIT]
         return _share(row, change) + (_where(means, mine) if row.alone else ""), row
-    row, chosen = _collective(found)
-    block = max(_listed(found.block), key=_portion)
+    row, chosen = _collective(breakdowns)
+    block = max(_listed(breakdowns.block), key=_portion)
     if block.block is not None and _portion(block) >= _LEADS and _portion(row) < _MUCH * _portion(block):
         mine = [lambda key: key.block == block.block]
         return f"{_share(block, change)}{_part(means, mine)}", block
@@ -177,12 +182,12 @@ def _cause(means: Means, found: Breakdowns, late: Sequence[AttributionRow]) -> t
 _Chosen = Callable[[ExposedKey], bool]
 
 
-def _collective(found: Breakdowns) -> tuple[AttributionRow, _Chosen]:
+def _collective(breakdowns: Breakdowns) -> tuple[AttributionRow, _Chosen]:
     """Return the collective with the largest share, or its whole kind where several sizes share a cause and none makes
     up most of it.
     """
-    one = max(_listed(found.collective), key=_portion)
-    kind = max(_listed(found.kind), key=_portion)
+    one = max(_listed(breakdowns.collective), key=_portion)
+    kind = max(_listed(breakdowns.kind), key=_portion)
     if _portion(kind) >= _MOST and (_portion(one) < 0.7 * _portion(kind) or one.kind != kind.kind):
         return kind, _matching(kind, "kind")
     return one, _matching(one, "kind", "group", "group_size", "bytes")
@@ -247,9 +252,9 @@ def _where(means: Means, chosen: Sequence[_Chosen]) -> str:
     return f"; the largest part exposed in {place_name(place)}"
 
 
-def _balance(means: Means, found: Breakdowns, computing: Sequence[AttributionRow]) -> str:
+def _balance(means: Means, breakdowns: Breakdowns, computing: Sequence[AttributionRow]) -> str:
     """Explain why less of equally long communication is hidden: is there less computation to hide behind?"""
-    communication, hidden = found.balance
+    communication, hidden = breakdowns.balance
     if _portion(hidden) < _MOST:
         return ""
     lost = hidden.difference_ms > 0

@@ -165,10 +165,10 @@ def _change(value: Value | None, base: float | None, unit: str) -> str:
     return f"{now} -> {rough_interval(value.value, value.low, value.high, unit)}"
 
 
-def gain_lines(found: Gains) -> list[str]:
+def gain_lines(gains: Gains) -> list[str]:
     """Return the largest gains in words."""
-    lines = [f"a step takes {found.step_ms:.2f} ms; what would gain most:"]
-    for number, each in enumerate(found.gains, start=1):
+    lines = [f"a step takes {gains.step_ms:.2f} ms; what would gain most:"]
+    for number, each in enumerate(gains.gains, start=1):
         lines += [
             f"  {number}. {each.sentence}",
             f"     --set {each.change}",
@@ -176,8 +176,8 @@ def gain_lines(found: Gains) -> list[str]:
         ]
     return (
         lines
-        if found.gains
-        else [f"a step takes {found.step_ms:.2f} ms; no change that was tried would gain more than {WORTH:.1%}"]
+        if gains.gains
+        else [f"a step takes {gains.step_ms:.2f} ms; no change that was tried would gain more than {WORTH:.1%}"]
     )
 
 

@@ -49,7 +49,7 @@ _MEMORY = Path("/dev/shm")
 
 
 @contextmanager
-def meeting_place(peers: Peers) -> Iterator[Path | None]:
+def shared_folder(peers: Peers) -> Iterator[Path | None]:
     """Yield a folder for the shared files of one run, removed at the end; None where not all ranks are on one host."""
     own = None
     if peers.rank == 0:
@@ -219,7 +219,7 @@ class EmulatedNetwork:
     Args:
         settings: of the fabric.
         rank, world_size: of this process.
-        folder: where the ranks of one host share their arrival times (`arrivals.meeting_place`); None without.
+        folder: where the ranks of one host share their arrival times (`shared_folder`); None without.
     """
 
     def __init__(self, settings: EmulatedFabric, rank: int, world_size: int, folder: Path | None) -> None:

@@ -175,20 +175,20 @@ def _gate(gate: GateEntry | None) -> str | None:
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
 
 
-def _attribution(found: Attribution | None) -> dict[str, Any] | None:
+def _attribution(attribution: Attribution | None) -> dict[str, Any] | None:
     """Return where the difference is: a sentence, its causes, and every way of breaking it down."""
-    if found is None:
+    if attribution is None:
         return None
-    sides = {"reference": found.reference, "candidate": found.candidate} if found.reference else {}
+    sides = {"reference": attribution.reference, "candidate": attribution.candidate} if attribution.reference else {}
     means = {side: _means(row) for side, row in sides.items()}
-    ways = [(name, rows, True) for name, rows in (found.dimensions or {}).items()]
+    ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
-    ways += [("stragglers", found.stragglers or [], False), ("computing", found.computing or [], False)]
-    causes = sentence_rows(found)
+    ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
+    causes = sentence_rows(attribution)
     table = page_tables.attribution_table
     return {
-        "sentence": found.sentence or found.reason,
-        "definition": found.definition,
+        "sentence": attribution.sentence or attribution.reason,
+        "definition": attribution.definition,
         "means": page_tables.facts_table(
             "attribution-means", "Each side, mean over steps and ranks", means, numbers=True
         )
@@ -243,24 +243,24 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
     ]
 
 
-def _autopsy(label: str, title: str, found: Verdict) -> PageAutopsy:
-    missing = [f"no evidence of rank {rank}" for rank in found.missing[:ROW_LIMIT]]
+def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
+    missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
     return PageAutopsy(
         label,
         title,
-        found.summary,
-        tuple((f"Rank {one.rank}: {one.reason}", tuple(one.evidence)) for one in found.culprits),
-        tuple(waiting_sentence(one) for one in found.waits),
-        (*found.contradictions, *found.notes, *missing),
-        tuple(found.next),
-        _rank_table(label, found),
+        verdict.summary,
+        tuple((f"Rank {one.rank}: {one.reason}", tuple(one.evidence)) for one in verdict.culprits),
+        tuple(waiting_sentence(one) for one in verdict.waits),
+        (*verdict.contradictions, *verdict.notes, *missing),
+        tuple(verdict.next),
+        _rank_table(label, verdict),
     )
 
 
-def _rank_table(label: str, found: Verdict) -> Table:
-    more = len(found.ranks) - ROW_LIMIT
+def _rank_table(label: str, verdict: Verdict) -> Table:
+    more = len(verdict.ranks) - ROW_LIMIT
     note = f"{PAGE.whole(more)} more ranks in summary.json." if more > 0 else None
-    rows = tuple(_rank_row(one) for one in found.ranks[:ROW_LIMIT])
+    rows = tuple(_rank_row(one) for one in verdict.ranks[:ROW_LIMIT])
     return Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, rows, note)
 
 

@@ -108,7 +108,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
-    """Return a report without a comparison: what each run came to."""
+    """Return a report without a comparison: the result of each run."""
     many = len(entries) > 1
     results = {label: _result(entry) for label, entry in entries.items()}
     cards = [
@@ -137,7 +137,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
 
 
 def _result(entry: DatasetEntry) -> str:
-    """Return what a run came to, as medians: `67 % hidden; 23 of 211 ms exposed`."""
+    """Return the result of a run, as medians: `67 % hidden; 23 of 211 ms exposed`."""
     if not entry.count:
         return "Nothing to measure"
     step = entry.described.get("job_step_ms")
@@ -242,8 +242,8 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
     return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
 
 
-def _margin(pair: ComparedMetric, found: Effect) -> str:
-    return "±" + PAGE.effect(pair.margin, found.kind).lstrip("+")
+def _margin(pair: ComparedMetric, effect: Effect) -> str:
+    return "±" + PAGE.effect(pair.margin, effect.kind).lstrip("+")
 
 
 def _corrected(pair: ComparedMetric) -> str:
@@ -251,8 +251,8 @@ def _corrected(pair: ComparedMetric) -> str:
     return "" if corrected is None or corrected == pair.p else f" ({p_value(corrected, 3)} corrected)"
 
 
-def _detectable(pair: ComparedMetric, found: Effect) -> str:
+def _detectable(pair: ComparedMetric, effect: Effect) -> str:
     told = pair.detectable
     if told.effect is None:
         return told.reason or PAGE.unknown
-    return f"{PAGE.effect(told.effect, found.kind).lstrip('+')} with power {PAGE.percent(told.power, 0)}"
+    return f"{PAGE.effect(told.effect, effect.kind).lstrip('+')} with power {PAGE.percent(told.power, 0)}"
