@@ -87,7 +87,7 @@ class Closed(msgspec.Struct, tag="close", tag_field="event", frozen=True):
 
 
 class SweepRequest(msgspec.Struct, tag="sweep", tag_field="record", frozen=True):
-    """First line of a sweep. `words` are the sweep's, before they were dealt out; `command` is what starts a job."""
+    """First line of a sweep. `words` are its overrides, before they were expanded; `command` is what starts a job."""
 
     journal_version: int
     started: str
@@ -99,7 +99,7 @@ class SweepRequest(msgspec.Struct, tag="sweep", tag_field="record", frozen=True)
 
 
 class JobPlanned(msgspec.Struct, tag="planned", tag_field="record", frozen=True):
-    """A job that is to be started: its folder's name and its words."""
+    """A job that is to be started: its folder's name and its overrides."""
 
     job: str
     words: list[str]
@@ -291,7 +291,7 @@ class Sweep:
 
     @property
     def swept(self) -> list[str]:
-        """Keys whose values differ between jobs, in the order of the words; a job without the key differs too."""
+        """Keys whose values differ between jobs, in the order of the overrides; a job without the key differs too."""
         keys = dict.fromkeys(key for job in self.jobs for key in job.keys)
         return [key for key in keys if len({job.keys.get(key) for job in self.jobs}) > 1]
 

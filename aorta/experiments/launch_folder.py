@@ -76,7 +76,7 @@ def inherited() -> dict[str, str]:
 
 
 def check_words(plan: Plan) -> None:
-    """Let train.py compose the words of each side, so that a wrong one does not fail every launch.
+    """Let train.py compose the overrides of each side, so that a wrong one does not fail every launch.
 
     Raises:
         ConfigError: with the words of train.py.

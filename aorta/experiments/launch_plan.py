@@ -38,7 +38,7 @@ class Side:
 
     Attributes:
         name: `reference` or `candidate`; of several candidates `candidate-1`, ... It names a folder.
-        words: for train.py, behind those that both sides share.
+        words: overrides for train.py, after those that both sides share.
         python: the interpreter.
         launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
         environment: variables added to the caller's.
@@ -95,7 +95,7 @@ class Plan:
         output: the plan folder, absolute.
         folder: where the launches run, absolute; relative words are seen from it.
         launches: of each side.
-        words: for train.py in every launch, in front of the side's.
+        words: overrides for train.py in every launch, before the side's.
         torchrun: more words for torchrun.
         seed: `training.seed` of every launch.
         timeout_s: a launch that lasts longer is ended, and failed.
@@ -128,12 +128,12 @@ class Plan:
         return self.output / launch.name
 
     def words_of(self, side: Side) -> list[str]:
-        """Return the words for train.py, without those that place a launch."""
+        """Return the overrides for train.py, without those that place a launch."""
         seed = [] if self.seed is None else [f"training.seed={self.seed}"]
         return [*self.words, *side.words, *seed]
 
     def command(self, launch: PlannedLaunch) -> list[str]:
-        """Return the command line of a launch. The last words win, so that no other word moves its run folder."""
+        """Return the command line of a launch. The last overrides win, so that no other moves its run folder."""
         side, output = launch.side, self.run_folder(launch)
         values = {
             "{python}": side.python,
@@ -168,7 +168,7 @@ class Plan:
 
 
 class Setting(Protocol):
-    """What a candidate changes in the base: words for train.py, and variables."""
+    """What a candidate changes in the base: overrides for train.py, and variables."""
 
     @property
     def overrides(self) -> tuple[str, ...]: ...
@@ -232,13 +232,13 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One combination. `overrides` are words for train.py, `environment` variables of its launches."""
+    """One combination. `overrides` are for train.py, `environment` are variables of its launches."""
 
     values: Mapping[str, str]
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Its words for train.py."""
+        """Its overrides for train.py."""
         return tuple(f"{key}={value}" for key, value in self.values.items() if not key.startswith(VARIABLE))
 
     @property
@@ -248,7 +248,7 @@ class StudyCell:
         return {key.removeprefix(VARIABLE): value for key, value in named.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """Return its words and variables, secrets hidden."""
+        """Return its overrides and variables, secrets hidden."""
         return {"overrides": list(self.overrides), "environment": shown_values(self.environment)}
 
     @property
@@ -268,7 +268,7 @@ class StudyDefinition:
 
     Attributes:
         varied: key -> the values of its cells, in the order given.
-        words: for train.py in every launch.
+        words: overrides for train.py in every launch.
         environment: variables of every launch.
         notes: about variables that are not known.
     """
@@ -284,7 +284,7 @@ class StudyDefinition:
 
 
 def preset(name: str | None) -> tuple[str, ...]:
-    """Return the words of a preset; none without a name.
+    """Return the overrides of a preset; none without a name.
 
     Raises:
         InputError: lists those there are.
@@ -300,7 +300,7 @@ def preset(name: str | None) -> tuple[str, ...]:
 
 
 def read_words(words: Sequence[str]) -> StudyDefinition:
-    """Tell the words that vary from those for all launches. A later word replaces an earlier one of its key.
+    """Split overrides into those that vary and those for all launches; a later one replaces an earlier of its key.
 
     Raises:
         InputError: nothing varies, a value is given twice or refused, or there are more than `MOST_CELLS` cells.

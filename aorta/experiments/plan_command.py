@@ -120,12 +120,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command, and its words."""
+    """Return the options of the command, and its overrides."""
     return parse_mixed(parser(), arguments)
 
 
 def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Return options and words mixed, then behind `--` words only; argparse does not take both."""
+    """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = words.parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]

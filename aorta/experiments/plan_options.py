@@ -61,7 +61,7 @@ class PlanFile(SideFile):
 
 
 def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
-    """Return the plan that the options ask for, and `--plan FILE` where they say nothing; words of both are joined.
+    """Return the plan that the options ask for, and `--plan FILE` where they say nothing; overrides of both are joined.
 
     Args:
         options: of `plan_command.parser`.

@@ -167,7 +167,7 @@ def tune_parser() -> argparse.ArgumentParser:
 
 
 def parse_tune(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command, and its words."""
+    """Return the options of the command, and its overrides."""
     return plan_command.parse_mixed(tune_parser(), arguments)
 
 

@@ -181,7 +181,7 @@ class TorchrunJobs:
 
 
 def _without_placing_keys(job: SweepJob) -> list[str]:
-    """Return the job's words but for those that say where it writes: the sweep's folder was made from them."""
+    """Return the job's overrides but for those that say where it writes, which gave the sweep's folder."""
     parsed = OverridesParser.create().parse_overrides(list(job.words))
     return [word for word, override in zip(job.words, parsed, strict=True) if override.key_or_group not in PLACING_KEYS]
 

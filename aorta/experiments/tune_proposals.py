@@ -68,7 +68,7 @@ class Proposal:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Words for train.py that make it."""
+        """Overrides for train.py that make it."""
         return overrides(self.changes)
 
     @property
