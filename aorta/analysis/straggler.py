@@ -98,11 +98,7 @@ class IssueLateness:
         np.add.at(self._queued, group[match.whole & waited], 1)
         if self.why_not is not None:
             return
-        issue_ns, of_row, rank = (
-            (rows.origin_ns + rows.issue_ns)[order],
-            match.matches.of_row[order],
-            rows.rank[order],
-        )
+        issue_ns, of_row, rank = (rows.origin_ns + rows.issue_ns)[order], match.matches.of_row[order], rows.rank[order]
         step = rows.step[order[starts]]
         late_ns = issue_ns - np.minimum.reduceat(issue_ns, starts)[of_row]
         latest = late_ns == np.maximum.reduceat(late_ns, starts)[of_row]

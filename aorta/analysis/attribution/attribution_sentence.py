@@ -79,12 +79,7 @@ def sentence(
     if toggled is not None:
         return toggled, max(breakdowns.part, key=_portion)
     cause, lead = _cause(means, breakdowns, late)
-    parts = [
-        _change(means, left, right),
-        _configured(configured),
-        f"{cause}.",
-        _balance(means, breakdowns, computing),
-    ]
+    parts = [_change(means, left, right), _configured(configured), f"{cause}.", _balance(means, breakdowns, computing)]
     return " ".join(filter(None, parts)), lead
 
 
