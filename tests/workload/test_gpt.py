@@ -68,6 +68,16 @@ def test_rotation_keeps_lengths_and_depends_on_distances_only() -> None:
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
 
 
+def test_no_position_sees_a_later_one() -> None:
+    torch.manual_seed(0)
+    model, tokens = GptModel(TINY), torch.randint(50, (1, 6))
+    changed = tokens.clone()
+    changed[0, 4] = (tokens[0, 4] + 1) % 50
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4:], after[:, 4:])
+
+
 def test_stages_one_behind_the_other_are_the_whole() -> None:
     stages = []
     for layers in (range(1), range(1, 2), range(2, 3)):
