@@ -11,7 +11,6 @@ import argparse
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -278,7 +277,7 @@ def launch_all(plan: Plan) -> int | None:
 
 
 def _carry_out(plan: Plan, *, report: bool) -> int:
-    from aorta.experiments.process import run_to_end
+    from aorta.analysis.report.report_command import overlap_report
 
     stopped = launch_all(plan)
     if stopped is not None:
@@ -293,7 +292,7 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
         to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
     to_stdout("")
-    return run_to_end([sys.executable, "-m", *command])
+    return overlap_report(command[2:])
 
 
 def report_command(plan: Plan) -> list[str]:

@@ -184,28 +184,6 @@ def launch(
     return LaunchEnd(_shell_code(process.returncode), seconds, timed_out, end_marked(id_, grace_s))
 
 
-def run_to_end(command: Sequence[str]) -> int:
-    """Run a program that is not a launch; its output goes where ours goes, and signals are passed on to it.
-
-    Returns:
-        Its exit code; 128 + n where signal n ended it, be it by way of its own handler.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    stop = StopRequest()
-    with stop.on_signals():
-        stop.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent()
-        )
-        if stop.signal is not None:  # it came while the process was being made
-            stop.pass_on(stop.signal)
-        code = stop.process.wait()
-    if code and stop.signal is not None:
-        return SIGNAL_EXIT_BASE + stop.signal
-    return _shell_code(code)
-
-
 def _shell_code(code: int) -> int:
     return code if code >= 0 else SIGNAL_EXIT_BASE - code
 

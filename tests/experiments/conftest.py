@@ -56,13 +56,6 @@ class Bench:
         path.chmod(0o755)
         return path
 
-    def report(self, script: str) -> None:
-        """A stand-in for the report: `python -m` looks in the folder of the caller first."""
-        standin = self.home / "aorta"
-        standin.mkdir()
-        (standin / "__init__.py").touch()
-        (standin / "__main__.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
-
     def acts(self, **acts: dict[str, Any]) -> None:
         """What launches do: `reference_00={"fail": 1}`."""
         self.monkeypatch.setenv("FAKE_ACTS", json.dumps({name.replace("_", "/"): act for name, act in acts.items()}))

@@ -6,14 +6,12 @@ import fcntl
 import os
 import pty
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from tests.experiments.conftest import Bench
 from tests.experiments.test_process import gone, has_ended
-from tests.runs import HANGS_S, ROOT, environment
+from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.thorough
 
@@ -57,36 +55,6 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
     assert runner.returncode == 143
     assert bench.events("close")[-1]["exit_code"] == 143
     assert has_ended(left["rank"])
-
-
-def reporting(bench: Bench, script: str) -> subprocess.Popen[str]:
-    """A plan that is done, and its report, which is `script`."""
-    assert bench(*AB)[0] == 0
-    bench.report(script)
-    code = "import sys\nfrom aorta.experiments.plan_command import main\nsys.exit(main(sys.argv[1:]))"
-    words = ["--output", "plan", "--python", str(bench.python), "--tree", str(ROOT), *AB, "--report"]
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *words],
-        cwd=bench.home,
-        env=environment(PYTHONPATH=str(ROOT)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_a_signal_goes_on_to_the_report(bench: Bench) -> None:
-    runner = reporting(bench, "open('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'its pid')\ntime.sleep(600)")
-    pid = int(bench.until(lambda: (bench.home / "its pid").exists() and (bench.home / "its pid").read_text()))
-    runner.terminate()
-    _, err = runner.communicate(timeout=HANGS_S)
-    assert (runner.returncode, has_ended(pid)) == (143, True), err
-
-
-def test_a_report_that_a_signal_killed_gives_the_code_of_a_shell(bench: Bench) -> None:
-    runner = reporting(bench, "os.kill(os.getpid(), signal.SIGKILL)")
-    runner.communicate(timeout=HANGS_S)
-    assert runner.returncode == 128 + signal.SIGKILL
 
 
 def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
