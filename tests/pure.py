@@ -24,7 +24,7 @@ PICTURES: Final = frozenset({"matplotlib", "bokeh"})
 WITHOUT_TORCH: Final = frozenset(
     {"timeline", "records", "config", "analysis", "autopsy", "experiments", "command_line", "errors", "loggers"}
 )
-"""AORTA's rooms that never load torch (import-linter holds them to it)."""
+"""AORTA's packages that never load torch (import-linter holds them to it)."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What pages and code say about each other: rule numbers, exit codes, dependencies, the map of rooms."""
+"""What pages and code say about each other: rule numbers, exit codes, dependencies, the map of packages."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_architecture_s_tree_has_every_room() -> None:
-    rooms = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
+    folders = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
     _picture, tree = fenced(ARCHITECTURE, "")
-    assert rooms == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
+    assert folders == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
 
 
 def test_every_marker_is_explained() -> None:
@@ -103,12 +103,12 @@ def test_every_marker_is_explained() -> None:
 
 @pytest.mark.parametrize(("stage", "marks"), [(0, "alone"), (1, "gpu|simulated|rocm")])
 def test_tests_stand_where_their_stage_of_the_gate_looks_for_them(stage: int, marks: str) -> None:
-    """`scripts/check` collects these rooms alone: for its stage of times, and on the simulated device."""
-    rooms = re.findall(r"^ *rooms=\((tests/.*)\)$", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)[stage]
+    """`scripts/check` collects these folders alone: for its stage of times, and on the simulated device."""
+    folders = re.findall(r"^ *folders=\((tests/.*)\)$", (ROOT / "scripts" / "check").read_text(), re.MULTILINE)[stage]
     found = [path for path in SOURCES if re.search(rf"\bmark\.(?:{marks})\b", path.read_text())]
-    for room in rooms.split():
-        assert any(path.is_relative_to(ROOT / room) for path in found), f"{room} has none"
-        found = [path for path in found if not path.is_relative_to(ROOT / room)]
+    for folder in folders.split():
+        assert any(path.is_relative_to(ROOT / folder) for path in found), f"{folder} has none"
+        found = [path for path in found if not path.is_relative_to(ROOT / folder)]
     assert found == []
 
 
