@@ -64,7 +64,7 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
 
 
 def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
-    """Return for each step, the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
+    """Return for each step the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
     starts, ends = steps[list(_TIMES)].to_numpy().T
     joined = np.full((len(steps), values.shape[1]), np.nan)
     for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):

@@ -105,7 +105,7 @@ class NumberFormat:
         return self._fixed(value, 3, signed=True)
 
     def interval(self, entry: Effect) -> str:
-        """Return from `low` to `high` of an effect of `summary.json`, as `effect` writes them, the unit once."""
+        """Format an effect of `summary.json` from `low` to `high`, as `effect` formats them, the unit once."""
         if entry.low is None or entry.high is None:
             return self.unknown
         return f"{self.effect(entry.low, entry.kind).partition(self.space)[0]} to {self.effect(entry.high, entry.kind)}"

@@ -172,7 +172,7 @@ class StepColumns:
         )
 
     def take(self, places: npt.NDArray[np.intp]) -> None:
-        """Keep these steps, in this order."""
+        """Keep these steps, in this order. The numbers of the others stay in memory."""
         self._order = [self._order[place] for place in places.tolist()]
 
 

@@ -53,7 +53,7 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def nccl_version() -> str | None:
-    """Return version of NCCL, or of RCCL on ROCm, e.g. `2.27.3`; None without it or without a device."""
+    """Return the version of NCCL, or of RCCL on ROCm, e.g. `2.27.3`; None without it or without a device."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ class RunFolder:
         return self.path / CHECKPOINT_DIR
 
     def traces(self, rank: int) -> Path:
-        """Return folder of the rank's torch.profiler traces."""
+        """Return the folder of the rank's torch.profiler traces."""
         return self.path / TRACE_DIR / f"rank{rank}"
 
 

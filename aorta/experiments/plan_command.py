@@ -277,8 +277,6 @@ def launch_all(plan: Plan) -> int | None:
 
 
 def _carry_out(plan: Plan, *, report: bool) -> int:
-    from aorta.analysis.report.report_command import overlap_report
-
     stopped = launch_all(plan)
     if stopped is not None:
         return stopped
@@ -291,6 +289,8 @@ def _carry_out(plan: Plan, *, report: bool) -> int:
     if not report:
         to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
+    from aorta.analysis.report.report_command import overlap_report
+
     to_stdout("")
     return overlap_report(command[2:])
 

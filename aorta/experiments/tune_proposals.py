@@ -253,7 +253,7 @@ def _outcome(prediction: Prediction) -> tuple[object, ...]:
 
 
 def _rank(proposal: Proposal) -> tuple[float, int]:
-    """Sort by the shortest predicted step; of equal ones the one that changes less."""
+    """Return a sort key: the shortest predicted step, and of equal ones the one that changes less, comes first."""
     return (math.inf if proposal.step_ms is None else proposal.step_ms.value), len(proposal.changes)
 
 

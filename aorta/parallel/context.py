@@ -40,8 +40,8 @@ def parallelize(
 
 
 def cut(mesh: DeviceMesh) -> Cut:
-    """Return what this rank of the 1-D `mesh` has of inputs and target [batch, positions]; behind the inputs stand the
-    positions that these are.
+    """Return a function that cuts this rank's part of the 1-D `mesh` from inputs and target [batch, positions], and
+    appends its positions to the inputs.
 
     Each rank's loss is the mean over its positions. They are equally many, so the mean of the ranks' gradients is the
     gradient of the mean over all.

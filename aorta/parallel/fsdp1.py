@@ -78,7 +78,7 @@ def _views(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _waited_reduce_scatter(device: torch.device) -> Any:
-    """Issue FSDP's own reduce-scatter on FSDP's stream, and make the compute stream wait for it."""
+    """Return a hook that issues FSDP's reduce-scatter on FSDP's stream and makes the compute stream wait for it."""
     compute = torch.accelerator.current_stream(device)
 
     def reduce(state: default_hooks.DefaultState, gradient: torch.Tensor, shard: torch.Tensor) -> None:

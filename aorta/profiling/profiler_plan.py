@@ -198,7 +198,7 @@ class ProfilerPlan:
         )
 
     def outputs(self, window: TraceWindow) -> Iterator[SavedFile]:
-        """Yield the files to be made of a window; the trace itself comes last. None where nothing is exported."""
+        """Yield the files to be made of a window; the trace itself comes last. Nothing where nothing is exported."""
         if not self.exports:
             return
         settings, values = self.settings, template_values(self.place, window.moment)

@@ -93,7 +93,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears under its name only when it is complete; where it fails, nothing is left."""
+    """Write a file that appears under its name only when it is complete; an error leaves an earlier one as it was."""
     with whole_file(path) as part:
         part.write_bytes(content)
 

@@ -187,7 +187,7 @@ class LoopProfiler:
         return {"chrome_trace_disabled": "rocm"} if self.settings.enabled and export_disabled(self.settings) else {}
 
     def profiles(self, first_step: int) -> Callable[[int], bool]:
-        """Return whether torch.profiler is on in a global step of a loop from `first_step`; `check` comes first."""
+        """Return whether torch.profiler is on, by global step of a loop from `first_step`; `check` comes first."""
         plan = ProfilerPlan(self.settings, self._place(), Path(), counters=self._counters)
         if not plan.selected or not plan.records:
             return lambda _step: False

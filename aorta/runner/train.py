@@ -187,7 +187,7 @@ class TrainingRun:
         return agreement.stopped_by
 
     def _log_next_commands(self, folder: RunFolder) -> None:
-        """Print the commands that read what this run has written."""
+        """Log the commands that read what this run has written."""
         path = shlex.quote(shown_path(folder.path))
         _log.info("Next: aorta report %s", path)
         windows = self.profiler.saved_traces if self.config.profiling.enabled else []

@@ -38,6 +38,8 @@ def test_one_late_rank_of_four_is_named_with_its_lateness(tmp_path: Path) -> Non
     assert entry["late_ms"] == pytest.approx(5.0, abs=0.3)
     assert entry["last_share"] == 1.0
     assert entry["wait_ms_median_per_rank"]["2"] == 0.0
+    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
+    assert "rank 2 is a straggler: the other ranks of group g wait for it" in " ".join(text.split())
 
 
 def ruled(waits: Sequence[float], last: int, collectives: int = 20, transfer_ms: float = 0.0) -> dict[str, Any]:

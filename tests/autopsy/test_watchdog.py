@@ -110,7 +110,8 @@ def test_a_rank_at_work_goes_on_however_often_its_stacks_are_asked_for(host: Hos
     answers = Counter[tuple[str, ...]]()
     for _ in range(100):
         working, asleep = progress_evidence(host.folder, stacks=True)
-        assert all(stack.frames[-1].endswith((" _run_module_as_main", " _bootstrap")) for stack in working.stacks)
+        for stack in working.stacks:  # a thread that has just been started has no frame yet
+            assert not stack.frames or stack.frames[-1].endswith((" _run_module_as_main", " _bootstrap"))
         assert [stack.name for stack in asleep.stacks] in (["MainThread"], [])
         answers[tuple(stack.name for stack in working.stacks)] += 1
     # A rank that got no processor time within a second answers for its main thread, or not at all.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import torch
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check import check_command, check_ranks
 from aorta.gpu_check.case import PAIRS
-from aorta.gpu_check.check_table import CheckVerdict
+from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.runs import ROOT
 
 WRITES = """
@@ -120,3 +121,9 @@ def test_it_runs_where_no_developer_s_tools_are():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_a_report_has_plain_json_types():
+    report = CheckReport({"words": ["a=1"]}, [check_ranks.setting_rows({}, "cuda")], "passed", 0)
+    plain = msgspec.json.decode(msgspec.json.encode(report))
+    assert plain["rows"][0][0]["verdict"] == "ok"

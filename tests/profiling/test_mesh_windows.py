@@ -8,6 +8,8 @@ import tarfile
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
 from aorta.profiling import trace_files
@@ -64,6 +66,17 @@ def test_coordinates_are_those_of_torch_s_mesh():
     ranks = torch.arange(12).reshape(sizes)
     for rank in range(12):
         assert coordinate_of(rank, sizes, 12) == tuple((ranks == rank).nonzero()[0].tolist())
+
+
+@pytest.mark.spec("A6")
+def test_a_mesh_of_one_needs_no_coordinate(tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("pp", "dp", "tp"))
+        loop(tmp_path, d9d(2, 0, 1), 2, mesh=mesh)
+    finally:
+        dist.destroy_process_group()
+    assert files_below(tmp_path) == ["step_2/trace.tar.gz"]
 
 
 @pytest.mark.spec("A7")

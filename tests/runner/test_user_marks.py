@@ -94,6 +94,11 @@ def test_frames(folder: Path) -> None:
     assert counted["global_step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_they_change_no_metric(folder: Path) -> None:
+    steps = aorta.analysis.steps(folder)
+    assert (steps["aux_ms"] == 0).all()
+
+
 def test_the_page_has_a_lane_and_a_curve(folder: Path, tmp_path: Path) -> None:
     dataset = LabelledRun("x", aorta.analysis.load_run(folder))
     spans = spans_of(dataset, 10_000, 8)

@@ -207,6 +207,25 @@ def coalesced(rank: int) -> Any:
     return {"rows": rows(origin), "values": values, "counted": [middle - before, after - middle]}
 
 
+def reductions(rank: int) -> Any:
+    """Values of each reduction, with a real delay: who does not wait reads poison. Values of the other collectives are
+    asked for in `tests.device_path.scenes.every_form`.
+    """
+    device.real_delays(collective_ns=20_000_000)
+    x = torch.arange(4.0, device=torch.device("cuda", rank)) + 10 * rank
+    found: dict[str, list[float]] = {}
+    for op in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
+        y = x.clone()
+        dist.all_reduce(y, op=getattr(dist.ReduceOp, op))
+        found[op] = (y * 1).tolist()
+    half = x.to(torch.bfloat16)
+    dist.all_reduce(half)
+    found["bfloat16"] = (half * 1).tolist()
+    dist.barrier()
+    device.no_races()
+    return found
+
+
 def missing_wait(rank: int, direction: str) -> Any:
     """The caller does not wait for the result, or overwrites the input."""
     x = tensor(rank + 1.0)

@@ -80,6 +80,15 @@ def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
         assert rank["values"] == [3, 5, 7, 3, 5]
 
 
+def test_every_reduction_has_the_values_that_it_should() -> None:
+    a, b = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
+    both = [x + y for x, y in zip(a, b, strict=True)]
+    expected = {"SUM": both, "AVG": [x / 2 for x in both], "MAX": b, "MIN": a, "bfloat16": both}
+    expected["PRODUCT"] = [x * y for x, y in zip(a, b, strict=True)]
+    for rank in scenario("reductions"):
+        assert rank == expected
+
+
 @pytest.mark.parametrize(
     ("direction", "words"),
     [

@@ -93,7 +93,7 @@ class ComparedSide:
 
     @classmethod
     def of(cls, entry: DatasetEntry) -> ComparedSide:
-        """Return a single run."""
+        """Return a single run as a side."""
         metrics = {name: SideValue.of(described) for name, described in entry.described.items()}
         return cls(metrics, entry.matched, known(entry.pace))
 

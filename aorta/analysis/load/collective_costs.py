@@ -219,7 +219,7 @@ def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
 
 
 def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
-    """Return for each collective found on all ranks of the group, the shortest duration over those ranks; or why there
+    """Return for each collective found on all ranks of the group the shortest duration over those ranks; or why there
     is none.
     """
     none = np.zeros(0, np.int64)

@@ -24,8 +24,6 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import add_comm_pattern
-from aorta.analysis.load.rank_inference import headers_near
-from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.trace_health import usable
 from aorta.analysis.table_files import FORMATS, check_format, write_table
 from aorta.command_line import command
@@ -170,6 +168,9 @@ def _write(location: str, output: Path, form: str, comm_patterns: Sequence[str])
     Raises:
         InputError: nothing there can be read, or `output` cannot be written.
     """
+    from aorta.analysis.load.rank_inference import headers_near
+    from aorta.analysis.load.trace_files import find_units, read_unit
+
     units, said = find_units(location, comm_patterns, headers_near(location))
     broken: dict[str, str] = {}
 

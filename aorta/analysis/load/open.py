@@ -312,7 +312,7 @@ class Database:
         return np.array([NULL if value is None else value for value in values], dtype=np.int64)
 
     def integers_if_stored(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Return as `integers`, without rows where the table was never created."""
+        """Return what `integers` returns, without rows where the table was never created."""
         if table not in self.tables:
             return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
         return self.integers(table, required, optional)

@@ -206,7 +206,7 @@ class TrackIdentity:
         event["args"] = msgspec.Raw(msgspec.json.encode(args))
 
     def _name(self, raw: bytes, pid: int, name: object) -> str:
-        """Return the rank's first process gets the label of the rank; the others append their own name to it."""
+        """Name a process: the rank's first gets the label of the rank, the others append their own name to it."""
         if next(iter(self._pids.values())) == pid:
             return self.label
         return f"{self.label}: {name or 'process'} {_decoded(raw)}".rstrip()

@@ -103,12 +103,12 @@ SERIES: Final = tuple(
 
 
 def lane_color(lane: str) -> str:
-    """Return a lane of a timeline: computation, a kind of collective, or the rest."""
+    """Return the colour of a lane of a timeline: computation, a kind of collective, or the rest."""
     return light(_LANES.get(lane) or (lane if lane in _KINDS else "other-kind"))
 
 
 def phase_color(phase: str) -> str:
-    """Return a phase of a block; one that is neither forward nor backward has the colour of computation."""
+    """Return the colour of a phase of a block: that of computation if it is neither forward nor backward."""
     return light(phase if phase in ("forward", "backward") else "compute")
 
 

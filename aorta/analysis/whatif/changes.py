@@ -148,7 +148,7 @@ def _check_sharded_on_host(program: RunProgram, text: str) -> None:
 
 
 def fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
-    """Return FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
+    """Return the program with FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
 
     Raises:
         InputError: there are no all-gathers that blocks wait for.

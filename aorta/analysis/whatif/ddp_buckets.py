@@ -66,7 +66,7 @@ def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientB
 
 
 def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
-    """Return DDP with other buckets, or with its overlap switched.
+    """Return the program with other buckets of DDP, or with its overlap switched.
 
     Args:
         text: the change, for errors.

@@ -184,7 +184,7 @@ class NetworkChange(Change):
         return Changed(_charged_by(program, self.text, replace(settings, **values)))  # type: ignore[arg-type]
 
     def _make_on_real_network(self, program: RunProgram) -> Changed:
-        """Return a network whose law is not known."""
+        """Change a network whose law is not known."""
         if self.field != "bandwidth":
             raise InputError(
                 f"--set {self.text}: the network of this run was real: how much of its times is {self.field} is "

@@ -158,7 +158,7 @@ class ProgramReader:
         of_ranks = [self._rank_step(rank, index) for rank in self._ranks.values()]
         layouts = tuple(each.layout for each in of_ranks)
         try:
-            plan = self._schedules.of(int(self._steps[index]), layouts, list(self._layouts))
+            plan = self._schedules.of(int(self._steps[index]), layouts, self._layouts)
         except InputError as error:
             raise not_replayable(self._run.location, error) from error
         cost, network, backend = self._costs.of(

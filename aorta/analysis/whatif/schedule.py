@@ -8,7 +8,7 @@ out when its last rank has issued it. Must not know any time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -106,7 +106,7 @@ class Schedules:
         self._ranks = ranks
         self._known: dict[tuple[int, ...], ReplayOrder] = {}
 
-    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Sequence[RankLayout]) -> ReplayOrder:
+    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> ReplayOrder:
         """Return the schedule of one step.
 
         Args:
@@ -116,8 +116,9 @@ class Schedules:
             InputError: the ranks do not fit each other in it.
         """
         if numbers not in self._known:
+            known = list(layouts)
             try:
-                self._known[numbers] = schedule(self._ranks, [layouts[number] for number in numbers])
+                self._known[numbers] = schedule(self._ranks, [known[number] for number in numbers])
             except InputError as error:
                 raise InputError(f"global step {global_step}: {error}") from error
         return self._known[numbers]

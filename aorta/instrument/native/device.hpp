@@ -158,7 +158,7 @@ class Device {
     }
   }
 
-  // The collectives that a stream has joined since the last call (`stream_order.py`).
+  // The collectives that a stream has joined since the last call (`device_streams.py`).
   std::deque<Name> take_joined(c10::StreamId stream) {
     const std::lock_guard<std::mutex> held(mutex_);
     const auto found = joined_.find(stream);

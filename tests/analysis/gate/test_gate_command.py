@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.comparison import GateEntry
+from aorta.analysis.gate import gate_command
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.gate.gate_command import LIMIT_BYTES, add_gate_arguments, check_gate_options, escaped
+from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
 from tests.analysis.by_json import ended, evaluate, junit_xml, markdown_summary
+from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -61,6 +64,17 @@ def test_without_a_condition_nothing_is_judged(tmp_path: Path) -> None:
     assert "gate" not in summary
     page = str(tmp_path / "page.md")
     assert ended(options("--markdown", page), summary) == (0, page)
+
+
+def test_the_command_judges_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written into the summary and what the command ends with are one judgement."""
+    results = []
+    real = gate_command.evaluate
+    monkeypatch.setattr(gate_command, "evaluate", lambda *words: results.append(real(*words)) or results[-1])
+    sides = [str(launch(tmp_path / name, ratio)) for name, ratio in (("a", 0.8), ("b", 0.6))]
+    words = ["--reference", sides[0], "--candidate", sides[1], "--no-html", "--output", str(tmp_path / "out")]
+    assert overlap_report([*words, "--fail-on", "overlap_ratio<-0.05"]) == 3
+    assert [result.outcome for result in results] == ["fail"]
 
 
 @pytest.mark.parametrize(

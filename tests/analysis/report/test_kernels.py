@@ -96,6 +96,11 @@ def test_a_report_writes_the_same_tables_with_the_label_first(
             assert list(csv.reader(file)) == [["label", *head], *(["two", *row] for row in rows)]
 
 
+def test_a_page_of_records_has_no_such_section(tmp_path: Path) -> None:
+    write_report({"sample": Path(__file__).parents[2] / "samples" / "two_gloo_ranks"}, tmp_path)
+    assert 'id="kernels"' not in (tmp_path / "report.html").read_text()
+
+
 def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
     made, page = report
     assert f"compute  {GEMM}" in made.text

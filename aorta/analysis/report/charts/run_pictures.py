@@ -142,8 +142,8 @@ def draw_overlap_ratio(datasets: Sequence[LabelledRun], path: Path) -> str | Non
 
 
 def draw_devices(dataset: LabelledRun, path: Path) -> str | None:
-    """Return one panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are
-    ticked below the clock.
+    """Draw one panel for each thing that was sampled and changes; what does not is a sentence. Throttled steps are
+    ticked below the clock. Returns why nothing was drawn, or None.
     """
     if not dataset.has_samples:
         return "no device samples in the record"

@@ -68,7 +68,7 @@ def effect_charts(comparison: Comparison) -> list[Chart]:
 
 
 def _importance(name: str, pair: ComparedMetric) -> tuple[int, bool, float]:
-    """Return the primary first, then the guard, then what was decided, then by p; last what only checks the cut-off."""
+    """Return a sort key: the primary, the guard, what was decided, then by p; last what only checks the cut-off."""
     role = {"primary": 0, "guard": 1}.get(str(pair.role), 3 if name.endswith("_cutoff") else 2)
     return role, pair.verdict not in _TONES, 1.0 if pair.p is None else pair.p
 

@@ -108,7 +108,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
-    """Return a report without a comparison: the result of each run."""
+    """Return the verdict of a report without a comparison: the result of each run."""
     many = len(entries) > 1
     results = {label: _result(entry) for label, entry in entries.items()}
     cards = [
