@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,9 +35,15 @@ def spin(cycles: int) -> None:
 
 
 def is_capturing() -> bool:
-    """Return whether the current stream is being captured into a graph; False in a build without CUDA and HIP."""
-    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return built and torch.cuda.is_current_stream_capturing()
+    """Return whether the current stream is being captured into a graph; False without a device, of which torch built
+    for CUDA raises an error instead.
+    """
+    return _has_device() and torch.cuda.is_current_stream_capturing()
+
+
+@cache
+def _has_device() -> bool:
+    return torch.cuda.is_available()
 
 
 @contextmanager

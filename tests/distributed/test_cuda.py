@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,13 +11,27 @@ import torch
 from aorta.distributed import cuda
 
 
-def test_nothing_is_being_captured_in_a_build_without_graphs(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    cuda._has_device.cache_clear()
+    yield
+    cuda._has_device.cache_clear()
+
+
+def test_nothing_is_being_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch built for CUDA, as PyPI's is for Linux, raises where there is no driver."""
+
+    def raises() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
     assert cuda.is_capturing() is False
 
 
 def test_a_capture_is_seen(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert cuda.is_capturing() is True
 
