@@ -77,7 +77,9 @@ class LoopProfiler:
     ) -> None:
         self.settings, self._folder, self._root, self._mesh = settings, folder, root, mesh
         self._counters, self._timeout_s = counters or Counters(), timeout_s
-        self._run_name = run_name or default_label(torch.accelerator.current_accelerator() or torch.device("cpu"))
+        # Unchecked, torch built for CUDA names a device that this machine may not have.
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        self._run_name = run_name or default_label(device)
         ProfilerPlan(replace(settings, enabled=False), TracePlace(self._run_name), Path(), counters=self._counters)
         refuse_broken(settings, 1)
         self._topology: Topology | None = None

@@ -211,7 +211,11 @@ def test_a_recorded_loop_takes_a_profiler_whose_steps_are_the_record_s(tmp_path)
 
 
 @pytest.mark.spec("E3", "E4")
-def test_samples_and_tokens_of_an_own_loop_are_unknown_until_it_says_how_many_a_step_has(tmp_path):
+def test_samples_and_tokens_of_an_own_loop_are_unknown_until_it_says_how_many_a_step_has(tmp_path, monkeypatch):
+    def accelerator(check_available=False):  # of PyPI's torch for Linux, on a machine without a GPU
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", accelerator)
     named = {"filename": "{batch}.{sample}.{token:04d}.json", "wait": 1, "active": 2, "summary_rows": 0}
     recorded(tmp_path / "a", profiling={"preset": "composer", **named})
     assert files_below(tmp_path / "a/cpu/torch_traces") == ["4.{sample}.{token:04d}.json"]

@@ -13,6 +13,11 @@ from tests.simulated import build, load
 from tests.simulated.programs import needs_device
 
 
+needs_cpu_build = pytest.mark.skipif(
+    "CPU build" in (build.why_not() or ""), reason="the simulated device needs a CPU build of torch"
+)
+
+
 def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A Python that finds the device's `sitecustomize`."""
     own = {**environment(PYTHONPATH=str(load.SITE)), **variables}
@@ -20,6 +25,7 @@ def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
+@needs_cpu_build
 def test_no_compiler_is_a_reason_and_a_library_that_is_built_needs_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -34,6 +40,7 @@ def test_no_compiler_is_a_reason_and_a_library_that_is_built_needs_none(
     assert build.build() == build.library()
 
 
+@needs_cpu_build
 def test_a_process_that_asks_for_what_is_not_built_ends(tmp_path: Path) -> None:
     done = python("import torch", AORTA_SIMULATED_DEVICE="virtual", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
