@@ -12,7 +12,6 @@ from tests.runs import HANGS_S, ROOT, environment
 from tests.simulated import build, load
 from tests.simulated.programs import needs_device
 
-
 needs_cpu_build = pytest.mark.skipif(
     "CPU build" in (build.why_not() or ""), reason="the simulated device needs a CPU build of torch"
 )
