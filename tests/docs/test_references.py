@@ -89,7 +89,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
-def test_the_architecture_s_tree_has_every_room() -> None:
+def test_the_architecture_s_tree_has_every_package() -> None:
     folders = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
     _picture, tree = fenced(ARCHITECTURE, "")
     assert folders == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
