@@ -81,12 +81,6 @@ COMMANDS: Final[dict[str, Command]] = {
         "launch two configurations in turn, so that the report can give a verdict",
         "--output artifacts/ab --candidate parallel.overlap=false training.max_steps=40",
     ),
-    "tune": Command(
-        "aorta.experiments.search_commands:tune",
-        "propose faster settings from a replay, launch the best against the base, recommend one",
-        "--output artifacts/tune parallel=ddp training.max_steps=40",
-        "tune_parser",
-    ),
     "study": Command(
         "aorta.experiments.search_commands:study",
         "launch every combination of settings and environment variables against one base, recommend one",

@@ -74,10 +74,8 @@ def run(resolved: Resolved) -> int:
 
 def sweep(options: Sequence[str]) -> TorchrunJobs:
     """Return what starts the jobs of `--multirun`: training again, once a job."""
-    from aorta.experiments import optuna_sweeper
     from aorta.experiments.sweep_launcher import TorchrunJobs
 
-    optuna_sweeper.register()
     return TorchrunJobs(training_program(checkout()), options)
 
 

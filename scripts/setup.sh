@@ -106,7 +106,7 @@ if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     # Whatever torch is there now is the one that stays.
     "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/torch.txt"
     target='.'
-    if [[ $extras == dev ]]; then target='.[dev,dask,optuna]'; fi
+    if [[ $extras == dev ]]; then target='.[dev,dask]'; fi
     cd -- "$root"
     install -c constraints.txt -c "$venv/torch.txt" -e "$target"
 

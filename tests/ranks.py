@@ -37,7 +37,6 @@ LOADED = (
     "aorta.runner.train",
     "aorta.rpc.rpc_run",
     "aorta.experiments.sweep_launcher",
-    "aorta.experiments.optuna_sweeper",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

@@ -1,6 +1,6 @@
 """The engine behind plans and sweeps: starts launches one after another, and says what became of each.
 
-A plan has the sides of `aorta ab`, `study` or `tune`, each launched several times and tried twice; a sweep has a side
+A plan has the sides of `aorta ab` or `study`, each launched several times and tried twice; a sweep has a side
 for each job, launched once. Both start with `attempt` and go through their launches with `run_all`; what they note of a
 launch, and where, is theirs (`run_plan` here, `TorchrunJobs` in `sweep_launcher`).
 

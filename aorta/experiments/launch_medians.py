@@ -215,7 +215,7 @@ def write_json(path: Path, content: object) -> None:
         RunIncomplete: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # nothing was launched where a tuning is given its record
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Which of several candidates `aorta tune` and `aorta study` recommend: the verdicts of the comparison, one for each.
+"""Which of several candidates `aorta study` recommends: the verdicts of the comparison, one for each.
 
 With several candidates the chance that one of them looks better grows; so each is judged at `rules(...)`, whose level
 is shared among them (Bonferroni, which holds however the candidates depend on each other; here all share the base's
@@ -8,25 +8,20 @@ launches). Must not judge anything that the comparison did not, or recommend wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.compare.launch_comparison import compare_launches
 from aorta.analysis.compare.launch_set import read_subjects
-from aorta.analysis.compare.run_comparison import differing, facts
 from aorta.analysis.compare.verdict import Rules, least_launches
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.comparison import Comparison, Effect
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
 from aorta.errors import InputError
 from aorta.experiments.launch_plan import REFERENCE, Plan
 
 ALPHA: Final = 0.05
 """Chance of even one wrong verdict, improvement or regression, among all candidates: at most 1 in 20."""
-_ELSEWHERE: Final = ("config.training.output_dir", "config.label")
-"""Keys that say where a run was written, not what it did."""
 _MANY: Final = 2.0
 """From three times the base on a change is said as a factor: +2343.7 % is 24x."""
 _SHOWN: Final = (JOB_STEP, "overlap_ratio")
@@ -56,7 +51,7 @@ def _format_value(effect: Effect, value: float | None) -> str:
 
 
 def select_for_json(comparison: Comparison) -> dict[str, Any]:
-    """Select what `tune.json` and `study.json` hold of a comparison."""
+    """Select what `study.json` holds of a comparison."""
     document = as_json(comparison)
     metrics = {name: as_json(each) for name, each in comparison.metrics.items() if name in _SHOWN}
     return {name: document[name] for name in _KEPT if name in document} | {"metrics": metrics}
@@ -120,13 +115,3 @@ def recommended(judgements: Mapping[str, Comparison]) -> tuple[str | None, str]:
     if not judgements:
         return None, "there was nothing to launch against the base"
     return None, f"none of the {len(judgements)} launched was shown to be better than the base"
-
-
-def unlike(recorded: Path, launched: Path) -> list[str]:
-    """Return where the run that the predictions come from was configured otherwise than the base that was launched."""
-    sides = [facts(load_run(folder)) for folder in (recorded, launched)]
-    return [
-        f"{each.key}: {each.reference!r} in the run predicted from, {each.candidate!r} in the base launched"
-        for each in differing(*sides)
-        if each.key not in _ELSEWHERE
-    ]

@@ -1,4 +1,4 @@
-"""What `aorta study` and `aorta tune` say at their ends, for people and as JSON, CSV and a heat map.
+"""What `aorta study` says at its end, for people and as JSON, CSV and a heat map.
 
 Must not decide anything: `recommendation` did.
 """
@@ -8,25 +8,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Side
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.whatif.prediction import Base
 from aorta.command_line import shown_path
 from aorta.errors import InputError
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, StudyCell, StudyDefinition
+from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, StudyCell, StudyDefinition
 from aorta.experiments.recommendation import ALPHA, format_effect, format_interval, select_for_json
-from aorta.experiments.tune_proposals import TRIED, Proposal
 from aorta.records.environment_variables import hide, shown_values, shown_variables
 from aorta.records.files import write_whole
 from aorta.terminal_style import csv_text, filled, paragraph, table
 from aorta.version import __version__
 
-TUNE_VERSION: Final = 1
 STUDY_VERSION: Final = 1
 STUDY_FILE: Final = "study.json"
 CSV_FILE: Final = "study.csv"
@@ -178,114 +175,6 @@ class Study(Search):
         base = _ms(self.base[JOB_STEP].reference)
         title = f"median of {self.launches} launches a cell (interval of the change); base {base} ms"
         return draw(arrange(points, JOB_STEP, x_key, y_key), title, path)
-
-
-@dataclass(kw_only=True)
-class Tuning(Search):
-    """Every proposal of a tuning.
-
-    Attributes:
-        recorded: the run that was predicted from.
-        base: it, replayed; None: it could not be.
-        recordings: launches made to have a record: of the base, but with --from, and of settings to refine from.
-    """
-
-    recorded: Path
-    base: Base | None
-    proposals: list[Proposal]
-    recordings: int
-
-    @property
-    def sides(self) -> dict[str, Proposal]:
-        """The proposals that are launched, by the name of their side."""
-        tried = [one for one in self.proposals if one.why == TRIED]
-        return {f"{CANDIDATE}-{number}": one for number, one in enumerate(tried, start=1)}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of `tune.json`."""
-        sides = {id(one): side for side, one in self.sides.items()}
-        chosen = None if self.chosen is None else self.sides[self.chosen].as_json()
-        return {
-            "tune_version": TUNE_VERSION,
-            "aorta_version": __version__,
-            "predicted_from": str(self.recorded),
-            "base": None if self.base is None else asdict(self.base.identity),
-            "alpha": ALPHA,
-            "alpha_per_candidate": self.judged_by.alpha,
-            "margin": self.judged_by.margin,
-            "launches": {
-                "recordings": self.recordings,
-                "per_side": self.launches,
-                "total": self.recordings + (self.launches * (1 + len(sides)) if sides else 0),
-            },
-            "proposals": [self._row(one, sides.get(id(one))) for one in self.proposals],
-            "recommendation": None
-            if chosen is None
-            else {"side": self.chosen, **{key: chosen[key] for key in ("overrides", "environment")}},
-            "reason": self.reason,
-            "notes": self.all_notes,
-        }
-
-    def _row(self, one: Proposal, side: str | None) -> dict[str, Any]:
-        found = None if side is None else self.judgements.get(side)
-        return {**one.as_json(), "side": side, "comparison": None if found is None else select_for_json(found)}
-
-    @property
-    def all_notes(self) -> list[str]:
-        """What the predictions of launched proposals do not know and what comparisons warn of, among the notes."""
-        flags = [flag for one in self.sides.values() for flag in one.flags]
-        return list(dict.fromkeys([*self.notes, *flags, *self.warnings]))
-
-    def proposals_text(self) -> str:
-        """Return the proposals as predicted."""
-        problem = None if self.base is None else self.base.identity.problem()
-        lines = [] if problem is None else [f"check: {problem}"]
-        for side, one in self.sides.items():
-            predicted = "not predicted" if one.step_ms is None else f"predicted {_predicted(one)} ms from {one.source}"
-            lines.append(f"{side}: {one.name}, {predicted}")
-        return filled([*lines, *self._not_launched(), *(f"note: {note}" for note in self.all_notes)])
-
-    def text(self, plan: Plan) -> str:
-        """Return the end of the command: a table, what was not launched, the notes, the recommendation."""
-        lines = [*self._table(), *self._not_launched(), *(f"note: {note}" for note in self.all_notes)]
-        more = [self.details(plan.output)] if self.judgements else []
-        name = "" if self.chosen is None else self.sides[self.chosen].name
-        return "\n".join([filled(lines), *more, "", *self.conclusion(name)])
-
-    def _table(self) -> Iterator[str]:
-        if not self.judgements:
-            return
-        rows = [("", "predicted ms", "measured ms", "delta", "verdict")]
-        replayed = None if self.base is None else self.base.identity.replayed_ms
-        rows.append(
-            ("base", _ms(replayed), _ms(next(iter(self.judgements.values())).metrics[JOB_STEP].reference), "", "")
-        )
-        reasons = []
-        for side, found in self.judgements.items():
-            one, step = self.sides[side], found.metrics[JOB_STEP]
-            rows.append((_label(one), _predicted(one), _ms(step.candidate), format_effect(step.effect), found.verdict))
-            source = "" if one.step_ms is None else f"; predicted from the record in {one.source}/"
-            reasons.append(f"{_label(one)}: {found.verdict}, {found.verdict_reason}{source}")
-        yield from table(rows, indent="  ")
-        yield from reasons
-
-    def _not_launched(self) -> Iterator[str]:
-        reasons: dict[str, list[str]] = {}
-        for one in self.proposals:
-            if one.why != TRIED:
-                predicted = "" if one.step_ms is None else f" ({one.step_ms.value:.2f} ms)"
-                reasons.setdefault(one.why, []).append(f"{_label(one)}{predicted}")
-        for why, names in reasons.items():
-            yield f"not launched, {why}: {', '.join(names)}"
-
-
-def _label(one: Proposal) -> str:
-    return " ".join(one.changes) or one.name or "the replay"
-
-
-def _predicted(one: Proposal) -> str:
-    step = one.step_ms
-    return "no prediction" if step is None else f"{step.value:.2f} ({step.low:.2f} to {step.high:.2f})"
 
 
 def _ms(value: float | None) -> str:

@@ -15,8 +15,8 @@ from torch.distributed.run import get_args_parser
 from aorta import train_command
 from aorta.analysis.whatif import parse_changes
 from aorta.commands import COMMANDS as AORTA_COMMANDS
-from aorta.experiments import optuna_sweeper, search_commands
 from aorta.experiments import plan_command as plans
+from aorta.experiments import search_commands
 from aorta.experiments.launch_plan import preset, read_words
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
@@ -73,7 +73,6 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
         return
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.chdir(elsewhere)  # a sweep leaves a file
-    optuna_sweeper.register()
     try:
         code: object = main(lambda _resolved: 0, ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
     except SystemExit as end:  # Hydra's own end of --help
@@ -109,9 +108,6 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)
-        case ["aorta", "tune", *rest]:
-            base = search_commands.base_plan(search_commands.parse_tune(rest))
-            compose(base.words_of(base.sides[0]), tmp_path, monkeypatch)
         case ["aorta", "study", *rest]:
             options = plans.parse_mixed(search_commands.study_parser(), rest)
             asked = read_words([*preset(options.preset), *options.words])

@@ -4,7 +4,6 @@ Each call is appended to $FAKE_RECORD; $FAKE_ACTS says what launches do, as {"ca
     fail: how many starts end with `code` (7)      ranks: how many of two ranks leave a record (2)
     hang: how many starts leave a rank in a session of its own, as torchrun does, and sleep
     job_step_ms: of every step (100)               signal_file: touched when SIGTERM came; then it ends by itself
-With $FAKE_SIMULATED a launch leaves the record of a simulated job with DDP whose buckets are as its words say.
 """
 
 # ruff: noqa: T201 - its words are what a launch says
@@ -60,15 +59,6 @@ def write_run(folder: Path, run_id: str, ranks: int, job_step_ms: float) -> None
     write_manifest(folder, run_id=run_id, world_size=2)
 
 
-def write_simulated_run(folder: Path, run_id: str, words: list[str]) -> None:
-    sys.path.insert(0, str(ROOT))
-    from tests.analysis.whatif.simulated_job import Job
-    from tests.analysis.whatif.simulated_record import record
-
-    cap = next(word for word in reversed(words) if word.startswith("parallel.bucket_cap_mb="))
-    record(Job("ddp", bucket_bytes=round(float(cap.partition("=")[2]) * 2**20)), folder, run_id)
-
-
 def launched(words: list[str]) -> int:
     place = next(word for word in reversed(words) if word.startswith("training.output_dir="))
     folder = Path(place.partition("=")[2].strip("'"))
@@ -87,10 +77,7 @@ def launched(words: list[str]) -> int:
         print("it broke here", file=sys.stderr)
         return int(act.get("code", 7))
     run_id = f"{name.replace('/', '-')}-{len(before)}"
-    if "FAKE_SIMULATED" in os.environ:
-        write_simulated_run(folder, run_id, words)
-    else:
-        write_run(folder, run_id, act.get("ranks", 2), act.get("job_step_ms", 100.0))
+    write_run(folder, run_id, act.get("ranks", 2), act.get("job_step_ms", 100.0))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""When `aorta tune` recommends, from simulated launches: not where nothing differs, and where there is a gain."""
+"""When `aorta study` recommends, from simulated launches: not where nothing differs, and where there is a gain."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_no_recommendation_says_why() -> None:
 
 @pytest.mark.parametrize(("candidates", "least"), [(1, 4), (2, 5), (6, 5), (7, 6)])
 def test_launches_that_can_reach_no_verdict_are_refused(candidates: int, least: int) -> None:
-    check_launches(least, candidates, "--try")
+    check_launches(least, candidates, "--vary")
     with pytest.raises(InputError, match=f"fewer than {least} a side"):
-        check_launches(least - 1, candidates, "--try")
+        check_launches(least - 1, candidates, "--vary")

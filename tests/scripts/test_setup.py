@@ -33,7 +33,7 @@ def test_a_change_in_what_it_was_made_from_makes_it_stale(sh, repo, stale):
     result = sh("setup.sh", "--dev")
     assert result.code == 0, result.err
     installs = [call["argv"] for call in result.calls if "install" in call["argv"]]
-    assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev,dask,optuna]"]
+    assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev,dask]"]
     assert result.out.splitlines()[-1] == str(sh.repo / ".venv/bin/python")
     assert sh("setup.sh", "--dev").calls == [], "the second call finds it ready"
 
@@ -115,7 +115,7 @@ def test_the_pins_are_a_resolution_for_every_supported_python(python):
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    todo = [("aorta", line, "") for part in ("dev", "dask", "optuna") for line in extras[part]]
+    todo = [("aorta", line, "") for part in ("dev", "dask") for line in extras[part]]
     todo += [("aorta", line, "") for line in project["dependencies"]]
     seen, wrong = set(), []
     while todo:
