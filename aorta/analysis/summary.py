@@ -24,7 +24,6 @@ from aorta.analysis.documents.comparison import Attribution, AttributionRow, Com
 from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.load.engines import Engine
-from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
 from aorta.analysis.tables import Run
@@ -155,8 +154,6 @@ def most_to_gain(run: Run) -> WhatIf:
 def _replayed(run: Run) -> WhatIf:
     last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
     ask = f"aorta whatif {shlex.quote(run.location)}"
-    if run.source.format != FORMAT:
-        raise InputError(f"a report replays AORTA's own records, not traces; ask {ask}")
     if last < _LEAST_STEPS:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)

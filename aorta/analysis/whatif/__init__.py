@@ -1,4 +1,4 @@
-"""What if something had been different: predictions from a record or the traces of all ranks, and what each part costs.
+"""What if something had been different: predictions from a run's record, and what each part costs.
 
     program = read_program("artifacts/cuda")
     predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).gain_ms

@@ -332,7 +332,7 @@ def _reaching(value: Value | None, others: Floats) -> Value | None:
 def flags_of(program: RunProgram) -> tuple[str, ...]:
     """Return what is not known, or doubtful, whatever is changed."""
     facts = program.facts
-    found = list(facts.flags)
+    found = []
     if facts.network is None:
         found.append("the network was real: what it costs is known only as recorded, the backend's own time included")
     elif not facts.law:

@@ -147,7 +147,6 @@ class Facts:
         backend_was_limit: of them, how many ended when the backend was done and not when the network was.
         arrival_unknown: of them, how many were queued, so that their arrival on a device is known within bounds only.
         gradient_order: every parameter of a DDP model as its gradient became ready; empty: unknown.
-        flags: sentences about the record.
     """
 
     parallel: str | None
@@ -158,7 +157,6 @@ class Facts:
     backend_was_limit: int
     arrival_unknown: int = 0
     gradient_order: tuple[Gradient, ...] = ()
-    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class RunProgram:
 
 
 def not_replayable(where: object, why: object) -> InputError:
-    """Return the error for a run, or a trace of it, whose program would have to be guessed."""
+    """Return the error for a run whose program would have to be guessed."""
     return InputError(f"{where}: a replay is not possible: {why}")
 
 

@@ -1,4 +1,4 @@
-"""Builds the program of a run from the steps of its ranks, wherever they come from.
+"""Builds the program of a run from the steps of its ranks.
 
     ProgramReader(run, network, steps, {rank: RankSteps(...)}).program()
 
@@ -49,8 +49,7 @@ class RankSteps(NamedTuple):
         length_ns: its duration.
         contents: what ran inside it.
         rows: its rows in `collectives`.
-        collectives: `issue_ns` says when the caller's stream had reached a collective, or, of a record on a device,
-            when the host issued it.
+        collectives: `issue_ns` says when the host issued a collective.
     """
 
     start_ns: Ints
@@ -92,8 +91,6 @@ class ProgramReader:
         steps: global steps.
         of_rank: rank -> those steps of it.
         gradient_order: as in `program.Facts`.
-        arrivals: `issue_ns` of collectives says when the caller's stream had reached them, on a device too.
-        groups: groups whose links are numbered ahead, in this order; others are in that of their first collectives.
     """
 
     def __init__(
@@ -104,8 +101,6 @@ class ProgramReader:
         of_rank: Mapping[int, RankSteps],
         *,
         gradient_order: tuple[Gradient, ...] = (),
-        arrivals: bool = False,
-        groups: Sequence[str] = (),
     ) -> None:
         self._run, self._network, self._steps = run, network, steps
         self._on_host = run.source.timer == HOST_TIMER
@@ -114,7 +109,6 @@ class ProgramReader:
                 tables,
                 of_rank[rank],
                 {name: tuple(sorted(each)) for name, each in tables.source.groups.items()},
-                {group: link for link, group in enumerate(groups)},
             )
             for rank, tables in sorted(run.ranks.items())
         }
@@ -122,7 +116,6 @@ class ProgramReader:
         self._names: dict[SpanName, int] = {}
         self._schedules = Schedules(tuple(self._ranks))
         self._gradients = gradient_order
-        self._arrivals = self._on_host or arrivals
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1
         self._law = network is not None and self._on_host and one_host
@@ -206,7 +199,7 @@ class ProgramReader:
             raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
         for place, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
             rank.known[name.group, seq] = IssuedCollective(index, place, start_ns + end)
-        arrivals = rows.issue_ns.tolist() if self._arrivals else self._on_stream(names, rows)
+        arrivals = rows.issue_ns.tolist() if self._on_host else self._on_stream(names, rows)
         step = rank_step(contents, index, start_ns, length_ns, rank.left_ns, arrivals, rank.known)
         rank.left_ns = step.left_ns
         layout = self._layouts.setdefault(RankLayout(step.operations, issued), len(self._layouts))

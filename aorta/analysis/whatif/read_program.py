@@ -1,4 +1,4 @@
-"""Reads the program of a run from its records, or from the traces of its ranks (`trace_program`).
+"""Reads the program of a run from its records.
 
     program = read_program("artifacts/cuda", last=100)  # its last hundred steps
     program = program_of(run)                           # of a run that has been read from records
@@ -25,36 +25,26 @@ from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.tables import Ints, RankTables, Run
 from aorta.analysis.whatif.program import RunProgram, not_replayable
 from aorta.analysis.whatif.program_reader import LEAST_STEPS, ProgramReader, RankSteps
-from aorta.analysis.whatif.trace_program import program_of_traces
 from aorta.config.groups.fabric import emulated_rules
 from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
 from aorta.errors import InputError
 
 
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
-    """Return the program of one run folder, or of the traces of all ranks of a job.
+    """Return the program of one run folder.
 
     Args:
-        location: where the records are; or the traces: a directory, file, glob or URL.
+        location: where the records are.
         last: only the last so many steps; None: all.
 
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
-    return program_of_source(load_source(location, contents=True), last)
-
-
-def program_of_source(run: Run, last: int | None = None) -> RunProgram:
-    """Return the program of a run that has been read, from its records or from traces.
-
-    Raises:
-        InputError: it cannot be replayed; the message says why.
-    """
-    return program_of(run, last) if run.source.format == FORMAT else program_of_traces(run, last)
+    return program_of(load_source(location, contents=True), last)
 
 
 def program_of(run: Run, last: int | None = None) -> RunProgram:
-    """Return the program of a run that has been read from its records.
+    """Return the program of a run that has been read.
 
     Args:
         last: only the last so many steps; None: all.
@@ -65,7 +55,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     _refuse(run)
     network = _network(run)
     steps = _common_steps(run, last)
-    offsets_ns = clock_offsets(run)
+    offsets_ns = _clock_offsets(run)
     of_rank = {
         rank: _rank_steps(tables, steps, None if offsets_ns is None else offsets_ns[rank])
         for rank, tables in run.ranks.items()
@@ -77,7 +67,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
 def _refuse(run: Run) -> None:
     health, no = run.health, partial(not_replayable, run.location)
     if run.source.format != FORMAT:
-        raise no(f"it is read from a trace ({run.source.format}), and not from AORTA's own record")
+        raise no(f"it takes AORTA's own record of the run, and these are traces ({run.source.format})")
     if health.world_size == 1:
         raise no("one rank communicates with nobody")
     if health.ranks_missing:
@@ -142,13 +132,13 @@ def _rank_steps(tables: RankTables, steps: Ints, offset_ns: int | None) -> RankS
     return RankSteps(
         began,
         columns.length_ns[places],
-        [contents_at(tables, place) for place in places.tolist()],
+        [_contents_at(tables, place) for place in places.tolist()],
         [columns.rows_of(place, place + 1) for place in places.tolist()],
         tables.collectives,
     )
 
 
-def contents_at(tables: RankTables, place: int) -> StepContents:
+def _contents_at(tables: RankTables, place: int) -> StepContents:
     """Return what ran inside the step with this index; read from the record's line where the tables were read without.
 
     Raises:
@@ -160,7 +150,7 @@ def contents_at(tables: RankTables, place: int) -> StepContents:
     return contents_of(inside.compute or (), inside.aux or (), inside.stalls or (), inside.waits, inside.ready)
 
 
-def clock_offsets(run: Run) -> Mapping[int, int] | None:
+def _clock_offsets(run: Run) -> Mapping[int, int] | None:
     """Return what to add to each rank's wall clock; None where all ranks share a host, and with it a monotonic clock.
 
     Raises:

@@ -15,18 +15,14 @@ from pathlib import Path
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.dataset import MarginalEntry
 from aorta.analysis.formatting import rough_interval, rough_ms
-from aorta.analysis.load.locations import Archives, load_source
-from aorta.analysis.load.run_facts import FORMAT
+from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
-from aorta.analysis.tables import Run
-from aorta.analysis.whatif.changes import apply, forms, in_order, parse_change, parse_changes
+from aorta.analysis.whatif.changes import forms, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, critical_path, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, Marginals, gains, marginals
-from aorta.analysis.whatif.inductor_profile import OPTION, inductor_profile, write_profile
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
 from aorta.analysis.whatif.program import Change, is_count
-from aorta.analysis.whatif.read_program import program_of_source
-from aorta.analysis.whatif.whatif_timeline import shown_steps, write_timeline
+from aorta.analysis.whatif.read_program import read_program
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
@@ -41,27 +37,19 @@ _ROWS = 8
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    if options.overwrite and not (options.timeline or options.inductor_profile):
-        raise InputError("--overwrite: there is no file to replace; it goes with --timeline and --inductor-profile")
     with Archives() as archives, archives.named():
         return _answered(archives.folder_of(_folder(options.run)), options)
 
 
 def _answered(folder: str | Path, options: argparse.Namespace) -> int:
     changes = _changes(options)
-    if options.inductor_profile is not None:
-        to_stdout(_inductor_profile(folder, options))
-        return EXIT_OK
-    if options.step is not None and changes and options.timeline is None:
-        raise InputError("--step: a prediction is of all steps; --step goes with --timeline, or without --set")
-    run = load_source(folder, contents=True)
-    program = program_of_source(run, last=options.last)
+    if options.step is not None and changes:
+        raise InputError("--step: a prediction is of all steps; --step goes without --set")
+    program = read_program(folder, last=options.last)
     base = base_of(program)
-    drawn = _timeline(run, base, changes, options)
     if changes:
         predicted = predict_from(base, changes)
-        lines = [*prediction_lines(predicted), *drawn]
-        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(lines))
+        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(prediction_lines(predicted)))
         return EXIT_OK
     found, parts, path = gains(base), marginals(program), critical_path(program, _index(base, options.step))
     if options.json:
@@ -75,7 +63,7 @@ def _answered(folder: str | Path, options: argparse.Namespace) -> int:
         to_stdout(json.dumps(content, indent=2))
     else:
         checked = _check(base.identity, (*found.notes, *found.flags))
-        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked, *drawn]))
+        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked]))
     return EXIT_OK
 
 
@@ -90,38 +78,6 @@ def _folder(word: str) -> str | Path:
     here = Path.cwd()
     root = checkout() or here
     return word if is_location(word, here, root) else locate([word], here, root)[word]
-
-
-def _inductor_profile(folder: str | Path, options: argparse.Namespace) -> str:
-    """Write the profile; sentences about it, and the line for Inductor as it is to be copied."""
-    if options.set or options.ranks is not None or options.json or options.step is not None or options.timeline:
-        raise InputError(
-            "--inductor-profile: its times are recorded, not predicted; --set, --ranks, --step, --timeline and --json "
-            "do not go with it"
-        )
-    run, path = load_source(folder), Path(options.inductor_profile)
-    profile = inductor_profile(run, options.last)
-    write_profile(path, profile, overwrite=options.overwrite)
-    collectives = sum(entry.collectives for entry in profile.entries)
-    lines = [f"{path}: {len(profile.entries)} transfers from {collectives} collectives of {len(run.ranks)} ranks"]
-    lines += [f"note: {note}" for note in (*run.health.notes(), *profile.notes())]
-    return f"{_text(lines)}\nfor Inductor, before it compiles:\n{OPTION} = {str(path)!r}"
-
-
-def _timeline(run: Run, base: Base, changes: Sequence[Change], options: argparse.Namespace) -> list[str]:
-    """Write the timeline, if one is wanted; a sentence about it."""
-    if options.timeline is None:
-        return []
-    if run.source.format != FORMAT:
-        raise InputError(f"--timeline: it is drawn from AORTA's own record, and {run.location} holds traces")
-    path, program, index = Path(options.timeline), base.program, _index(base, options.step)
-    changed, words = apply(program, changes).program, [change.text for change in in_order(changes)]
-    count = write_timeline(path, run, program, changed, words, index, overwrite=options.overwrite)
-    steps = [program.steps[each].global_step for each in shown_steps(program, index)]
-    return [
-        f"{path}: {count} events, global steps {steps[0]} to {steps[-1]}, aligned where step "
-        f"{program.steps[index].global_step} begins; open it in https://ui.perfetto.dev"
-    ]
 
 
 def _index(base: Base, step: int | None) -> int:
@@ -226,9 +182,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
         + "; ".join(forms()),
     )
-    words.add_argument(
-        "run", metavar="LABEL|DIR", help="the run: its label, its folder or an archive of it, or its traces"
-    )
+    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder or an archive of it")
     words.add_argument(
         "--set",
         action="append",
@@ -238,20 +192,7 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("--ranks", type=int, metavar="N", help="the same as --set ranks=N")
     words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
-    words.add_argument(
-        "--step", type=int, metavar="N", help="whose critical path or timeline (default: a step of median length)"
-    )
-    words.add_argument(
-        "--timeline",
-        metavar="FILE",
-        help="draw the step and those round it, measured and replayed, for Perfetto; .json or .json.gz",
-    )
-    words.add_argument(
-        "--inductor-profile",
-        metavar="FILE",
-        help="only write the recorded transfers (minimum over ranks) for the estimator of torch 2.13's Inductor; .json",
-    )
-    words.add_argument("--overwrite", action="store_true", help="replace the output file")
+    words.add_argument("--step", type=int, metavar="N", help="whose critical path (default: a step of median length)")
     words.add_argument("--json", action="store_true", help="everything, as JSON")
     return words
 

@@ -18,6 +18,7 @@ from aorta.analysis.whatif.read_program import network_of
 from aorta.analysis.whatif.whatif_command import main
 from aorta.errors import InputError
 from tests.analysis.by_json import most_to_gain
+from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record, truth
 
@@ -115,8 +116,6 @@ def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pyt
     assert "a change is given twice" in capsys.readouterr().err
     assert main([str(runs / "ddp"), "--step", "999"]) == 2
     assert "are replayed" in capsys.readouterr().err
-    assert main([str(runs / "ddp"), "--overwrite"]) == 2
-    assert "no file to replace" in capsys.readouterr().err
 
 
 def edited(folder: Path, run: Path, edit: object) -> Path:
@@ -158,6 +157,15 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
     folder = edited(tmp_path / "edited", runs / "ddp", edit)
     with pytest.raises(InputError, match=match):
         whatif.read_program(folder)
+
+
+def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        events = [kernel(GEMM, 0, 50), kernel(ALLREDUCE, 50, 20)]
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        (tmp_path / f"rank{rank}.pt.trace.json").write_text(json.dumps(document(events, distributedInfo=info)))
+    assert main([str(tmp_path)]) == 2
+    assert "it takes AORTA's own record of the run, and these are traces (kineto)" in capsys.readouterr().err
 
 
 def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs: Path, tmp_path: Path) -> None:
