@@ -29,9 +29,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Logger":
-        from aorta import loggers
+        from aorta.loggers import Logger
 
-        return loggers.Logger
+        return Logger
     if name in ("Profiler", "TorchProfiler"):
         from aorta.runner import profilers
 

@@ -1,6 +1,5 @@
-"""Sources of device metrics that are libraries: psutil for this machine's processor, NVML (`pip install nvidia-ml-py`,
-imported as `pynvml`), whose calls release the interpreter lock, and `amdsmi` of the installed ROCm (`pip install
-/opt/rocm/share/amd_smi`).
+"""Sources of device metrics that are libraries: NVML (`pip install nvidia-ml-py`, imported as `pynvml`), whose calls
+release the interpreter lock, and `amdsmi` of the installed ROCm (`pip install /opt/rocm/share/amd_smi`).
 
 Units: NVML gives milliwatts, MHz, bytes and whole percents (nvml.h); amdsmi degrees Celsius, watts, MHz, percent, MiB.
 Neither was run on a device here. Must not start a program.
@@ -10,121 +9,13 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
-import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from aorta.device_metrics.device_identity import DeviceIdentity, match
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import BYTES_PER_MIB, SampleSource, Values, ask_all, first, known, number, whole
-
-_log = logging.getLogger(__name__)
-_CPUS = Path("/sys/devices/system/cpu")
-_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-"""Drivers of processor sensors: Intel, AMD, AMD, Arm."""
-MIN_WINDOW_S = 0.1
-"""Utilisation over less than ten ticks of the kernel's clock (10 ms) is mostly rounding."""
-
-
-class Host(SampleSource):
-    """The metrics source of every rank of this machine, without an accelerator: its processor, all cores together,
-    through psutil. Power needs privileges on Linux and is not read.
-    """
-
-    name = "psutil"
-    min_interval_s = 0.1
-
-    def __init__(self, cpus: Path = _CPUS) -> None:
-        self._cpus = cpus
-        self._before = self._times()
-        self._throttled = self._throttle_count()
-
-    def read(self) -> Values:
-        """Return the current values; utilisation and throttling since the previous reading."""
-        return ask_all(
-            {
-                "temp_c": _temperature,
-                "sclk_mhz": _clock,
-                "util_pct": self._use,
-                "mem_used_bytes": _memory,
-                "throttle": self._throttle,
-            }
-        )
-
-    def _use(self) -> float | None:
-        at, busy, total = self._times()
-        before_at, before_busy, before_total = self._before
-        if at - before_at < MIN_WINDOW_S or total <= before_total:
-            return None
-        self._before = (at, busy, total)
-        return 100.0 * (busy - before_busy) / (total - before_total)
-
-    @staticmethod
-    def _times() -> tuple[float, float, float]:
-        """Return (monotonic time, processor time in use, total processor time), in seconds."""
-        times = psutil.cpu_times()
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # already in user, nice
-        return time.monotonic(), total - times.idle - getattr(times, "iowait", 0.0), total
-
-    def _throttle(self) -> list[str] | None:
-        count, before = self._throttle_count(), self._throttled
-        self._throttled = count
-        if count is None or before is None:
-            return None
-        return ["thermal"] if count > before else []
-
-    def _throttle_count(self) -> int | None:
-        """Return how often packages were throttled by temperature; only Intel's driver counts this."""
-        counts = []
-        for file in self._cpus.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"):
-            try:
-                counts.append(int(file.read_text()))
-            except (OSError, ValueError):
-                continue
-        return sum(counts) if counts else None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the clock governor's settings."""
-        no_turbo = self._setting("intel_pstate/no_turbo")
-        try:
-            frequency = psutil.cpu_freq()
-        except Exception as error:  # noqa: BLE001  psutil's errors vary by call; the other settings are still known; logged
-            _log.info("device telemetry: the processor's clock limit is not known: %s: %s", type(error).__name__, error)
-            frequency = None
-        return {
-            "governor": self._setting("cpu0/cpufreq/scaling_governor"),
-            "turbo": None if no_turbo is None else no_turbo == "0",
-            "sclk_max_mhz": (frequency.max or None) if frequency else None,
-        }
-
-    def _setting(self, name: str) -> str | None:
-        try:
-            return (self._cpus / name).read_text().strip() or None
-        except OSError:
-            return None
-
-
-def _temperature() -> float | None:
-    """Return the highest of the processor's sensors."""
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    found = [entry.current for driver in _SENSORS for entry in sensors.get(driver, []) if entry.current]
-    return max(found, default=None)
-
-
-def _clock() -> float | None:
-    frequency = psutil.cpu_freq()
-    return (float(frequency.current) or None) if frequency else None
-
-
-def _memory() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)
-
 
 _REASONS = {
     0x4: "power_cap",

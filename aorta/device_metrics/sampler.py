@@ -20,8 +20,8 @@ import msgspec
 
 from aorta.config.schema import Devices
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.libraries import AmdSmi, Host, Nvml
-from aorta.device_metrics.smi_programs import AmdSmiProgram, Program, RocmSmi, words_of
+from aorta.device_metrics.libraries import AmdSmi, Nvml
+from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import SampleSource, Values
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
@@ -29,18 +29,17 @@ from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
 _log = logging.getLogger(__name__)
 BEST: dict[str, tuple[str, ...]] = {
     "cuda": ("nvml",),
-    "rocm": ("amdsmi", "amd-smi", "rocm-smi"),
-    "cpu": ("psutil",),
+    "rocm": ("amdsmi", "rocm-smi"),
     "other": (),
 }
-"""In order of preference: libraries before programs, maintained ones before others."""
+"""In order of preference: the library before the program."""
 UNASKED_PROGRAM_INTERVAL_S = 5.0
 """Interval for a program that was not requested explicitly: each run uses a core for up to a second, on every rank."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An open source. Where `source` is None, `problem` says why; if that is None too, none was requested."""
+    """An open source. Where `source` is None, `problem` says why; if that is None too, there is nothing to sample."""
 
     source: SampleSource | None = None
     interval_s: float | None = None
@@ -53,24 +52,22 @@ def open_source(
     """Open the source; the caller closes it.
 
     Args:
-        asked: `telemetry.devices`.
+        asked: `telemetry.devices`; `auto` opens nothing on a CPU, whose sensors are not read.
         interval_s: requested seconds between two samples.
         keep_words: rocm-smi, if it is chosen, keeps its raw output.
         forced: rocm-smi is run in any case (`telemetry.force`): by auto it is the source then, so that what it prints
             is read too.
     """
-    if asked is Devices.off:
+    if asked is Devices.off or (asked is Devices.auto and identity.platform == "cpu" and not forced):
         return Opened()
     makers: dict[str, Callable[[], SampleSource]] = {
         "nvml": lambda: Nvml(identity),
         "amdsmi": lambda: AmdSmi(identity),
-        "amd-smi": lambda: AmdSmiProgram(identity),
         "rocm-smi": lambda: RocmSmi(identity, keep_words),
-        "psutil": Host,
     }
     named = ("rocm-smi",) if asked is Devices.auto and forced else () if asked is Devices.auto else (asked.name,)
     problems = []
-    for name in (*named, *(BEST[identity.platform] if asked is Devices.auto else ())):
+    for name in (*named, *(BEST.get(identity.platform, ()) if asked is Devices.auto else ())):
         try:
             source = makers[name]()
         except DeviceUnreadable as error:

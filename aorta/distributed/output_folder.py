@@ -27,7 +27,6 @@ from aorta.records.run_files import (
     COPY_OVERLAP_FILE,
     HISTORY_DIR,
     MANIFEST_FILE,
-    PROMETHEUS_FILE,
     RANK_FILE,
     RANK_FILE_GLOB,
     RPC_FILE,
@@ -155,8 +154,7 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
     files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
-    for pattern in (RANK_FILE_GLOB, PROMETHEUS_FILE.format(name="*")):
-        yield from path.glob(pattern)
+    yield from path.glob(RANK_FILE_GLOB)
     yield from (path / name for name in names if name not in stays and (path / name).exists())
 
 

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple, Self
 
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
-from aorta.loggers import Logger
-from aorta.loggers.clients import Place, missing_client, open_logger
+from aorta.loggers import Logger, Place, missing_client, open_logger
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -85,7 +84,7 @@ class LiveLoggers:
     nothing. Clients are opened on the thread too: one may wait for its server for minutes.
 
     Args:
-        names: of `loggers.clients`; one that cannot be opened is logged and left out.
+        names: of `aorta.loggers`; one that cannot be opened is logged and left out.
         place: what they are opened for.
         own: loggers of the caller, whose names are their types'.
         interval: steps from one that is logged to the next.

@@ -45,8 +45,7 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
 from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
-from aorta.loggers import Logger
-from aorta.loggers.clients import Place
+from aorta.loggers import Logger, Place
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress_file import Progress
 from aorta.records.run_files import MANIFEST_FILE
@@ -404,7 +403,6 @@ def device_sampler(settings: Telemetry, device: torch.device) -> DeviceSampler:
 def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLoggers:
     """Return the loggers of this run, which open when entered: those that were asked for on rank 0, none elsewhere."""
     settings, root = request.telemetry, header.rank == 0
-    directory = settings.prometheus_dir
     facts = {name: getattr(header, name) for name in ("run_id", "label", "attempt", "platform", "device", "parallel")}
     return LiveLoggers(
         [name.value for name in settings.loggers] if root else (),
@@ -412,7 +410,6 @@ def live_loggers(request: RunRequest, site: RunSite, header: Header) -> LiveLogg
             site.folder.path,
             header.label,
             facts | {"world_size": header.world_size, "folder": str(site.folder.path)},
-            None if directory is None else Path(directory),
         ),
         request.own_loggers if root else (),
         interval=settings.logger_interval,

@@ -234,9 +234,9 @@ def test_what_is_allowed(composed, words):
         (("profiling.enabled=true", "profiling.ranks=[1]"), "profiling.ranks"),
         (("profiling=d9d", "profiling.enabled=true"), "profiling.naming, profiling.compression"),
         (("profiling.enabled=true", "profiling.num_traces_to_keep=1"), "profiling.num_traces_to_keep"),
-        (("telemetry.devices=psutil",), "telemetry.devices"),
+        (("telemetry.devices=nvml",), "telemetry.devices"),
         (("telemetry.devices=off",), None),
-        (("telemetry.loggers=[prometheus]",), "telemetry.loggers"),
+        (("telemetry.loggers=[wandb]",), "telemetry.loggers"),
     ],
 )
 def test_what_a_run_of_calls_ignores_is_said(composed, words, named):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.smi_programs import Program, RocmSmi, words_of
+from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import Values, from_json, from_text, normalised, read_words
 from tests.runs import ROOT

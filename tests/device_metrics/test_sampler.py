@@ -14,8 +14,8 @@ import pytest
 
 from aorta.config.schema import Devices
 from aorta.device_metrics.device_identity import DeviceIdentity
+from aorta.device_metrics.rocm_smi import RocmSmi
 from aorta.device_metrics.sampler import DeviceSampler, Opened, is_failed, open_source
-from aorta.device_metrics.smi_programs import RocmSmi
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import Values
 from aorta.records.schema import DeviceTelemetry, Step
@@ -221,15 +221,9 @@ def bare(program, monkeypatch):
     return program
 
 
-def test_a_processor_needs_nothing(bare):
-    opened = open_source(Devices.auto, 0.5, CPU)
-    assert opened.source is not None
-    assert (opened.source.name, opened.interval_s, opened.problem) == ("psutil", 0.5, None)
-
-
-def test_off_is_no_problem(bare):
-    opened = open_source(Devices.off, 1.0, CUDA)
-    assert (opened.source, opened.interval_s, opened.problem) == (None, None, None)
+@pytest.mark.parametrize(("asked", "device"), [(Devices.auto, CPU), (Devices.off, CUDA)])
+def test_a_processor_is_not_sampled_and_off_is_no_problem(bare, asked, device):
+    assert open_source(asked, 0.5, device) == Opened(None, None, None)
 
 
 def test_what_is_missing_is_said_for_every_source_that_was_tried(bare):
@@ -237,7 +231,7 @@ def test_what_is_missing_is_said_for_every_source_that_was_tried(bare):
     assert opened.source is None
     assert opened.problem is not None
     assert opened.problem.startswith("amdsmi: cannot be used")
-    assert opened.problem.endswith("; amd-smi not available; rocm-smi not available")
+    assert opened.problem.endswith("; rocm-smi not available")
     assert "pip install nvidia-ml-py" in str(open_source(Devices.auto, 1.0, CUDA).problem)
 
 
@@ -263,8 +257,8 @@ def test_an_accelerator_that_no_source_knows_is_told_so(bare):
 
 @pytest.mark.spec("D27")
 def test_rocm_smi_that_is_forced_is_the_source_so_that_it_is_read_too(bare):
-    assert open_source(Devices.auto, 0.2, CPU, keep_words=True, forced=True).source.name == "psutil"  # it is missing
+    missing = open_source(Devices.auto, 0.2, CPU, keep_words=True, forced=True)
+    assert (missing.source, missing.problem) == (None, "rocm-smi not available")
     bare("rocm-smi", f"echo '{json.dumps(CARD)}'")
     forced = open_source(Devices.auto, 0.2, CPU, keep_words=True, forced=True)
     assert (forced.source.name, forced.interval_s) == ("rocm-smi", 1.0)
-    assert open_source(Devices.psutil, 0.2, CPU, keep_words=True, forced=True).source.name == "psutil"

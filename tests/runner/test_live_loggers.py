@@ -16,13 +16,12 @@ from torch import nn
 import aorta
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
-from aorta.loggers import clients
-from aorta.loggers.clients import Place
+from aorta.loggers import Place
 from aorta.records.run_files import read_manifest
 from aorta.runner import live_loggers
 from aorta.runner.live_loggers import LiveLoggers, refuse_missing_clients, scalars
 from tests.analysis.builders import metrics, step
-from tests.loggers.written import prometheus_gauges, tensorboard_events
+from tests.logger_files import tensorboard_events
 from tests.runs import HANGS_S, record, train
 
 NUMBERS = metrics(20.0, 10.0, 5.0, 2.5)
@@ -182,12 +181,15 @@ def test_the_manifest_names_the_loggers_and_its_hash_does_not(tmp_path, model):
 
 
 def test_a_logger_that_cannot_be_opened_is_named_and_left_out(tmp_path, caplog):
-    place = Place(tmp_path, "mine", {}, prometheus_dir=tmp_path / "file" / "below")
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING), LiveLoggers(["prometheus", "tensorboard"], place) as live:
+    (tmp_path / "tensorboard").write_text("")
+    keeper = Keeper()
+    with (
+        caplog.at_level(logging.WARNING),
+        LiveLoggers(["tensorboard"], Place(tmp_path, "mine", {}), [keeper]) as live,
+    ):
         live.take(step(0, 1, 3, overlap=NUMBERS))
-    assert "logger prometheus: cannot be opened, the run goes on without it: NotADirectoryError" in caplog.text
-    assert set(tensorboard_events(tmp_path / "tensorboard")["aorta/step_ms"]) == {3}
+    assert "logger tensorboard: cannot be opened, the run goes on without it: NotADirectoryError" in caplog.text
+    assert list(keeper.seen) == [3]
 
 
 def test_rates_are_those_of_the_step():
@@ -201,7 +203,7 @@ def test_rates_are_those_of_the_step():
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ({"loggers": ["tensorbord"]}, r"loggers: 'tensorbord': must be one of tensorboard, prometheus, wandb, mlflow"),
+        ({"loggers": ["tensorbord"]}, r"loggers: 'tensorbord': must be one of tensorboard, wandb"),
         ({"loggers": "wandb"}, r"loggers='wandb': must be a list: loggers=\['wandb'\]"),
         ({"loggers": [Keeper]}, r"an object \(not its class\) with the methods of aorta\.Logger"),
         ({"loggers": [object()]}, r"must be one of .* or an object .* with the methods of aorta\.Logger"),
@@ -210,7 +212,7 @@ def test_rates_are_those_of_the_step():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(tmp_path, model, monkeypatch, words, problem):
-    monkeypatch.setattr(clients, "find_spec", lambda _module: None)
+    monkeypatch.setattr("aorta.loggers.find_spec", lambda _module: None)
     with pytest.raises(ConfigError, match=problem):
         loop(tmp_path / "run", model, **words)
     assert not (tmp_path / "run").exists()
@@ -218,7 +220,7 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(tmp_path, model, m
 
 def test_ranks_that_were_given_no_loggers_learn_why_rank_zero_refuses_its_own(monkeypatch):
     """`loggers=[...] if rank == 0 else []`: all ranks end, none waits for rank 0."""
-    monkeypatch.setattr(clients, "find_spec", lambda _module: None)
+    monkeypatch.setattr("aorta.loggers.find_spec", lambda _module: None)
     store = dist.HashStore()
     for rank, names in ((0, ["wandb"]), (1, [])):
         with pytest.raises(ConfigError, match=r"^loggers=wandb: wandb is not installed"):
@@ -227,7 +229,7 @@ def test_ranks_that_were_given_no_loggers_learn_why_rank_zero_refuses_its_own(mo
 
 @pytest.mark.dist
 def test_rank_zero_alone_logs_and_a_second_run_moves_what_the_first_left(tmp_path):
-    words = ("label=two", "telemetry.loggers=[tensorboard,prometheus]", "telemetry.logger_interval=2")
+    words = ("label=two", "telemetry.loggers=[tensorboard]", "telemetry.logger_interval=2")
     train(tmp_path, *words)
     events = tensorboard_events(tmp_path / "two" / "tensorboard")
     steps = {line.global_step: line for line in record(tmp_path / "two").steps}
@@ -237,11 +239,8 @@ def test_rank_zero_alone_logs_and_a_second_run_moves_what_the_first_left(tmp_pat
             {number: steps[number].overlap[name] for number in (1, 3, 5, 7)}
         )
     per_step = [events["aorta/samples_per_s"][number] / events["aorta/steps_per_s"][number] for number in (1, 3, 5, 7)]
-    gauges = prometheus_gauges(tmp_path / "two" / "aorta_two.prom")
-    assert gauges["aorta_exposed_comm_seconds", None] * 1e3 == pytest.approx(steps[7].overlap["exposed_comm_ms"])
-    assert (gauges["aorta_global_step", None], gauges["aorta_running", None]) == (7, 0)
     assert per_step == pytest.approx([16] * 4)
     train(tmp_path, *words)
     (earlier,) = (tmp_path / "two" / "history").iterdir()
-    assert {"tensorboard", "aorta_two.prom"} <= {path.name for path in earlier.iterdir()}
+    assert "tensorboard" in {path.name for path in earlier.iterdir()}
     assert len(list((tmp_path / "two" / "tensorboard").iterdir())) == 1

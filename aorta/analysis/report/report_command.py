@@ -28,8 +28,7 @@ from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import InputError, meant
 from aorta.installation import checkout
-from aorta.loggers import Logger
-from aorta.loggers.clients import NAMES, Place, missing_client, open_logger
+from aorta.loggers import NAMES, Logger, Place, missing_client, open_logger
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.terminal_style import style_of
 
@@ -331,7 +330,7 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
 
     Args:
         summary: the content of `summary.json`.
-        names: of `loggers.clients`.
+        names: of `aorta.loggers`.
         output: folder of the report; loggers that write files write them there.
 
     Raises:

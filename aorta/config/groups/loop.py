@@ -191,22 +191,18 @@ Devices = Enum(
         "auto": "auto",
         "nvml": "nvml",
         "amdsmi": "amdsmi",
-        "amd-smi": "amd-smi",
         "rocm-smi": "rocm-smi",
-        "psutil": "psutil",
         "off": "off",
     },
 )
-"""Where samples of the device come from; `auto`: the best source for the platform. Names with a hyphen are programs."""
+"""Where samples of the device come from; `auto`: the best source for the platform. rocm-smi is a program."""
 
 
 class Loggers(Enum):
-    """Tools that get the scalars of steps while the run goes on: the names of `aorta.loggers.clients`."""
+    """Tools that get the scalars of steps while the run goes on: the names of `aorta.loggers`."""
 
     tensorboard = "tensorboard"
-    prometheus = "prometheus"
     wandb = "wandb"
-    mlflow = "mlflow"
 
 
 @dataclass
@@ -217,7 +213,7 @@ class Telemetry:
     warmup_steps: int = 5
     # source of device samples (temperature, power, clocks, use, memory, throttling), taken in the background
     devices: Devices = Devices.auto
-    # seconds between two samples; programs (amd-smi, rocm-smi) are run at most once a second, by auto every 5 s
+    # seconds between two samples; rocm-smi, a program, is run at most once a second, by auto every 5 s
     device_interval_s: float = 1.0
     # also keep what rocm-smi prints (AMD devices only)
     rocm_smi: bool = False
@@ -227,8 +223,6 @@ class Telemetry:
     loggers: list[Loggers] = field(default_factory=list)
     # steps from one that is logged to the next
     logger_interval: int = 1
-    # folder of node_exporter's textfile collector, for the file of loggers=[prometheus]; null: the run's folder
-    prometheus_dir: str | None = None
 
 
 @dataclass

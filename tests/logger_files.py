@@ -29,17 +29,6 @@ def tensorboard_events(folder: Path) -> dict[str, dict[int, float | str]]:
     return found
 
 
-def prometheus_gauges(path: Path) -> dict[tuple[str, str | None], float]:
-    """(name, label `value`) -> reading, as Prometheus itself parses the file."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    return {
-        (sample.name, sample.labels.get("value")): sample.value
-        for family in text_string_to_metric_families(path.read_text())
-        for sample in family.samples
-    }
-
-
 def wandb_records(folder: Path) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Step -> logged values, and the summary, of the one offline run in a folder: a LevelDB log of protocol buffers."""
     from wandb.proto.wandb_internal_pb2 import Record
