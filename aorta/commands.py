@@ -97,11 +97,6 @@ COMMANDS: Final[dict[str, Command]] = {
         "why a job hangs: which rank, in which collective, and what the others wait for",
         "/tmp/dumps",
     ),
-    "traces": Command(
-        "aorta.analysis.load.interval_export:main",
-        "the intervals of traces as a table",
-        "cuda_traces --format csv",
-    ),
     "kernels": Command(
         "aorta.analysis.report.kernels:main",
         "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",

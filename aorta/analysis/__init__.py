@@ -5,8 +5,6 @@
     collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row per collective and rank
     samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row per sample of a device
     ranges = aorta.analysis.user_ranges("artifacts/mine")       # what `recording.range` named; `counters` likewise
-    for table in aorta.analysis.iter_intervals("cuda_traces"):  # pandas, one row per interval, one table per trace
-        ...
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
 Must not: load torch, ever, nor pandas or matplotlib before a function that needs them is called.
@@ -29,7 +27,6 @@ __all__ = [
     "counters",
     "device_samples",
     "iter_collectives",
-    "iter_intervals",
     "load_run",
     "steps",
     "user_ranges",
@@ -41,7 +38,7 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
 
     Args:
         path: its folder, or an archive of it, whose unpacked copy stays on disk for as long as the returned run exists;
-            or traces of another tool (`load.locations`), records of AORTA 2025 among them.
+            or traces of another tool (`load.locations`).
         jobs: number of processes; by default one per core.
         scheduler: address of a Dask cluster whose workers read instead.
 
@@ -149,27 +146,6 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
     from aorta.analysis.frames import iter_collectives as frames
 
     yield from frames(_loaded(run), steps)
-
-
-def iter_intervals(location: str | Path, *, comm_patterns: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
-    """Yield traces of other tools as interval tables, one trace at a time; columns as in
-    `load.interval_export.interval_frame`.
-
-    Args:
-        location: a file, folder, glob or URL, as `aorta report` takes it.
-        comm_patterns: additional patterns for names of communication kernels, unanchored.
-
-    Raises:
-        InputError: nothing there can be read as a trace, or one of the files is damaged.
-    """
-    from aorta.analysis.load.interval_export import interval_frame
-    from aorta.analysis.load.rank_inference import headers_near
-    from aorta.analysis.load.trace_files import find_units, read_unit
-
-    units, _ = find_units(str(location), comm_patterns, headers_near(str(location)))
-    for unit in units:
-        for trace in read_unit(unit):
-            yield interval_frame(trace)
 
 
 def _loaded(run: str | Path | Run) -> Run:

@@ -34,14 +34,13 @@ RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
 @dataclass(frozen=True)
 class Metric:
     """One metric. `better` is None where neither direction is better; `definition` follows docs/dev/measuring.md,
-    section 1. One that is not `compared` is shown, and in no comparison.
+    section 1.
     """
 
     name: str
     unit: Unit
     better: Better | None
     definition: str
-    compared: bool = True
 
 
 _STEP_METRICS: Final = (
@@ -110,24 +109,12 @@ _COLLECTIVE_METRICS: Final = (
     Metric("algbw_gb_per_s", "GB/s", "higher", "bytes / transfer_ms, GB = 1e9 bytes"),
     Metric("busbw_gb_per_s", "GB/s", "higher", "algbw x 2(n-1)/n all-reduce, (n-1)/n others; n = group size (W19)"),
 )
-RECORDED_2025: Final = "overlap_ratio_as_recorded_2025"
-_NOT_COMPARED: Final = (
-    Metric(
-        RECORDED_2025,
-        "ratio",
-        None,
-        "compute_comm / compute as AORTA 2025 wrote them, launch-timed: ranges end when a collective was issued (W1)",
-        compared=False,
-    ),
-)
-_METRICS: Final = {
-    metric.name: metric for metric in (*_STEP_METRICS, *_KIND_METRICS, *_COLLECTIVE_METRICS, *_NOT_COMPARED)
-}
+_METRICS: Final = {metric.name: metric for metric in (*_STEP_METRICS, *_KIND_METRICS, *_COLLECTIVE_METRICS)}
 
 STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KIND_METRICS))
 """Order of step metrics in summaries and tables."""
 NOT_OF_STEPS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
-METRICS_OF_STEPS: Final = (*(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS), RECORDED_2025)
+METRICS_OF_STEPS: Final = tuple(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS)
 """Those that a single step on a single rank can have."""
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
 

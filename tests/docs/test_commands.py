@@ -32,7 +32,6 @@ SCRIPTS = {
     "analysis/overlap_report.py": "report",
     "analysis/rpc_report.py": "rpc",
     "analysis/sweep_report.py": "sweep",
-    "analysis/trace_tables.py": "traces",
     "scripts/ab.sh": "ab",
     "scripts/gpu_check.sh": "check-gpu",
     "train.py": "train",

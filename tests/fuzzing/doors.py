@@ -20,7 +20,7 @@ from tests.fuzzing import seeds
 Open = Callable[[Path, Path], int | None]
 _MODULES: Final = """
     aorta.analysis.summary aorta.analysis.compare.launch_set aorta.analysis.frames aorta.analysis.devices
-    aorta.analysis.load.traces aorta.analysis.load.interval_export aorta.analysis.report.report_command
+    aorta.analysis.load.traces aorta.analysis.report.report_command
     aorta.analysis.report.html.page_content aorta.analysis.merge.merge_traces aorta.rpc.rpc_report
     aorta.experiments.gather_nodes aorta.experiments.sweep_report aorta.experiments.plan_command
     aorta.experiments.launch_folder aorta.train_command matplotlib.pyplot bokeh.plotting jinja2 scipy.stats
@@ -68,20 +68,6 @@ def _source(case: Path, out: Path) -> None:
     analysis.steps(run)
     analysis.device_samples(run)
     analysis.collectives(run)
-
-
-def _traces(case: Path, out: Path) -> None:
-    from aorta import analysis
-
-    _source(case, out)
-    for _ in analysis.iter_intervals(_location(case)):
-        pass
-
-
-def _tables(case: Path, out: Path) -> int:
-    from aorta.analysis.load.interval_export import main
-
-    return main([str(_location(case)), "--output", str(out)])
 
 
 def _report(case: Path, out: Path) -> int:
@@ -215,11 +201,9 @@ def _smi(case: Path, out: Path) -> None:
 
 
 DOORS: Final = (
-    Door("kineto", seeds.kineto, _traces),
-    Door("rocprofv3", seeds.rocprofv3, _traces),
-    Door("databases", seeds.databases, _traces),
-    Door("aorta-2025", seeds.aorta_2025, _traces),
-    Door("tables", seeds.traces, _tables),
+    Door("kineto", seeds.kineto, _source),
+    Door("rocprofv3", seeds.rocprofv3, _source),
+    Door("databases", seeds.databases, _source),
     Door("records", seeds.records, _source),
     Door("report", seeds.records, _report),
     Door("launches", seeds.launches, _compare),

@@ -95,15 +95,6 @@ def databases(folder: Path) -> None:
     _each(folder, CORPORA.glob("load/corpus/*.sql"))
 
 
-def aorta_2025(folder: Path) -> None:
-    """Records of the first AORTA."""
-    from tests.analysis.load.test_aorta_2025 import FIRST, a_range, line
-
-    lines = [line(0, 10.0, FIRST), line(1, 5.0, [a_range("reducescatter", 1.0, 2.0)], rocm_smi_output="GPU[0] : x: 1")]
-    _put(folder / "one", "rank_00_metrics.jsonl", "".join(json.dumps(each) + "\n" for each in lines).encode())
-    _each(folder, CORPORA.glob("load/corpus/aorta-*"), "rank_00_metrics.jsonl")
-
-
 def records(folder: Path) -> None:
     """Run folders: simulated training, device samples, schema 1, and everything of the corpus."""
     from aorta.records.schema import AuxRange, DeviceSample, DeviceTelemetry
@@ -140,7 +131,7 @@ def _sample(kind: Any, at_ns: int, *throttle: str) -> Any:
 
 def traces(folder: Path) -> None:
     """All formats of traces."""
-    for part in (kineto, rocprofv3, databases, aorta_2025):
+    for part in (kineto, rocprofv3, databases):
         own = folder.with_name(f"{folder.name}-{part.__name__}")
         own.mkdir()
         part(own)

@@ -44,6 +44,7 @@ def footer(folder: Path) -> Footer:
     return found
 
 
+@pytest.mark.spec("D4")
 def test_what_is_written(tmp_path, model):
     with aorta.record(
         tmp_path, model=model, label="mine", workload={"width": 4}, parallel="none", warmup_steps=1, start_step=7
@@ -217,6 +218,7 @@ def test_one_at_a_time(tmp_path, model):
     assert footer(tmp_path / "a").reason == "completed"
 
 
+@pytest.mark.spec("D4")
 def test_scalars_that_cannot_be_noted(tmp_path, model):
     with aorta.record(tmp_path, model=model) as recording:
         recording.note(loss=1.5)

@@ -39,7 +39,7 @@ from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import launch_folders, load_source
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import FORMAT
-from aorta.analysis.metrics import JOB_STEP, metric_named
+from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.tables import COMPLETED, Bools, Floats, Ints, Run
 from aorta.errors import InputError
 
@@ -73,8 +73,7 @@ class Sample:
 
 def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
     """Return every metric of one launch that is compared."""
-    names = [name for name in dataset.metrics if metric_named(name).compared]
-    found = {name: _sample(dataset, name) for name in (*names, JOB_STEP)}
+    found = {name: _sample(dataset, name) for name in (*dataset.metrics, JOB_STEP)}
     for name, entry in single_values(dataset.run).items():
         pool = np.empty(0) if entry.median is None else np.full(1, entry.median)
         found[name] = Sample(entry.median, pool, entry.reason)

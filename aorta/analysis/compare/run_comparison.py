@@ -177,8 +177,6 @@ def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = No
     """
     compared = {}
     for metric in map(metric_named, in_order({*before.metrics, *after.metrics})):
-        if not metric.compared:
-            continue
         left, right = (side.metrics.get(metric.name) or _absent(side) for side in (before, after))
         pair = compared[metric.name] = _pair(metric, left, right, not_judged)
         if ABSENT not in (left.ratio_of_sums, right.ratio_of_sums):

@@ -75,9 +75,6 @@ class CostKey(NamedTuple):
 class CostPart:
     """The collectives of one key on one rank and device: lengths of unions, and step, sequence number and duration of
     each.
-
-    Attributes:
-        no_times: why nothing is known of when they ran; then the times here are those of their launches.
     """
 
     key: CostKey
@@ -89,7 +86,6 @@ class CostPart:
     """Of collectives numbered by their order in a step; `NULL` of those that the source numbers itself."""
     seq: Int64
     duration_ns: Int64
-    no_times: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,6 @@ class Cost:
 def parts_of(trace: Trace) -> list[CostPart]:
     """Reduce one trace to its collectives by rank, device and key."""
     table, parts = trace.intervals, []
-    no_times = trace.unseen if trace.end_source == "launch" else None
     for rank, _, rows in places(table):
         here = table.take(rows)
         compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
@@ -139,7 +134,6 @@ def parts_of(trace: Trace) -> list[CostPart]:
                     step=step,
                     seq=seq,
                     duration_ns=own.end_ns - own.start_ns,
-                    no_times=no_times,
                 )
             )
     return parts
@@ -197,19 +191,16 @@ def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
         busbw = None if factor is None else algbw * factor
         if factor is None:
             reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
-    no_times = next((part.no_times for part in parts if part.no_times is not None), None)
-    if no_times is not None:
-        reasons |= dict.fromkeys(("time_ms", "hidden_ms", "exposed_ms", "overlap_ratio"), no_times)
-    elif not time_ns:
+    if not time_ns:
         reasons["overlap_ratio"] = "no time in it"
     return Cost(
         key=key,
         ranks=len({part.rank for part in parts}),
         count=sum(part.count for part in parts),
-        time_ms=time_ns / 1e6 if no_times is None else None,
-        hidden_ms=hidden_ns / 1e6 if no_times is None else None,
-        exposed_ms=(time_ns - hidden_ns) / 1e6 if no_times is None else None,
-        overlap_ratio=hidden_ns / time_ns if time_ns and no_times is None else None,
+        time_ms=time_ns / 1e6,
+        hidden_ms=hidden_ns / 1e6,
+        exposed_ms=(time_ns - hidden_ns) / 1e6,
+        overlap_ratio=hidden_ns / time_ns if time_ns else None,
         matched=len(transfers),
         transfer_ms=float(np.median(transfers)) / 1e6 if reason is None else None,
         algbw_gb_per_s=algbw,
@@ -244,8 +235,6 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
 
 
 def _not_comparable(key: CostKey, parts: list[CostPart]) -> str | None:
-    if (launched := next((part.no_times for part in parts if part.no_times is not None), None)) is not None:
-        return launched
     if key.kind == UNKNOWN_KIND:
         return KIND_UNKNOWN
     if key.kind not in LOCKSTEP:

@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, places
 from aorta.timeline.arrays import MERGED_COLUMNS, Int64, Spans, cut, merge, tile
-from aorta.timeline.classes import AUX, COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
+from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap, measure_lanes
 
@@ -48,7 +48,7 @@ class DeviceTimeline:
             compute=lanes[COMPUTE],
             comm={kind: lanes[kind] for kind in KIND_CODE if kind in lanes},
             of_unknown_kind=lanes.get(UNKNOWN_KIND),
-            aux=lanes.get(AUX),
+            aux=None,  # no trace tells auxiliary work apart
             copy=lanes.get(COPY),
         )
         return measured
@@ -82,9 +82,6 @@ def _lanes(rows: Intervals, trace: Trace) -> dict[str, Spans]:
     copies = rows.cls == IntervalClass.COPY
     if trace.copies_observed or copies.any():
         lanes[COPY] = _lane(rows, copies)
-    aux = rows.cls == IntervalClass.AUX
-    if trace.aux_observed or aux.any():
-        lanes[AUX] = _lane(rows, aux)
     return lanes
 
 

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.tables import UNKNOWN
-from aorta.records.schema import DeviceSample
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
@@ -39,8 +38,7 @@ class IntervalClass(IntEnum):
     COMPUTE = 0
     COMM = 1
     COPY = 2
-    AUX = 3
-    UNKNOWN = 4
+    UNKNOWN = 3
 
 
 KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
@@ -260,26 +258,6 @@ def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
 
 
 @dataclass(frozen=True)
-class ReportedSteps:
-    """Per-step values reported by the trace itself; every column has one element per row of `Windows`.
-
-    Attributes:
-        epoch, step: None where a step lacks it.
-        losses: `tables.LOSSES` -> values, NaN where a step lacks it.
-        metrics: metrics that the source measured itself, NaN where a step lacks them. why_null: name -> why.
-        samples: of the device, on the clock of the windows, each with the reason if it failed.
-    """
-
-    epoch: Int64 | None
-    step: Int64 | None
-    losses: Mapping[str, NDArray[np.float64]]
-    metrics: Mapping[str, NDArray[np.float64]]
-    why_null: Mapping[str, str]
-    samples: tuple[tuple[DeviceSample, str | None], ...]
-    samples_from: str | None
-
-
-@dataclass(frozen=True)
 class CounterValues:
     """Hardware counters of kernels, one element per value: `origin` as in `Intervals`, `counter` an index into
     `names`. `derived_from`: counter that AORTA derived -> the raw ones. `missing`: what could not be derived, and why.
@@ -299,7 +277,7 @@ class Trace:
 
     Attributes:
         path: where it was read from. format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd",
-        "nsys", "aorta-2025"). ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
+        "nsys"). ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
         world_size: None where the source does not say. platform: "cuda", "rocm", "cpu", or None where it is unknown.
         group_ranks: group name -> its global ranks, for the groups whose ranks are known. group_sizes: group name ->
         number of ranks, also where the ranks themselves are unknown. host: name of the machine, or None.
@@ -310,10 +288,6 @@ class Trace:
         unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
             None: it was observed.
         compute_unseen: whether the same holds for computation.
-        end_source: what the ends of collectives are: "trace", as the source observed them; "launch", when they had been
-            issued.
-        aux_observed: whether the source would show auxiliary work if there were any.
-        stated: what the source says of its steps, where it says anything.
         gemms: matrix products of the host's operators; None where the format never has them.
         hardware_counters: of kernels; None where the source has none.
     """
@@ -335,9 +309,6 @@ class Trace:
     copies_observed: bool = True
     unseen: str | None = None
     compute_unseen: bool = False
-    end_source: Literal["trace", "launch"] = "trace"
-    aux_observed: bool = False
-    stated: ReportedSteps | None = None
     gemms: Gemms | None = None
     hardware_counters: CounterValues | None = None
 

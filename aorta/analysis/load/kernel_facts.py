@@ -31,8 +31,6 @@ from aorta.timeline.arrays import Int64, Spans
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
-AORTA_2025: Final = "aorta-2025"
-NO_KERNELS: Final = "records of AORTA 2025 name ranges, no kernels"
 
 
 class KeptRows(NamedTuple):
@@ -58,8 +56,6 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     Args:
         trace: of `trace_health.usable`.
     """
-    if trace.format == AORTA_2025:
-        return KernelFacts(*[KeptRows((), NO_KERNELS)] * len(KernelFacts._fields))
     return KernelFacts(
         totals=_kept(kernel_totals(trace.intervals), None),
         gemms=_kept(*gemm_rates(trace)),

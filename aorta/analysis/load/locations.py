@@ -124,10 +124,9 @@ def _in_order(folder: Path) -> tuple[int, str]:
 
 def holds_records(folder: Path) -> bool:
     """Return whether AORTA recorded into this folder. Files that are named like records but cannot be read count,
-    because reading the folder as a run then says what is wrong. The first AORTA used the same file names.
+    because reading the folder as a run then says what is wrong.
     """
-    files = rank_files(folder)
-    return bool(files) and not all(_first(file) == "aorta-2025" for file in files)
+    return bool(rank_files(folder))
 
 
 def _first(path: Path) -> str | None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from aorta.analysis.load.aorta_2025 import read_aorta_2025
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
@@ -34,8 +33,8 @@ AORTA: Final = "aorta"
 TAR: Final = "tar"
 KINETO: Final = "kineto"
 KNOWN: Final = (
-    "an AORTA run folder, Kineto traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd database), an "
-    "nsys SQLite export, or records of AORTA 2025"
+    "an AORTA run folder, Kineto traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd database), "
+    "or an nsys SQLite export"
 )
 _SQLITE: Final = b"SQLite format 3\x00"
 _CHROME: Final = re.compile(
@@ -57,7 +56,7 @@ def detect(head: bytes) -> str | None:
     """Detect the format of a file that begins with `head`.
 
     Returns:
-        `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json`, `rocprofv3-csv` or `aorta-2025`; None for anything else.
+        `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json` or `rocprofv3-csv`; None for anything else.
     """
     if head.startswith(_SQLITE):
         return "sqlite"
@@ -80,8 +79,6 @@ def _json(text: bytes) -> str | None:
         return "rocprofv3-json"
     if _CHROME.search(text) or _BARE_EVENTS.match(text):
         return KINETO
-    if b'"profile"' in first and b'"rank"' in first and re.search(rb'"(ranges|overlap)"\s*:', first):
-        return "aorta-2025"
     return None
 
 
@@ -114,7 +111,6 @@ StreamReader: TypeAlias = Callable[[Peekable, str, NameClassifier, Sequence[Head
 _OF_STREAMS: Final[Mapping[str, StreamReader]] = {
     KINETO: lambda stream, place, classifier, _headers: [read_kineto(stream, place, classifier)],
     "rocprofv3-json": read_json,
-    "aorta-2025": lambda stream, place, _classifier, _headers: [read_aorta_2025(stream, place)],
 }
 """Format -> its reader: a new one is registered here, and `detect`."""
 _OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}

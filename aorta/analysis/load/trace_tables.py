@@ -8,7 +8,7 @@ the result. Must not: let the interval table leave the process, or invent what a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from aorta.analysis.documents.traces import SlowdownEntry
 from aorta.analysis.load.collective_costs import MOST_COUNTED, CostPart, order_identifies, ordinals, parts_of
 from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
-from aorta.analysis.load.interval_table import IntervalClass, ReportedSteps, Trace
+from aorta.analysis.load.interval_table import IntervalClass, Trace
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
@@ -36,7 +36,7 @@ from aorta.analysis.tables import (
     Steps,
     of_unused_kind,
 )
-from aorta.records.schema import ActiveSegment, AuxRange, DeviceSample, DeviceTelemetry
+from aorta.records.schema import ActiveSegment, DeviceSample
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
@@ -46,45 +46,36 @@ WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 UNKNOWN_GROUP: Final = "unknown"
 """Group name of collectives whose process group the trace does not state."""
+END_SOURCE: Final = "trace"
+"""Ends of collectives are as the trace has them."""
 SHOWN_SLOWDOWNS: Final = 200
 
 
 @dataclass(frozen=True)
 class TraceDetails(Details):
     """Details of a trace: segments (start, end, mask) in ns on its clock, step after step; those of a step end
-    at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is. `aux` is the
-    same for named auxiliary work (start, end, place in `aux_names`); None where the source names none.
+    at its `segments_end`. Windows of steps may overlap, so time alone does not tell whose a segment is.
     """
 
     segments: Int64
     segments_end: Int64
     start_ns: Int64
     end_ns: Int64
-    aux: Int64 | None = None
-    aux_end: Int64 | None = None
-    aux_names: tuple[str, ...] = ()
-    samples: tuple[tuple[DeviceSample, str | None], ...] = ()
 
     def step(self, place: int) -> StepIntervals:
         """Return which lanes were active when, in one step."""
         start, end = int(self.start_ns[place]), int(self.end_ns[place])
         rows = self.segments[int(self.segments_end[place - 1]) if place else 0 : int(self.segments_end[place])]
         segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
-        return StepIntervals(end - start, TRACE_LANES, segments, aux=self._aux(place, start))
-
-    def _aux(self, place: int, start: int) -> list[AuxRange] | None:
-        if self.aux is None or self.aux_end is None:
-            return None
-        rows = self.aux[int(self.aux_end[place - 1]) if place else 0 : int(self.aux_end[place])]
-        return [AuxRange(self.aux_names[name], low - start, high - start) for low, high, name in rows.tolist()]
+        return StepIntervals(end - start, TRACE_LANES, segments)
 
     def steps(self) -> Iterator[StepIntervals]:
         """Yield every step."""
         return map(self.step, range(len(self.start_ns)))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Return the samples that the source holds; few do."""
-        return iter(self.samples)
+        """Return none: traces hold no samples of sensors."""
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def _tables(trace: Trace) -> TraceTables:
     clean = usable(trace)
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
     parts = [] if clean.compute_unseen else parts_of(clean)
-    slow = [] if clean.compute_unseen or clean.end_source != "trace" else slowdowns(clean.intervals)
+    slow = [] if clean.compute_unseen else slowdowns(clean.intervals)
     return TraceTables(
         devices=[_device(clean, timeline) for timeline in device_timelines(clean)],
         facts=facts_of(trace),
@@ -136,12 +127,9 @@ def _tables(trace: Trace) -> TraceTables:
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
-    windows, steps, chosen = _windows(timeline)
-    stated = trace.stated if len(timeline.steps) else None
+    windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
     told = [overlap.metrics(unseen) for overlap in measured]
-    if stated is not None:
-        told = [_with_stated(*each, stated, at) for each, at in zip(told, chosen.tolist(), strict=True)]
     whole = timeline.measure(timeline.whole)
     collectives, counts = _collectives(trace, timeline, windows, steps)
     tiles = [timeline.segments(window) for window in windows]
@@ -149,13 +137,6 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         [np.zeros((0, 3), np.int64), *(np.stack([spans.start, spans.end, masks], axis=1) for spans, masks in tiles)]
     )
     table = _steps(windows, steps, told, np.cumsum(counts))
-    if stated is not None:
-        table = replace(
-            table,
-            epoch=None if stated.epoch is None else stated.epoch[chosen],
-            step=None if stated.step is None else stated.step[chosen],
-            losses={name: column[chosen] for name, column in stated.losses.items()},
-        )
     values, reasons = whole.metrics(unseen)
     tables = RankTables(
         source=_source(trace, timeline),
@@ -166,10 +147,8 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             np.cumsum([len(masks) for _, masks in tiles]),
             table.start_mono_ns,
             table.end_mono_ns,
-            **({} if stated is None else _named_aux(timeline, steps)),
-            samples=() if stated is None else stated.samples,
         ),
-        covered=CoverageFacts(end_sources={trace.end_source: len(collectives)}),
+        covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
     )
     busy_ns = whole.window_ns - whole.idle_ns
     start_ns, end_ns = timeline.whole
@@ -177,38 +156,13 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     return DeviceTables(timeline.device, tables, entry, busy_ns)
 
 
-def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64, Int64]:
-    """Return the steps in order of their numbers, each once; without any step, the whole trace. Also the place of each
-    among the windows of the rank.
-    """
+def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
+    """Return the steps in order of their numbers, each once; without any step, the whole trace."""
     if not len(timeline.steps):
-        return [timeline.whole], np.array([WHOLE_STEP], np.int64), np.zeros(1, np.int64)
+        return [timeline.whole], np.array([WHOLE_STEP], np.int64)
     steps, chosen = np.unique(timeline.steps, return_index=True)
     starts, ends = timeline.windows.start[chosen].tolist(), timeline.windows.end[chosen].tolist()
-    return list(zip(starts, ends, strict=True)), steps, chosen.astype(np.int64)
-
-
-def _with_stated(
-    values: dict[str, float | None], reasons: dict[str, str], stated: ReportedSteps, place: int
-) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Return the metrics of one step, and those that the source measured itself."""
-    own = {name: float(column[place]) for name, column in stated.metrics.items()}
-    null = {name for name, value in own.items() if np.isnan(value)}
-    return (
-        values | {name: None if name in null else value for name, value in own.items()},
-        reasons | {name: stated.why_null[name] for name in null},
-    )
-
-
-def _named_aux(timeline: DeviceTimeline, steps: Int64) -> dict[str, Any]:
-    """Return the `aux...` columns of `TraceDetails`."""
-    rows = timeline.rows
-    rows = rows.take((rows.cls == IntervalClass.AUX) & np.isin(rows.step, steps))
-    place = np.searchsorted(steps, rows.step)
-    order = np.lexsort((rows.start_ns, place))
-    columns = np.stack([rows.start_ns, rows.end_ns, rows.name.astype(np.int64)], axis=1)[order]
-    counts = np.bincount(place, minlength=len(steps))
-    return {"aux": columns, "aux_end": np.cumsum(counts), "aux_names": rows.names}
+    return list(zip(starts, ends, strict=True)), steps
 
 
 def _steps(
@@ -271,7 +225,7 @@ def _collectives(
             table.groups[group] if group != UNKNOWN else UNKNOWN_GROUP,
             size,
             table.dtypes[dtype] if dtype != UNKNOWN else None,
-            trace.end_source,
+            END_SOURCE,
         )
         for kind, group, size, dtype in distinct.tolist()
     )
@@ -282,8 +236,7 @@ def _collectives(
         seq=np.where(table.seq != UNKNOWN, table.seq, _numbers(trace, place, code)),
         issue_ns=np.full(len(table), NO_TIME, np.int64),  # the trace does not record when it was issued
         start_ns=table.start_ns - begin,
-        # Of a launch-timed source it is known when the host began and ended to issue it, and nothing of when it ran.
-        end_ns=table.end_ns - begin if trace.end_source == "trace" else np.full(len(table), NO_TIME, np.int64),
+        end_ns=table.end_ns - begin,
     )
     return collectives, np.bincount(place, minlength=len(steps)).astype(np.int64)
 
@@ -296,8 +249,6 @@ def _numbers(trace: Trace, place: Int64, code: Int64) -> Int64:
 
 def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
     device = str(timeline.device) if timeline.device != UNKNOWN else None
-    stated = trace.stated
-    telemetry = None if stated is None or not stated.samples else DeviceTelemetry(stated.samples_from, None)
     return Source(
         path=trace.path,
         format=trace.format,
@@ -311,5 +262,4 @@ def _source(trace: Trace, timeline: DeviceTimeline) -> Source:
         platform=trace.platform,
         device=device,
         backend=trace.backend,
-        device_telemetry=telemetry,
     )

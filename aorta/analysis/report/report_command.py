@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         "artifacts_L/L/, artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then "
         "L is a path. The folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of "
         "other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
-        "rocprofv3 output (JSON, CSV, rocpd), an nsys SQLite export or records of AORTA 2025, recognised by their "
+        "rocprofv3 output (JSON, CSV, rocpd) or an nsys SQLite export, recognised by their "
         "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
         "four launches per side; single runs get numbers only. Files of an earlier report in the output folder are "
         "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",

@@ -18,11 +18,10 @@ from aorta.analysis.load.interval_table import (
     windows,
 )
 
-COMPUTE, COMM, COPY, AUX, UNKNOWN = (
+COMPUTE, COMM, COPY, UNKNOWN = (
     IntervalClass.COMPUTE,
     IntervalClass.COMM,
     IntervalClass.COPY,
-    IntervalClass.AUX,
     IntervalClass.UNKNOWN,
 )
 

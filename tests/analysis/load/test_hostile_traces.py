@@ -1,4 +1,4 @@
-"""Broken and hostile input of the readers of rocprofv3, nsys and the first AORTA.
+"""Broken and hostile input of the readers of rocprofv3 and nsys.
 
 `corpus/` holds one small file per way of being broken: each is an `InputError` (exit code 2) that names the file. What
 chance finds (`scripts/fuzz`) goes there.
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load import rocprof_csv
-from aorta.analysis.load.aorta_2025 import read_aorta_2025
 from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
@@ -35,8 +34,6 @@ def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
             return read_json(io.BytesIO(data), name, CLASSIFIER)
         case "csv":
             return read_csv({name: io.BytesIO(data)}, CLASSIFIER)
-        case "aorta":
-            return [read_aorta_2025(io.BytesIO(data), name)]
     path = folder / "file.db"
     path.write_bytes(data)
     return (read_nsys if kind == "nsys" else read_rocpd)(path, name, CLASSIFIER)
@@ -82,7 +79,6 @@ def test_every_broken_file_is_an_error_that_names_it(path: Path, tmp_path: Path)
         ("csv-not-utf8.csv", r"csv-not-utf8\.csv:2: not UTF-8"),
         ("nsys-time-is-text.sql", "table CUPTI_ACTIVITY_KIND_KERNEL, row 1: start is 'soon'"),
         ("rocpd-time-negative.sql", "kernel 1: its start is -7 ns"),
-        ("aorta-2025-time-is-nan.jsonl", r"aorta-2025-time-is-nan\.jsonl:1"),
     ],
 )
 def test_the_place_inside_the_file_is_named(name: str, place: str, tmp_path: Path) -> None:

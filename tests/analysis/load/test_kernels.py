@@ -32,7 +32,7 @@ from tests.analysis.load import rocprof_files as rocprof
 from tests.analysis.load import test_rocprof
 from tests.analysis.load.kineto_files import ALLREDUCE, event, kernel, read
 from tests.analysis.load.nsys_files import write_nsys
-from tests.analysis.load.tables import AUX, COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
 
 CLASSIFIER = NameClassifier()
 MS = 1_000_000
@@ -52,7 +52,6 @@ def test_kernels_are_summed_by_name_on_each_device_with_their_share_of_its_kerne
         *(row(COMPUTE, start * MS, (start + length) * MS, name="gemm") for start, length in ((0, 1), (10, 3))),
         row(COMM, 2 * MS, 10 * MS, name="nccl", kind="allreduce"),
         row(COPY, 20 * MS, 24 * MS, name="memcpy"),
-        row(AUX, 0, 90 * MS, name="named by the caller"),
         row(UNKNOWN, 30 * MS, 46 * MS, name=""),
         row(COMPUTE, 0, 5 * MS, name="gemm", device=1),
     ]
