@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -32,15 +33,45 @@ import torch.distributed as dist
 
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import read_topology
+from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
-from benchmarks.reading import Reading
 from tests.loop import Loop
 
 CPU = torch.device("cpu")
 ARMS = ("off", "on", "again")
 DROPPED = 2
 WORDS = ("training.device=cpu", "training.batch_size=32", "dataset.num_samples=2048", "parallel={strategy}")
+
+
+class Reading:
+    """Counts what reading and writing steps costs, apart from the steps at whose end it happens.
+
+    A run reads several steps at once (`step_recorder.TOGETHER`): a median over steps would leave that out.
+
+    Args:
+        recorder: whose `catch_up` is counted from now on.
+        now: readings of the clocks that count, as an array.
+
+    Attributes:
+        spent: by all calls so far.
+    """
+
+    def __init__(self, recorder: StepRecorder, now: Callable[[], Any]) -> None:
+        self._now, self._catch_up = now, recorder.catch_up
+        self.spent = np.zeros_like(now())
+        recorder.catch_up = self._counted  # type: ignore[method-assign]
+
+    def _counted(self) -> None:
+        before = self._now()
+        self._catch_up()
+        self.spent = self.spent + self._now() - before
+
+    def outside(self, step: Callable[[], None]) -> Any:
+        """What a step takes, without what was read at its end."""
+        before, spent = self._now(), self.spent
+        step()
+        return self._now() - before - (self.spent - spent)
 
 
 def worker(words: Any) -> list[dict[str, tuple[float, float]]]:

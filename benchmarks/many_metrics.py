@@ -15,7 +15,7 @@ deviations. Every verdict is the product's own (`judge`, `intervals`, `mann_whit
     contradictions     verdicts that their own interval denies; must be 0
 
 Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand), or with
-a contradiction. `--markdown` prints the table of docs/dev/measurements.md instead; `--plans` says how many of each
+a contradiction. `--markdown` prints a table instead; `--plans` says how many of each
 setting.
 """
 
@@ -215,7 +215,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--plans", type=int, default=PLANS, help="of each setting")
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/dev/measurements.md")
+    parser.add_argument("--markdown", action="store_true", help="as a table")
     words = parser.parse_args()
     rows = [
         setting(launches, correlation, truth, words.plans)

@@ -3,11 +3,10 @@
 Regime: that of `instrument_cost` (two gloo ranks, the engine's own step of the ranking workload, cold caches). A part
 is the training thread's own processor time (`time.thread_time_ns`) inside the functions named in `PARTS`, as the mean
 over the steps of rank 0: steps are read several at once (`step_recorder.TOGETHER`), so a median would leave that out.
-What runs in C++ between collectives and in the backward pass cannot be timed from here; `instrument_share` sees it,
-and `--python` is its upper bound. A part may hold others: `end` is the end of a step and what is read there, `line`,
-`write` and `handed_over` are in it. `progress` is what the watchdog costs the rank, in other parts or between them:
-all that is noted in the progress file of a run with a watchdog; `progress_floor` is what looking at the clock as often
-costs.
+What runs in C++ between collectives and in the backward pass cannot be timed from here; `--python` is its upper bound.
+A part may hold others: `end` is the end of a step and what is read there, `line`, `write` and `handed_over` are in it.
+`progress` is what the watchdog costs the rank, in other parts or between them: all that is noted in the progress file
+of a run with a watchdog; `progress_floor` is what looking at the clock as often costs.
 
 Prints one JSON object last, in microseconds a step; exit 1 when a target is missed with the compiled part: `all`, the
 parts that hold no other, at most 600 us for ddp and for fsdp, and `progress` above its floor at most 10 us.

@@ -7,7 +7,6 @@ Regime: seeded simulation, one process, no training. The functions that decide a
                Through everything the report does: medians, pools, U test, its interval, the sequence, minP, guard.
     power      plans with an injected effect on step time: 3 to 10 launches a side, launch-to-launch variation 0.5 to
                10 %, effect 2 to 50 %, 40 steps of 10 % noise (one value a step; normal).
-    stated     the three powers that docs/dev/measuring.md quotes for 5 against 5, by the rule and by p alone.
     interval   how often the interval holds the true effect, and how often an effect as large as the margin is called
                `equivalent`.
     drift      false findings when the machine slows down during a plan, interleaved A B B A and not.
@@ -15,7 +14,7 @@ Regime: seeded simulation, one process, no training. The functions that decide a
                the order of the launches; which orders `launch_order` takes for interleaved, and their worst.
 
 Prints one JSON object last; exit 1 when a rate is above what it may be by more than chance (one in a thousand).
-`--markdown` prints the tables of docs/dev/verdicts.md instead; `--quick` makes a tenth of the plans.
+`--markdown` prints tables instead, of which docs/dev/verdicts.md has some; `--quick` makes a tenth of the plans.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ STEP_NOISE = 0.10
 LAUNCHES = range(3, 11)
 VARIATIONS = (0.005, 0.01, 0.02, 0.05, 0.10)
 EFFECTS = (0.02, 0.05, 0.10, 0.20, 0.50)
-STATED = {0.005: 0.82, 0.02: 0.59, 0.05: 0.20}
-"""Launch-to-launch variation -> power of 5 against 5 at a 5 % effect, docs/dev/measuring.md, section 5."""
 NOISES = ((0.02, 0.10), (0.005, 0.005), (0.005, 0.0005))
 """Launch-to-launch variation and noise of steps for `interval`: steps decide, both do, launches do."""
 CHANCE = 0.999
@@ -144,21 +141,6 @@ def power(plans: int) -> list[dict[str, float]]:
     return rows
 
 
-def stated(plans: int) -> list[dict[str, float]]:
-    """5 against 5 at an effect of 5 %: by the rule, by p alone, and what docs/dev/measuring.md says."""
-    rows = []
-    for variation, said in STATED.items():
-        generator = np.random.default_rng([SEED, 5, 5, int(variation * 1000)])
-        left = medians(generator, plans, 5, variation)
-        right = medians(generator, plans, 5, variation) * 1.05
-        both = list(zip(left, right, strict=True))
-        rule = sum(found(a, b) == "regression" for a, b in both) / plans
-        tested = sum(mann_whitney(a, b) <= RULES.alpha for a, b in both) / plans
-        strict = sum(mann_whitney(a, b) <= 0.01 for a, b in both) / plans
-        rows.append({"variation": variation, "rule": rule, "p_alone": tested, "p_below_0.01": strict, "stated": said})
-    return rows
-
-
 def interval(launches: int, plans: int, variation: float, noise: float) -> dict[str, float]:
     """Coverage of the interval, and how often an effect of exactly the margin is called equivalent."""
     generator = np.random.default_rng([SEED, 95, launches])
@@ -248,7 +230,6 @@ def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:
     made = {
         "a_a": rates,
         "power": power(1000 // part),
-        "stated": stated(4000 // part),
         "interval": [interval(launches, 500 // part, *noises) for noises in NOISES for launches in (4, 5, 8, 10)],
         "drift": [drift(launches, 2000 // part) for launches in (4, 8)],
         "order": [order(launches, 2000 // part) for launches in (4, 5, 8)],
@@ -298,7 +279,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the plans")
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/dev/verdicts.md")
+    parser.add_argument("--markdown", action="store_true", help="as tables")
     words = parser.parse_args()
     made, targets = figures(10 if words.quick else 1)
     if words.markdown:

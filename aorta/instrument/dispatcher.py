@@ -201,8 +201,8 @@ def counts_point_to_point(group: dist.ProcessGroup, device: torch.device) -> boo
     """Return whether the counter of the backend that serves `device` includes sends and receives.
 
     gloo counts every operation. ProcessGroupNCCL (RCCL is the same file) and ProcessGroupXCCL count them separately and
-    expose only the count of the others; docs/dev/decisions/0003-sequence-counters-as-coverage.md. True for a group
-    without a backend for `device`, which sends nothing from it.
+    expose only the count of the others; docs/dev/decisions.md, 3. True for a group without a backend for `device`,
+    which sends nothing from it.
     """
     try:
         return group._get_backend(device).name() not in ("nccl", "xccl")

@@ -24,7 +24,7 @@ from aorta.records.schema import STALL_CUTOFF_NS, InstrumentMode, StallCutoff
 
 LEAST_NS: Final = 100_000
 MOST_NS: Final = 1_000_000
-"""Bounds of a calibrated cut-off. Below: handing over has been seen to take 20 to 195 us (docs/dev/log.md). Above: a
+"""Bounds of a calibrated cut-off. Below: handing over to gloo was seen to take 20 to 195 us. Above: a
 call that blocks waits for peers or for a transfer, and these are to be seen."""
 TIMES: Final = 5
 """Cut-off over the 99th percentile of the calls that are measured. They are cheaper than a run's, which pass the

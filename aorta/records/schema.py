@@ -48,7 +48,7 @@ EndSource: TypeAlias = Literal["event", "future", "wait", "emulated"]
 
 STALL_CUTOFF_NS: Final = 200_000
 """The stall cut-off of records that do not state one, and where none can be measured: handing a collective over to gloo
-has been seen to take 20 to 195 us (docs/dev/log.md)."""
+has been seen to take 20 to 195 us on two busy cores."""
 
 
 def python_cost(platform: str | None) -> str:

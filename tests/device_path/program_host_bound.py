@@ -1,7 +1,7 @@
 """Two ranks train where launches and events cost the host time; what the record says beside the device's own truth.
 
 Enters: a folder and runs as JSON. Leaves: `rank_<r>.json`: of each run its steps, each with what the record publishes
-and what the device says. Run by `test_host_bound` and `benchmarks.host_bound`, which have one table of runs (`RUNS`).
+and what the device says. Run by `test_host_bound` on the runs of `RUNS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the backends count (R8): gloo as it is, NCCL and mixed groups as stand-ins.
 
-The rule of NCCL was read in torch's source and has not been run:
-docs/dev/decisions/0003-sequence-counters-as-coverage.md.
+The rule of NCCL was read in torch's source and has not been run: docs/dev/decisions.md, 3.
 """
 
 from __future__ import annotations
