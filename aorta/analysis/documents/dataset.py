@@ -291,7 +291,8 @@ class CutoffFacts(Open):
 
 class GainEntry(msgspec.Struct):
     """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
-    `significant`: the whole interval is a gain; `sentence` says it.
+    `significant`: the whole interval is a gain. `upper_bound`: the network was real, and the replay ignores contention,
+    so that no gain is significant. `sentence` says it.
     """
 
     change: str
@@ -303,6 +304,7 @@ class GainEntry(msgspec.Struct):
     share: float
     notes: list[str]
     significant: bool
+    upper_bound: bool
     sentence: str
 
 

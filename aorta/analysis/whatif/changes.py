@@ -100,7 +100,7 @@ class BucketCap(Change):
         def cap(recorded_bytes: int) -> float:
             return self.cap_bytes or 0.0 if self.factor is None else recorded_bytes * self.factor
 
-        flag = "the network was real: what a bucket of another size costs follows a line through the recorded ones"
+        flag = "other bucket sizes: linear fit to those measured"
         return Changed(ddp(program, self.text, cap, None), (flag,) if program.facts.network is None else ())
 
 

@@ -74,7 +74,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
         overlap: whether buckets are issued as they become ready; None: as recorded.
 
     Raises:
-        InputError: the record does not say when which gradients were ready.
+        InputError: the record does not say when which gradients were ready, or what another size costs.
     """
     order = program.facts.gradient_order
     if not order:
@@ -87,6 +87,13 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
     def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
         found = buckets_of(view.layout, sizes, text)
         carries = set(found.places)
+        of_sizes = {view.layout.issued[place].bytes for place in found.places}
+        if cap is not None and program.facts.network is None and len(of_sizes) < 2:
+            raise InputError(
+                f"--set {text}: the network of this run was real, and its buckets are all of {of_sizes.pop()} bytes: "
+                "what another size costs was not measured; record with a bucket_cap_mb that gives two sizes, "
+                "or on an emulated network (fabric=emulated)"
+            )
         if any(each.back for each in view.placed):
             raise InputError(f"--set {text}: buckets are waited for in the step behind theirs")
         issues = [each for each in view.placed if each.what is What.ISSUE and each.collective in carries]

@@ -24,7 +24,7 @@ from aorta.analysis.formatting import rough_interval
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.changes import apply, parse_change
 from aorta.analysis.whatif.network_changes import CommSpeed
-from aorta.analysis.whatif.prediction import Base, flags_of, free_communication, gain_of, step_gain_ms
+from aorta.analysis.whatif.prediction import Base, flags_of, free_communication, gain_of, step_gain_ms, verdict
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.rank_changes import NoStragglers
 from aorta.analysis.whatif.replay import Freed, replay
@@ -88,14 +88,16 @@ def _tried(base: Base, text: str, words: str) -> tuple[Floats, GainEntry] | None
     gained = step_gain_ms(base.times, replay(changed.program))
     wrong_by = change.STATED_ERROR * abs(float(np.median(gained)))
     found = gain_of(gained, base.identity.missed_ms + wrong_by)
-    share, setting, significant = found.value / base.identity.replayed_ms, text in _SETTINGS, found.low > 0
+    share, setting = found.value / base.identity.replayed_ms, text in _SETTINGS
+    upper_bound = base.program.facts.network is None
+    significant = not upper_bound and found.low > 0
     sentence = (
         f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(found.value, found.low, found.high)} "
-        f"per step, {share:.1%}, {'significant' if significant else 'not significant'}"
+        f"per step, {share:.1%}, {verdict(significant, upper_bound)}"
     )
     notes = list(changed.flags)
     return gained, GainEntry(
-        text, words, setting, found.value, found.low, found.high, share, notes, significant, sentence
+        text, words, setting, found.value, found.low, found.high, share, notes, significant, upper_bound, sentence
     )
 
 

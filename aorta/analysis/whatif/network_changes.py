@@ -192,13 +192,9 @@ class NetworkChange(Change):
             )
         if self.factor is not None:
             changed = CommSpeed(self.text, Selection(), self.factor).make(program)
-            flag = "the network was real: all of a collective's recorded time is taken for bandwidth"
-            return replace(changed, flags=(flag,))
+            return replace(changed, flags=("upper bound: assumes no latency",))
         assert self.absolute is not None  # bandwidth is one of the two
-        flag = (
-            "the network was real, and its law is not known: every collective is given the time of a ring of "
-            f"{self.absolute:g} GB/s without latency"
-        )
+        flag = f"assumes a ring of {self.absolute:g} GB/s without latency"
         plain = EmulatedFabric(
             intra_latency_us=0,
             inter_latency_us=0,

@@ -41,6 +41,10 @@ _WORTH_SAYING: Final = 0.10
 BACKEND_BOUND: Final = 0.10
 """From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
 LEVEL: Final = 0.95
+REAL_NETWORK: Final = (
+    "real network: predictions are upper bounds that ignore contention of communication with computation; measured "
+    "cost includes backend overhead"
+)
 _SEED: Final = 20_240_229
 
 
@@ -137,6 +141,7 @@ class Prediction:
         identity: the unchanged run, replayed and as recorded.
         flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
             step.
+        upper_bound: the network was real: what communication costs computation beside it is not in the replay.
         launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
             change is held to. Of the difference it knows less than `gain_ms`, so nobody states it.
         steps: how many were replayed; `rank_steps`: how many of them the overlap was measured in.
@@ -152,12 +157,13 @@ class Prediction:
     steps: int
     rank_steps: int
     launch_ms: Value
+    upper_bound: bool
     notes: tuple[str, ...] = ()
 
     @property
     def significant(self) -> bool:
-        """Whether the whole interval is a gain, or a loss."""
-        return self.gain_ms.low > 0 or self.gain_ms.high < 0
+        """Whether the whole interval is a gain, or a loss. An upper bound is not."""
+        return not self.upper_bound and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
@@ -177,6 +183,7 @@ class Prediction:
             "rank_steps": self.rank_steps,
             "notes": list(self.notes),
             "significant": self.significant,
+            "upper_bound": self.upper_bound,
         }
 
 
@@ -268,6 +275,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
         launch_ms=value_of(times.job_step_ms(), every, missed[0] + wrong_by[0], (0.0, np.inf)),
+        upper_bound=base.program.facts.network is None,
     )
     if any(isinstance(change, WorldSize) for change in changes):
         found = _widened(found, base, program)
@@ -329,12 +337,17 @@ def _reaching(value: Value | None, others: Floats) -> Value | None:
     return value if value is None or median is None else value.reaching(median)
 
 
+def verdict(significant: bool, upper_bound: bool) -> str:
+    """Return what a gain is, in words."""
+    return "upper bound" if upper_bound else "significant" if significant else "not significant"
+
+
 def flags_of(program: RunProgram) -> tuple[str, ...]:
     """Return what is not known, or doubtful, whatever is changed."""
     facts = program.facts
     found = []
     if facts.network is None:
-        found.append("the network was real: what it costs is known only as recorded, the backend's own time included")
+        found.append(REAL_NETWORK)
     elif not facts.law:
         found.append("the emulated network's time came on top of the backend's own, which is taken to stay as it was")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0

@@ -20,7 +20,7 @@ from aorta.analysis.locate import is_location, locate
 from aorta.analysis.whatif.changes import forms, parse_change, parse_changes
 from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, critical_path, typical_step
 from aorta.analysis.whatif.gains import WORTH, Gains, Marginals, gains, marginals
-from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from
+from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from, verdict
 from aorta.analysis.whatif.program import Change, is_count
 from aorta.analysis.whatif.read_program import read_program
 from aorta.command_line import command, to_stdout
@@ -99,7 +99,7 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     lines = [f"with {', '.join(predicted.changes)}:"]
     step = (
         f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of {rough_ms(now_ms)}, "
-        f"{'significant' if predicted.significant else 'not significant'}"
+        f"{verdict(predicted.significant, predicted.upper_bound)}"
     )
     rows = [
         ("job step", step),

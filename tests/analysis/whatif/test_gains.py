@@ -15,6 +15,7 @@ from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.network_changes import CommSpeed
 from aorta.analysis.whatif.prediction import base_of, free_communication
 from aorta.analysis.whatif.program import RankLayout, RunProgram
+from aorta.config.schema import EmulatedFabric
 from tests.analysis.whatif.hand_made import issue, program, recorded, wait
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record
@@ -25,7 +26,7 @@ MS = 1_000_000
 def noisy(ranks: int, late_ms: float = 0.0, seed: int = 0) -> RunProgram:
     """Equal ranks whose own time comes and goes by 10 %; the last of them is late before its collective, each step."""
     words = [5 * MS, issue(ranks=tuple(range(ranks))), 5 * MS, wait(0)]
-    made = program([words] * ranks, [1 * MS], steps=60)
+    made = program([words] * ranks, [1 * MS], steps=60, network=EmulatedFabric())
     chance = np.random.default_rng(seed)
     for step in made.steps:
         step.host_ns[:] = np.rint(step.host_ns * chance.normal(1, 0.1, step.host_ns.shape).clip(0.5))

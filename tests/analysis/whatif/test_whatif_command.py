@@ -118,6 +118,43 @@ def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pyt
     assert "are replayed" in capsys.readouterr().err
 
 
+def on_real_network(folder: Path, job: Job) -> Path:
+    record(job, folder)
+    manifest = json.loads((folder / "run.json").read_text())
+    manifest["config"]["fabric"] = {"kind": "none"}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_on_a_real_network_a_prediction_is_an_upper_bound_and_never_significant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(on_real_network(tmp_path / "run", replace(DDP, overlap=False)))
+    assert main([run, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed["gains"]["gains"]) == 3
+    assert not any(each["significant"] or each["low_ms"] <= 0 for each in listed["gains"]["gains"])
+    assert all(each["upper_bound"] and each["sentence"].endswith(", upper bound") for each in listed["gains"]["gains"])
+    for change in ("network.bandwidth=x2", "overlap=on", "rank.1.late_ms=9"):
+        assert main([run, "--set", change, "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["significant"], said["upper_bound"]) == (False, True)
+    assert main([run, "--set", "network.bandwidth=x2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"job step [\d.]+ ms \([^)]+\) shorter, [\d.]+% of \d+ ms, upper bound", said)
+    assert "note: real network: predictions are upper bounds that ignore contention" in said
+
+
+def test_buckets_of_a_real_network_take_costs_of_two_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = on_real_network(tmp_path / "two", DDP)
+    assert main([str(two), "--set", "buckets.mb=2"]) == 0
+    assert "note: other bucket sizes: linear fit to those measured" in capsys.readouterr().out
+    one = on_real_network(tmp_path / "one", replace(DDP, bucket_bytes=64 * MIB))
+    assert main([str(one), "--set", "buckets.mb=2"]) == 2
+    assert "what another size costs was not measured" in " ".join(capsys.readouterr().err.split())
+    assert main([str(one), "--set", "overlap=off"]) == 0
+
+
 def edited(folder: Path, run: Path, edit: object) -> Path:
     """A copy of a run in which a function has changed each line of rank 0."""
     shutil.copytree(run, folder)

@@ -366,7 +366,7 @@ def _gains(label: str, rows: Sequence[GainEntry]) -> Table:
             word(each.words + ("" if each.setting else " (hypothetical)"), "; ".join(each.notes) or None),
             _gain(each),
             Cell(PAGE.percent(each.share), each.share),
-            word("yes" if each.significant else "no"),
+            word("upper bound" if each.upper_bound else "yes" if each.significant else "no"),
             word(each.change),
         )
         for each in rows
