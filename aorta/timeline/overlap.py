@@ -15,7 +15,7 @@ a greatest value, and is a plain number only where these are close. Must not kno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from aorta.timeline import intervals
@@ -46,6 +46,7 @@ as it is; of hidden and exposed time, this part of the communication that they a
 communication, of itself; of other times, of the window. As far as telemetry and kernels may differ (K2)."""
 Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest value of a metric, in its unit."""
+HOST_BOUND = "host-bound: {bounds} (marks alone cannot say more)"
 OF_UNKNOWN_KIND = "communication of unknown kind in this window: what is known of each kind is a lower bound"
 
 
@@ -105,6 +106,7 @@ class Overlap:
     bubble_ns: int | None = None
     tiles: Sequence[Tile] = ()
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    why_bounded: str = HOST_BOUND
 
     @property
     def undecided(self) -> dict[str, Bounds]:
@@ -217,8 +219,12 @@ class Overlap:
             reasons["exposed_share"] = "the window is empty"
         if values.get("bubble_share", 0) is None:
             reasons["bubble_share"] = "no time in the pipeline in this window"
-        undecided = {name: bounds for name, bounds in self.undecided.items() if values.get(name) is not None}
-        reasons |= {name: _host_bound(name, bounds) for name, bounds in undecided.items()}
+        undecided = {
+            name: bounds
+            for name, bounds in self.undecided.items()
+            if values.get(name) is not None or name == "overlap_ratio"
+        }
+        reasons |= {name: self.why_bounded.format(bounds=_between(name, bounds)) for name, bounds in undecided.items()}
         return values | dict.fromkeys(undecided), reasons
 
     def concurrency(self) -> dict[str, float]:
@@ -231,9 +237,26 @@ class Overlap:
         }
 
 
-def _host_bound(name: str, bounds: Bounds) -> str:
+def _between(name: str, bounds: Bounds) -> str:
     unit = " ms" if name.endswith("_ms") else ""
-    return f"host-bound: between {bounds[0]:.4g} and {bounds[1]:.4g}{unit} (marks alone cannot say more)"
+    return f"between {bounds[0]:.4g} and {bounds[1]:.4g}{unit}"
+
+
+def either(first: Overlap, second: Overlap, why: str) -> Overlap:
+    """Return the first of two readings of one window, with bounds that hold for both.
+
+    Args:
+        why: why there are two; `{bounds}` in it stands for the bounds of a metric.
+    """
+    values, others = (reading.metrics()[0] for reading in (first, second))
+    bounds = {
+        name: (min(value, other), max(value, other))
+        for name, value in values.items()
+        if value is not None and (other := others.get(name)) is not None
+    }
+    if first.overlap_ratio is None and second.overlap_ratio is not None:
+        bounds["overlap_ratio"] = 0.0, 1.0
+    return replace(first, bounds=bounds, why_bounded=why)
 
 
 @dataclass(frozen=True)

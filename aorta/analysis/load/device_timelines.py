@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, places
-from aorta.timeline.arrays import MERGED_COLUMNS, Int64, Spans, cut, merge, tile
+from aorta.timeline.arrays import MERGED_COLUMNS, Int64, Spans, cut, merge, tile, union
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Overlap, measure_lanes
+from aorta.timeline.kernel_names import doubtful
+from aorta.timeline.overlap import Overlap, either, measure_lanes
+
+DOUBTED: Final = "kernels that are counted as computation have names that may communicate: {bounds}; see the notes"
 
 
 @dataclass(frozen=True)
 class DeviceTimeline:
     """One device of one rank. `lanes` holds merged spans by lane of the timeline; a lane that the source does not
-    observe is missing.
+    observe is missing. `doubted` are kernels that are counted as computation and may communicate, `certain` the others.
     """
 
     rank: int
@@ -30,6 +35,8 @@ class DeviceTimeline:
     lanes: Mapping[str, Spans]
     steps: Int64
     windows: Spans
+    doubted: Spans
+    certain: Spans
 
     @property
     def whole(self) -> Interval:
@@ -40,23 +47,31 @@ class DeviceTimeline:
         return min(int(lane.start[0]) for lane in known), max(int(lane.end[-1]) for lane in known)
 
     def measure(self, window: Interval) -> Overlap:
-        """Measure one window on this device."""
+        """Measure one window on this device. Kernels that may communicate are read both ways, which gives bounds."""
         lanes = self.lanes
-        measured, _ = measure_lanes(
-            MERGED_COLUMNS,
-            window,
-            compute=lanes[COMPUTE],
-            comm={kind: lanes[kind] for kind in KIND_CODE if kind in lanes},
-            of_unknown_kind=lanes.get(UNKNOWN_KIND),
-            aux=None,  # no trace tells auxiliary work apart
-            copy=lanes.get(COPY),
-        )
-        return measured
+        measured = _measure(lanes, window, lanes[COMPUTE], lanes.get(UNKNOWN_KIND))
+        if not len(cut(self.doubted, window).start):
+            return measured
+        of_unknown_kind = union([self.doubted, lanes.get(UNKNOWN_KIND, self.doubted)])
+        return either(measured, _measure(lanes, window, self.certain, of_unknown_kind), DOUBTED)
 
     def segments(self, window: Interval) -> tuple[Spans, Int64]:
         """Tile the window by the set of active lanes; the bits of a mask follow `classes.TRACE_LANES`."""
         places = {TRACE_LANES.index(name): cut(lane, window) for name, lane in self.lanes.items()}
         return tile(window, places)
+
+
+def _measure(lanes: Mapping[str, Spans], window: Interval, compute: Spans, of_unknown_kind: Spans | None) -> Overlap:
+    measured, _ = measure_lanes(
+        MERGED_COLUMNS,
+        window,
+        compute=compute,
+        comm={kind: lanes[kind] for kind in KIND_CODE if kind in lanes},
+        of_unknown_kind=of_unknown_kind,
+        aux=None,  # no trace tells auxiliary work apart
+        copy=lanes.get(COPY),
+    )
+    return measured
 
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
@@ -66,7 +81,16 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
         rows = known.take(chosen)
         mine = trace.windows.rank == rank
         marks = Spans(trace.windows.start_ns[mine], trace.windows.end_ns[mine])
-        yield DeviceTimeline(rank, device, rows, _lanes(rows, trace), trace.windows.step[mine], marks)
+        doubts, lanes = doubted(rows), _lanes(rows, trace)
+        computes = rows.cls == IntervalClass.COMPUTE
+        certain = _lane(rows, computes & ~doubts) if doubts.any() else lanes[COMPUTE]
+        yield DeviceTimeline(rank, device, rows, lanes, trace.windows.step[mine], marks, _lane(rows, doubts), certain)
+
+
+def doubted(rows: Intervals) -> NDArray[np.bool_]:
+    """Return which rows of a device are counted as computation, and have a name that may communicate."""
+    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
+    return may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
 
 
 def _lanes(rows: Intervals, trace: Trace) -> dict[str, Spans]:

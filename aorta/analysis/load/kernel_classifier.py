@@ -22,25 +22,25 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import KIND_CODE, NO_WINDOWS, NULL, IntervalClass, Windows, windows
 from aorta.errors import InputError
+from aorta.timeline import kernel_names
 from aorta.timeline.arrays import Int64
-from aorta.timeline.kernel_names import COMM, COPY
+from aorta.timeline.kernel_names import in_words
 
 _KINDS: Final = (
-    ("reducescatter", r"(?<![a-z])reduce_?scatter"),
-    ("allgather", r"(?<![a-z])all_?gather|multimem_all_gather"),
+    ("reducescatter", r"(?<![a-z])reduce_?scatter|userbuffers\w{0,40}_rs(?![a-z])"),
+    ("allgather", r"(?<![a-z])all_?gather|userbuffers\w{0,40}_ag(?![a-z])"),
     ("allreduce", r"(?<![a-z])all_?reduce|cross_device_reduce|quick_?reduce|multimem_one_shot"),
-    ("alltoall", r"(?<![a-z])all_?to_?all"),
+    ("alltoall", r"(?<![a-z])all_?to_?all|(?<![a-z])a2a(?![a-z])|(deep_ep|dpsk|mori|_ep).{0,60}(dispatch|combine)"),
     ("broadcast", r"(?<![a-z])(broadcast|bcast)"),
     ("barrier", r"(?<![a-z])barrier"),
     ("gather", r"(?<![a-z])gather"),
     ("scatter", r"(?<![a-z])scatter"),
-    ("reduce", r"(nccl\w*kernel_|(?<![a-z]))reduce(?![a-z])"),
+    ("reduce", r"(nccl\w{0,40}kernel_|(?<![a-z]))reduce(?![a-z])"),
     # `ncclDevKernel_SendRecv` alone does not say whether it is a send, a receive or an all-to-all.
-    ("send", r"(?<![a-z])i?send(?!_?recv)"),
-    ("recv", r"(?<!send_)(?<!send)(?<![a-z])i?recv"),
+    ("send", r"(?<![a-z])(i?send(?!_?recv)|push_?send|put_signal)"),
+    ("recv", r"(?<!send_)(?<!send)(?<![a-z])(i?recv|push_?recv|wait_signal)"),
 )
 _KIND_PATTERNS: Final = tuple((KIND_CODE[kind], re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
-_WORD_STARTS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class NameClassifier:
@@ -53,8 +53,8 @@ class NameClassifier:
     def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
         for pattern in comm_patterns:
             _check(pattern)
-        self._comm = re.compile("|".join(f"(?:{part})" for part in (*COMM, *comm_patterns)), re.IGNORECASE)
-        self._copy = re.compile("|".join(f"(?:{part})" for part in COPY), re.IGNORECASE)
+        added = "|".join(f"(?:{part})" for part in comm_patterns)
+        self._added = re.compile(added, re.IGNORECASE) if added else None
         self._known: dict[str, IntervalClass] = {}
 
     def class_of(self, name: str) -> IntervalClass:
@@ -67,9 +67,9 @@ class NameClassifier:
     def _class_of(self, name: str) -> IntervalClass:
         if not name.strip():
             return IntervalClass.UNKNOWN
-        if self._comm.search(name):
+        if kernel_names.communicates(name) or (self._added is not None and self._added.search(name)):
             return IntervalClass.COMM
-        return IntervalClass.COPY if self._copy.search(name) else IntervalClass.COMPUTE
+        return IntervalClass.COPY if kernel_names.copies(name) else IntervalClass.COMPUTE
 
     def kernels(self, names: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
         """Return the class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
@@ -82,7 +82,7 @@ def kind_of(name: str) -> int:
     """Return the code of the kind that a communication kernel, API call or operator is named after: `ncclAllReduce`,
     `c10d::_allgather_base_`, `ncclDevKernel_AllReduce_Sum_bf16`, `all_to_allv`. `NULL` where the name does not say.
     """
-    words = _WORD_STARTS.sub("_", name)
+    words = in_words(name)
     return next((code for code, pattern in _KIND_PATTERNS if pattern.search(words)), NULL)
 
 

@@ -28,13 +28,14 @@ from aorta.analysis.load.interval_table import (
     intervals,
     step_of,
 )
-from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
+from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of, step_windows
 from aorta.analysis.load.microseconds import LARGEST_NS, check_devices, check_instants
 from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
+from aorta.timeline.kernel_names import computes, launches_communication
 
 _Packed = TypeVar("_Packed", int, Int64)
 FORMAT: Final = "nsys"
@@ -150,6 +151,7 @@ class _Export:
         steps, step_notes = step_windows(texts, ranges["start"] + self._epoch, ranges["end"] + self._epoch, placed.rank)
         rank = np.full(len(rows), placed.rank, np.int32)
         rows = replace(rows, rank=rank, step=step_of(rank, rows.start_ns, steps))
+        rows = self._issued(rows, kernels, calls, ranges, texts)
         unlinked = int((launched == NULL).sum()) if len(calls["start"]) else 0
         has_comm = bool((rows.cls == IntervalClass.COMM).any())
         notes += [*step_notes, *self._ran_later(rows, launched, steps, where)]
@@ -218,6 +220,34 @@ class _Export:
         """Return when the host launched each kernel, in ns of the session; `NULL` where the file does not say."""
         launched = look_up(kernels["correlationId"], calls["correlationId"], calls["start"])
         return np.where(kernels["correlationId"] == NULL, NULL, launched)
+
+    def _issued(
+        self,
+        rows: Intervals,
+        kernels: dict[str, Int64],
+        calls: dict[str, Int64],
+        ranges: dict[str, Int64],
+        texts: list[str],
+    ) -> Intervals:
+        """Return the rows with those as communication that were launched inside a range that issues it (`c10d::` of
+        torch.autograd.profiler.emit_nvtx, NCCL's calls), unless their names are known to compute.
+        """
+        issuing = np.flatnonzero([launches_communication(text) for text in texts])
+        issuing = issuing[np.argsort(ranges["start"][issuing], kind="stable")]
+        kinds = np.array([kind_of(texts[at]) for at in issuing.tolist()], np.int8)
+        cls, kind = rows.cls.copy(), rows.kind.copy()
+        other = np.array([not computes(name) for name in rows.names], bool)
+        thread = look_up(kernels["correlationId"], calls["correlationId"], calls["globalTid"])
+        launched = np.flatnonzero((rows.cls == IntervalClass.COMPUTE) & (rows.launch_ns != NULL))
+        launched = launched[other[rows.name[launched]]]
+        for each in np.unique(ranges["globalTid"][issuing]).tolist():
+            own = ranges["globalTid"][issuing] == each
+            start, reach = ranges["start"][issuing[own]], np.maximum.accumulate(ranges["end"][issuing[own]])
+            here = launched[thread[launched] == each]
+            at = np.searchsorted(start + self._epoch, rows.launch_ns[here], side="right") - 1
+            inside = (at >= 0) & (rows.launch_ns[here] < reach[at] + self._epoch)
+            cls[here[inside]], kind[here[inside]] = IntervalClass.COMM, kinds[own][at[inside]]
+        return replace(rows, cls=cls, kind=kind)
 
     def _ran_later(self, rows: Intervals, launched: Int64, steps: Windows, where: str) -> list[str]:
         """Note how many kernels ran in another step than they were launched in: the host runs ahead of the device."""

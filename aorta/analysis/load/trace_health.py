@@ -7,18 +7,21 @@ rows that no metric can use are counted here and removed by `usable`. Must not: 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from aorta.analysis.health import listed
+from aorta.analysis.load.device_timelines import doubted
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
+
+SHOWN_DOUBTS: Final = 5
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -74,8 +77,26 @@ def facts_of(trace: Trace) -> TraceFacts:
         devices={rank: _devices(table, rank) for rank in trace.ranks},
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(_count(trace))),
-        notes=trace.notes,
+        notes=(*trace.notes, *_doubts(trace)),
         unseen=trace.unseen,
+    )
+
+
+def _doubts(trace: Trace) -> Iterator[str]:
+    """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
+    table = usable(trace).intervals
+    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
+    if not doubts.any():
+        return
+    length = table.end_ns - table.start_ns
+    lasted = np.bincount(table.name[doubts], length[doubts], minlength=len(table.names))
+    names = [table.names[code] for code in np.argsort(-lasted, kind="stable")[:SHOWN_DOUBTS] if lasted[code]]
+    share = float(length[doubts].sum()) / float(max(length[computes].sum(), 1))
+    more = np.count_nonzero(lasted) - len(names)
+    listed_names = ", ".join(repr(name[:80]) for name in names) + (f" and {more} more" if more > 0 else "")
+    yield (
+        f"{trace.path}: {share:.1%} of the time of kernels counted as computation is of names that may communicate: "
+        f"{listed_names}. If they do, say so with --comm-pattern"
     )
 
 

@@ -43,6 +43,7 @@ from aorta.analysis.load.open import look_up
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
+from aorta.timeline.kernel_names import computes
 
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
@@ -156,6 +157,9 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     moved = np.fromiter(copies, np.int64, len(copies))
     cls = device.cls.copy()
     cls[moved] = int(IntervalClass.COMM)
+    other = np.array([not computes(name) for name in names], bool)
+    issued = (cls == IntervalClass.COMPUTE) & other[device.name] & np.isin(device.origin, list(columns.issued))
+    cls[issued] = int(IntervalClass.COMM)
     table = intervals(
         start_ns=device.start,
         end_ns=device.end,
@@ -172,6 +176,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     communicates = np.flatnonzero(table.cls == IntervalClass.COMM)
     by_name = {code: kind_of(names[code]) for code in np.unique(table.name[communicates]).tolist()}
     collectives.kind[communicates] = [by_name[code] for code in table.name[communicates].tolist()]
+    unnamed = issued & (collectives.kind == NULL)
+    collectives.kind[unnamed] = [columns.issued[origin] for origin in device.origin[unnamed].tolist()]
     known = {row: arguments for row, arguments in columns.linked.items() if arguments.collective is not None}
     unlinked = len(columns.linked) - len(known)
     if unlinked:

@@ -18,7 +18,7 @@ import numpy as np
 
 from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
-from aorta.analysis.load.kernel_classifier import MARK, NameClassifier
+from aorta.analysis.load.kernel_classifier import MARK, NameClassifier, kind_of
 from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,
@@ -49,6 +49,7 @@ from aorta.analysis.load.kineto.kernel_links import (
     links_of,
 )
 from aorta.timeline.arrays import Int64
+from aorta.timeline.kernel_names import launches_communication
 
 _COPY, _COMPUTE, _COMM = int(IntervalClass.COPY), int(IntervalClass.COMPUTE), int(IntervalClass.COMM)
 
@@ -63,6 +64,7 @@ class EventColumns:
         linked: row -> arguments of communication.
         copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
         symmetric: whether symmetric memory was used.
+        issued: `External id` of each operator or range that issues communication -> the kind that its name tells.
     """
 
     def __init__(self, classifier: NameClassifier) -> None:
@@ -76,6 +78,7 @@ class EventColumns:
         self.linked: dict[int, Arguments] = {}
         self.copies: dict[int, Arguments | int] = {}
         self.symmetric = False
+        self.issued: dict[int, int] = {}
         self.counters: Counter[str] = Counter()
         self.events = 0
         self._decoder = EventDecoder()
@@ -93,7 +96,7 @@ class EventColumns:
         """Keep what matters of the piece that was decoded last."""
         categories = [event.cat for event in events]
         work, host, calls = (_complete(events, categories, wanted) for wanted in (DEVICE, HOST, CALLS))
-        parameters, marks, products = self._by_role(work, host)
+        parameters, marks, products, issuing = self._by_role(work, host)
         if any(isinstance(mark, Untimed) for mark in marks):  # old traces have them among the operators
             self.take(self._decoder.decode(self._text))
             return
@@ -113,12 +116,16 @@ class EventColumns:
         if calls:
             self.links.add_calls(calls, *begun)
         self.links.add_products(products)
+        for name, ident in zip(
+            (event.name for event in issuing), externals_of(links_of([event.args for event in issuing])), strict=True
+        ):
+            self.issued[int(ident)] = kind_of(name)
         if self.host is not None:
             self.host.add(self._text, events)
 
-    def _by_role(self, work: list[Any], host: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the host's events that are used beside a device's rows: parameters of collectives, marks of steps, and
-        matrix products.
+    def _by_role(self, work: list[Any], host: list[Any]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """Return the host's events that are used beside a device's rows: parameters of collectives, marks of steps,
+        matrix products, and operators and ranges that issue communication.
         """
         roles = self._roles
         names_of = [event.name for event in host]
@@ -126,11 +133,11 @@ class EventColumns:
         for name in (names | {event.name for event in work}) - roles.keys():
             roles[name] = _role(name)
             self.symmetric = self.symmetric or (isinstance(name, str) and name.startswith(SYMMETRIC))
-        parameters, marks, products = (
+        parameters, marks, products, issuing = (
             chosen(host, names_of, {name for name in names if roles[name] == role})
-            for role in ("parameters", "mark", "product")
+            for role in ("parameters", "mark", "product", "issuing")
         )
-        return parameters, marks, [event for event in products if event.cat in OPERATORS]
+        return parameters, marks, [event for event in products if event.cat in OPERATORS], [*parameters, *issuing]
 
     def _device_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         first = self.device.count
@@ -221,6 +228,8 @@ def _role(name: object) -> str:
         return "parameters"
     if name in GEMM_OPERATORS:
         return "product"
+    if launches_communication(name):
+        return "issuing"
     return "mark" if MARK.match(name) else ""
 
 
