@@ -90,7 +90,8 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
 def doubted(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of a device are counted as computation, and have a name that may communicate."""
     may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
-    return may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    return found
 
 
 def _lanes(rows: Intervals, trace: Trace) -> dict[str, Spans]:
