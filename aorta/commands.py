@@ -112,11 +112,6 @@ COMMANDS: Final[dict[str, Command]] = {
         "the calls of an RPC run as a table and a trace",
         "artifacts",
     ),
-    "gather": Command(
-        "aorta.experiments.gather_nodes:main",
-        "the output folders of several nodes as one run folder",
-        "--into artifacts/both node0:/scratch/run node1:/scratch/run",
-    ),
     "check-gpu": Command(
         "aorta.gpu_check.check_command:main",
         "is the telemetry right and cheap on this machine's devices?",

@@ -2,7 +2,6 @@
 
     plan    repeats, A/B and A/A: independent launches in an interleaved order      aorta ab
     sweep   Hydra's multirun: one launch a job, then a table and heat maps          aorta train -m
-    gather  the folders of nodes without a shared disk become one run folder        aorta gather
 
 Plans and sweeps share the engine that starts launches (`launch_engine`, on `process`), the journal, the heat map.
 

@@ -27,7 +27,6 @@ from tests.docs.pages import PAGES, ROOT, fenced, name, section
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
 SCRIPTS = {
-    "analysis/gather.py": "gather",
     "analysis/merge_traces.py": "merge",
     "analysis/overlap_report.py": "report",
     "analysis/rpc_report.py": "rpc",

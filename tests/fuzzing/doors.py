@@ -22,7 +22,7 @@ _MODULES: Final = """
     aorta.analysis.summary aorta.analysis.compare.launch_set aorta.analysis.frames aorta.analysis.devices
     aorta.analysis.load.traces aorta.analysis.report.report_command
     aorta.analysis.report.html.page_content aorta.analysis.merge.merge_traces aorta.rpc.rpc_report
-    aorta.experiments.gather_nodes aorta.experiments.sweep_report aorta.experiments.plan_command
+    aorta.experiments.sweep_report aorta.experiments.plan_command
     aorta.experiments.launch_folder aorta.train_command matplotlib.pyplot bokeh.plotting jinja2 scipy.stats
     fsspec.implementations.local fsspec.implementations.zip fsspec.implementations.tar omegaconf
 """
@@ -102,16 +102,6 @@ def _rpc(case: Path, out: Path) -> int:
     return rpc_report([str(case), "-o", str(out / "trace.json.gz"), "--check"])
 
 
-def _gather(case: Path, out: Path) -> int:
-    from aorta.experiments.gather_nodes import main
-
-    chained = {".zip": "zip://::", ".tar": "tar://::"}
-    sources = [
-        chained.get(path.suffix, "") + str(path) for path in sorted(case.iterdir()) if path.is_dir() or path.is_file()
-    ]
-    return main([*sources, "--into", str(out / "both")])
-
-
 def _sweep(case: Path, out: Path) -> int:
     from aorta.experiments.sweep_report import main
 
@@ -166,10 +156,9 @@ def _words(case: Path, out: Path) -> None:
     from aorta.config.override_words import translate
     from aorta.config.templates import problem_of
     from aorta.errors import AortaError
-    from aorta.experiments.gather_nodes import url_of
 
     for word in _lines(case):
-        is_location(word, out, out), label_of(word), url_of(word), problem_of(word)
+        is_location(word, out, out), label_of(word), problem_of(word)
         for takes, refusal in ((selected_ranks, ValueError), (lambda text: translate([text], out, out), AortaError)):
             try:
                 takes(word)
@@ -209,7 +198,6 @@ DOORS: Final = (
     Door("launches", seeds.launches, _compare),
     Door("merge", seeds.merge, _merge),
     Door("rpc", seeds.rpc, _rpc),
-    Door("gather", seeds.gather, _gather),
     Door("sweep", seeds.sweep, _sweep),
     Door("plan", seeds.plan, _plan, in_place=True),
     Door("configuration", seeds.configuration, _configuration),

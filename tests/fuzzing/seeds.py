@@ -179,24 +179,6 @@ def rpc(folder: Path) -> None:
         _put(place, "rpc_window_0000.json", text(events, rank=worker, **head))
 
 
-def gather(folder: Path) -> None:
-    """Folders of two nodes, plain and as archives that fsspec looks into."""
-    from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
-
-    for node in range(2):
-        place = folder / "nodes" / f"n{node}"
-        place.mkdir(parents=True)
-        for rank in (2 * node, 2 * node + 1):
-            write_rank(place, header(rank, 4), [step(rank, 4, overlap=metrics(10, 8, 4, 2))])
-            _put(place, f"logs/rank_{rank}.log", b"words")
-            _put(place, f"torch_profiler/rank{rank}/step_4.json", b"{}")
-        if not node:
-            write_manifest(place, world_size=4)
-    for node, kind in enumerate(("zip", "tar")):
-        (folder / "packed").mkdir(exist_ok=True)
-        shutil.make_archive(str(folder / "packed" / f"n{node}"), kind, folder / "nodes" / f"n{node}")
-
-
 def sweep(folder: Path) -> None:
     """The folder of a sweep, with its jobs' runs."""
     from aorta.experiments.journal import JobEnded, JobPlanned

@@ -128,8 +128,6 @@ REFUSED = {
         "rpc/whole",
         swapped("torch_profiler/worker0/rpc_calls_0000.jsonl", (b'"reply_ns":', b'"reply_ns":9' + b"9" * 400)),
     ),
-    "a log is a pipe": ("gather/nodes", put(n0__logs__x=FIFO)),
-    "a log has no end": ("gather/nodes", put(n0__logs__x=ENDLESS)),
     "a journal's start without an id": ("plan/begun", put(plan__journal_dot_jsonl=json.dumps(START).encode())),
     "a journal is nested deeply": ("plan/begun", put(plan__journal_dot_jsonl=DEEP)),
     "a journal has no end": ("plan/begun", put(plan__journal_dot_jsonl=ENDLESS)),

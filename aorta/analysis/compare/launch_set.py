@@ -36,7 +36,7 @@ from aorta.analysis.documents.comparison import LaunchOrderFacts
 from aorta.analysis.documents.dataset import LaunchLeftOut, MeasuredFrom, PaceFacts
 from aorta.analysis.frames import null_reasons
 from aorta.analysis.load.engines import Engine
-from aorta.analysis.load.locations import launch_folders, load_source
+from aorta.analysis.load.locations import Location, launch_folders, load_source
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.metrics import JOB_STEP
@@ -256,7 +256,7 @@ class Subject:
 
 
 def read_subjects(
-    sources: Mapping[str, str | Path], rules: Rules, engine: Engine | None = None, comm_patterns: Sequence[str] = ()
+    sources: Mapping[str, Location], rules: Rules, engine: Engine | None = None, comm_patterns: Sequence[str] = ()
 ) -> dict[str, Subject]:
     """Read the location of each label.
 
@@ -267,7 +267,7 @@ def read_subjects(
     for label, where in sources.items():
         folders = launch_folders(where)
         if folders:
-            launches = read_set(Path(where), folders, lambda folder: load_run(folder, engine))
+            launches = read_set(folders[0].parent, folders, lambda folder: load_run(folder, engine))
             shown = load_run(launches.representative(*selection_metrics(rules)).path, engine)
             subjects[label] = Subject(LabelledRun(label, shown), launches)
         else:

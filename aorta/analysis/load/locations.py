@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import msgspec
 
@@ -45,12 +45,14 @@ from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
 
+Location: TypeAlias = str | Path | tuple[Path, ...]
+"""A run folder, a launch set, traces (a file, folder, glob or URL), or several folders with ranks of one run."""
 NOT_A_LAUNCH: Final = "history"
 """Holds earlier runs of the same folder."""
 
 
 def load_source(
-    location: str | Path,
+    location: Location,
     engine: Engine | None = None,
     comm_patterns: Sequence[str] = (),
     *,
@@ -64,6 +66,8 @@ def load_source(
     Raises:
         InputError: nothing there can be read.
     """
+    if isinstance(location, tuple):
+        return load_run(location, engine, contents=contents)
     text = str(location)
     if not is_url(text):
         path = Path(text)
@@ -85,7 +89,7 @@ def load_source(
             raise InputError(f"{error}. {nothing}") from nothing
 
 
-def launch_folders(location: str | Path) -> list[Path]:
+def launch_folders(location: Location) -> list[Path]:
     """Return the folders of a launch set; empty if `location` is none.
 
     A launch set has two or more run folders directly below it, or any number of folders numbered as a plan does (`00`,
@@ -96,7 +100,7 @@ def launch_folders(location: str | Path) -> list[Path]:
     """
     text = str(location)
     path = Path(text)
-    if is_url(text) or not path.is_dir() or rank_files(path):
+    if isinstance(location, tuple) or is_url(text) or not path.is_dir() or rank_files(path):
         return []
     try:
         below = sorted((child for child in path.iterdir() if child.is_dir()), key=_in_order)

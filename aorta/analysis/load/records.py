@@ -19,7 +19,7 @@ from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of
 from aorta.analysis.tables import RankTables, Run, Source, partial_steps
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
-from aorta.records.run_files import RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.records.schema import WORLD_LIMIT
 
 
@@ -60,20 +60,22 @@ def _tables(file: RecordFile) -> RankTables:
     return read_tables(file.path, contents=file.contents)
 
 
-def load_run(path: str | Path, engine: Engine | None = None, *, contents: bool = False) -> Run:
+def load_run(path: str | Path | Sequence[Path], engine: Engine | None = None, *, contents: bool = False) -> Run:
     """Read every rank of one run folder, one process per file.
 
     Args:
+        path: the folder; or several, each with some of the ranks, as nodes without a shared disk leave them.
         engine: where files are read; by default on this machine's cores.
         contents: keep what ran inside each step as well (`RankTables.contents`).
 
     Raises:
         InputError: the folder does not exist, holds no readable record, mixes runs, or its ranks disagree about the
-            world size; or the engine failed.
+            world size; two folders hold the same rank; or the engine failed.
         ToolMissing: the engine needs a package that is not installed.
     """
-    folder = Path(path)
-    files = rank_files(folder)
+    folders = [Path(path)] if isinstance(path, str | Path) else path
+    files = [file for each in folders for file in rank_files(each)]
+    folder = next((each for each in folders if (each / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
     if not files:
         raise InputError(_nothing_found(folder))
     left_out: list[str] = []
@@ -212,6 +214,10 @@ def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, R
             left_out.append(f"{name}:1: a world of {size} ranks; 1 to {WORLD_LIMIT} are allowed")
         elif not 0 <= rank < size:
             left_out.append(f"{name}:1: rank {rank} of a world of {size}")
+        elif rank in chosen and Path(tables.source.path).parent != (other := Path(chosen[rank].source.path)).parent:
+            raise InputError(
+                f"{tables.source.path}: rank {rank} is in {other} too. Give each node's folder of one run, once"
+            )
         elif rank in chosen:
             left_out.append(f"{name}: a second record of rank {rank}, {_name(chosen[rank].source)} is used")
         else:

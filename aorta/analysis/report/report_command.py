@@ -21,7 +21,8 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.kernel_classifier import add_comm_pattern
-from aorta.analysis.load.locations import launch_folders
+from aorta.analysis.load.locations import Location, launch_folders
+from aorta.analysis.load.rank_inference import headers_in
 from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.table_files import FORMATS, check_format
@@ -123,7 +124,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="LABEL|PATH",
         help="one: a report of it, or a comparison of the two sides of an A/B's folder; two: the reference, and the "
-        "candidate that is compared with it",
+        "candidate that is compared with it. Folders that hold ranks of one run, as nodes without a shared disk leave "
+        "them, are one",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--all", action="store_true", help="print everything: all metrics, collectives, notes, files")
@@ -215,6 +217,7 @@ def _name_sides(options: argparse.Namespace) -> None:
     Raises:
         InputError: more than two, or sources beside options that name some.
     """
+    options.nodes = {}
     if not options.sources:
         return
     if options.reference or options.candidate or options.log_dir or options.label:
@@ -222,13 +225,25 @@ def _name_sides(options: argparse.Namespace) -> None:
             f"{' '.join(options.sources)}: sources are named by themselves (aorta report A B) or by options "
             "(--reference, --candidate, --log-dir with --label), not both"
         )
-    if len(options.sources) > 2:
+    runs = _joined(options.sources)
+    if len(runs) > 2:
         raise InputError(
-            f"{len(options.sources)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
+            f"{len(runs)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
             "side belong into one folder; more datasets are named with --log-dir DIR --label NAME"
         )
-    sides = _sides_of_a_plan(options.sources[0]) if len(options.sources) == 1 else None
-    options.reference, options.candidate = sides or (*options.sources, None)[:2]
+    options.nodes = {words[0]: tuple(map(Path, words)) for words in runs if len(words) > 1}
+    names = [words[0] for words in runs]
+    sides = _sides_of_a_plan(names[0]) if len(options.sources) == 1 else None
+    options.reference, options.candidate = sides or (*names, None)[:2]
+
+
+def _joined(sources: Sequence[str]) -> list[list[str]]:
+    """Put folders together that hold ranks of the same attempt of one run; any other source stands alone."""
+    found: dict[object, list[str]] = {}
+    for word in sources:
+        header = next(iter(headers_in([Path(word)])), None)
+        found.setdefault(word if header is None else (header.run_id, header.attempt), []).append(word)
+    return list(found.values())
 
 
 def _sides_of_a_plan(source: str) -> tuple[str, str] | None:
@@ -253,7 +268,7 @@ def _engine(options: argparse.Namespace) -> Engine:
     return Local(options.jobs) if options.scheduler is None else Dask(options.scheduler)
 
 
-def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
     """Map labels to folders, files, globs or URLs, as given. A path given as reference or candidate gets a label.
 
     Raises:
@@ -281,7 +296,7 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
     return dict(zip(labels, options.log_dir, strict=True))
 
 
-def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]:
+def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, Location]:
     """Return what --reference and --candidate name, without --log-dir; each option becomes its label."""
     words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
     here = Path.cwd()
@@ -294,7 +309,10 @@ def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, str | Path]
     for side, label in labels.items():
         setattr(options, side, check_label(label))
     found = locate([labels[side] for side in words if side not in places], here, root)
-    return {label: places[side] if side in places else found[label] for side, label in labels.items()}
+    return {
+        label: options.nodes.get(places[side], places[side]) if side in places else found[label]
+        for side, label in labels.items()
+    }
 
 
 def _distinct(labels: list[str]) -> list[str]:
@@ -304,9 +322,9 @@ def _distinct(labels: list[str]) -> list[str]:
     return labels
 
 
-def _default_output(options: argparse.Namespace, sources: Mapping[str, str | Path]) -> Path:
+def _default_output(options: argparse.Namespace, sources: Mapping[str, Location]) -> Path:
     """Return a folder named after the plan of which these are the sides, else after the labels."""
-    places = [Path(place) for place in sources.values()]
+    places = [Path(place) for place in sources.values() if isinstance(place, str | Path)]
     if tuple(place.name for place in places) == SIDES and places[0].parent == places[1].parent != Path():
         return Path("reports", label_of(str(places[0].parent)))
     if options.reference is not None and options.candidate is not None:

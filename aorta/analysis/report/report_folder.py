@@ -22,7 +22,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
-from aorta.analysis.load.locations import Archives
+from aorta.analysis.load.locations import Archives, Location
 from aorta.analysis.report.brief_text import brief_text, gain_block
 from aorta.analysis.report.charts.run_pictures import Draw, pictures
 from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
@@ -65,7 +65,7 @@ class Report:
 
 
 def write_report(
-    sources: Mapping[str, str | Path],
+    sources: Mapping[str, Location],
     output: Path,
     reference: str | None = None,
     candidate: str | None = None,
@@ -82,7 +82,8 @@ def write_report(
     """Read, aggregate, compare (when both names are given), draw and write. Files of an earlier report are replaced.
 
     Args:
-        sources: label -> run folder, launch set, archive of one, or where traces are (`load.locations`).
+        sources: label -> run folder, launch set, archive of one, or where traces are (`load.locations`); of a run on
+            nodes without a shared disk, their folders.
         reference, candidate: labels among them.
         engine: where files are read.
         comm_patterns: more patterns of communication kernels' names.
@@ -98,7 +99,9 @@ def write_report(
     """
     rules = rules or Rules()
     with Archives() as archives, archives.named():
-        folders = {label: archives.folder_of(where) for label, where in sources.items()}
+        folders = {
+            label: where if isinstance(where, tuple) else archives.folder_of(where) for label, where in sources.items()
+        }
         subjects = read_subjects(folders, rules, engine, comm_patterns)
         summary = archives.as_given(summarize(subjects, reference, candidate, rules, engine))
         _refuse_empty(summary)
