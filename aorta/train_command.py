@@ -22,7 +22,7 @@ from aorta.command_line import command, to_stdout
 from aorta.config import CONFIG_DIR, multirun
 from aorta.config.override_words import expand, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
-from aorta.config.schema import CopyOverlap, Rpc, Streams
+from aorta.config.schema import Rpc, Streams
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
@@ -59,10 +59,6 @@ def run(resolved: Resolved) -> int:
         from aorta.rpc.rpc_run import run_rpc
 
         return run_rpc(resolved)
-    if isinstance(resolved.config.workload, CopyOverlap):
-        from aorta.runner.copy_overlap import run_copy_overlap
-
-        return run_copy_overlap(resolved)
     if isinstance(resolved.config.workload, Streams):
         from aorta.streams.streams_run import run_streams
 

@@ -27,7 +27,7 @@ TRAINED: Final[dict[str, set[str]]] = {
 }
 """Workload -> the strategies on which tests train it: `runner/test_every_strategy.py`, `runner/test_resnet18.py`,
 `runner/test_decoders.py`, `runner/test_pipeline.py`."""
-NOT_TRAINED: Final = ("rpc", "copy_overlap", "streams")
+NOT_TRAINED: Final = ("rpc", "streams")
 """Workloads that train nothing."""
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "workloads.md"
 _TABLES: Final = re.compile(r"(?ms)^\| (?:workload|`workload\.size`) \|.*?(?=\n## )")

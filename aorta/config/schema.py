@@ -32,7 +32,7 @@ from aorta.config.groups.loop import (
     Training,
     Watchdog,
 )
-from aorta.config.groups.microbenchmarks import CopyOverlap, Rpc, Streams
+from aorta.config.groups.microbenchmarks import Rpc, Streams
 from aorta.config.groups.parallel import (
     CP,
     DDP,
@@ -84,7 +84,6 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
         "gpt": Gpt,
         "moe": Moe,
         "rpc": Rpc,
-        "copy_overlap": CopyOverlap,
         "streams": Streams,
     },
     "parallel": {

@@ -24,7 +24,6 @@ from aorta.records.files import unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
-    COPY_OVERLAP_FILE,
     HISTORY_DIR,
     MANIFEST_FILE,
     RANK_FILE,
@@ -152,7 +151,7 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 
 def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
-    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, COPY_OVERLAP_FILE, STREAMS_FILE)
+    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     yield from path.glob(RANK_FILE_GLOB)
     yield from (path / name for name in names if name not in stays and (path / name).exists())

@@ -30,7 +30,6 @@ RANK_FILE: Final = "rank_{rank}_metrics.jsonl"
 RANK_FILE_GLOB: Final = "rank_*_metrics.jsonl"
 RANK_FILE_NAME: Final = re.compile(r"^rank_(\d+)_metrics\.jsonl$")
 MANIFEST_FILE: Final = "run.json"
-COPY_OVERLAP_FILE: Final = "copy_overlap.json"
 TENSORBOARD_DIR: Final = "tensorboard"
 REPORT_EVENTS: Final = ".aorta_report"
 """Ends the names of a report's event files, which the next report may remove; those of a run stay."""

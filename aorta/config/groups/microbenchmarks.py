@@ -1,4 +1,4 @@
-"""`workload=rpc`, `copy_overlap` and `streams`: what trains nothing, and its rules.
+"""`workload=rpc` and `streams`: what trains nothing, and its rules.
 
 Must not import torch.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aorta.config.groups.common import DType, StreamPattern, at_least
+from aorta.config.groups.common import StreamPattern, at_least
 from aorta.config.groups.fabric import EmulatedFabric
 from aorta.config.groups.loop import Devices
 from aorta.config.groups.profiling import Profiling
@@ -42,26 +42,6 @@ class Rpc(Workload):
 
 
 @dataclass
-class CopyOverlap(Workload):
-    """Matrix multiplications beside copies, by a kernel and by copy calls (memcpy, which the driver may give to a copy
-    engine), of several sizes: the bandwidth that each copy reaches alone and together with them, and what it costs
-    them. One process and an accelerator; trains nothing, so `parallel`, `optimizer` and the like have no meaning here.
-    """
-
-    name: str = "copy_overlap"
-    # bytes of one copy; each is measured
-    sizes_bytes: list[int] = field(default_factory=lambda: [65_536, 1_048_576, 16_777_216, 268_435_456])
-    # side of the square matrices
-    matrix_size: int = 4096
-    # multiplications beside which copies run
-    multiplications: int = 20
-    # measurements of which the median is taken
-    repeats: int = 10
-    # type of the matrices: fp32, bf16 or fp16
-    dtype: DType = DType.bf16
-
-
-@dataclass
 class Streams(Workload):
     """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
     nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
@@ -84,10 +64,6 @@ class Streams(Workload):
     knee_tolerance: float = 0.05
 
 
-COPIES_NEED_DEVICE = (
-    "workload=copy_overlap compares streams of an accelerator, and on a CPU the threads that compute also copy; run it "
-    "where there is one, with training.device=auto (workload=ranking measures overlap with communication on a CPU too)"
-)
 MOST_STREAMS = 64
 STREAMS_NEED_DEVICE = (
     "workload=streams times kernels on streams of a CUDA or HIP device, and a CPU has no streams; run it on a machine "
@@ -112,11 +88,9 @@ def microbenchmark_rules(config: Config) -> Iterator[str]:
     """Yield one message per broken rule of a workload that trains nothing."""
     if isinstance(config.workload, Rpc):
         yield from _rpc_rules(config, config.workload)
-    if isinstance(config.workload, CopyOverlap):
-        yield from _copy_overlap_rules(config, config.workload)
     if isinstance(config.workload, Streams):
         yield from _streams_rules(config, config.workload)
-    if isinstance(config.workload, Rpc | CopyOverlap | Streams):
+    if isinstance(config.workload, Rpc | Streams):
         yield from _trains_nothing(config, config.workload)
 
 
@@ -139,16 +113,7 @@ def microbenchmark_notes(config: Config) -> Iterator[str]:
         )
 
 
-def _copy_overlap_rules(config: Config, workload: CopyOverlap) -> Iterator[str]:
-    counts = ("matrix_size", "multiplications", "repeats")
-    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in counts})
-    if not workload.sizes_bytes or not all(size >= 4 and size % 4 == 0 for size in workload.sizes_bytes):
-        yield f"workload.sizes_bytes={list(workload.sizes_bytes)}: multiples of 4 from 4 on, at least one"
-    if config.training.device == "cpu":
-        yield f"training.device=cpu: {COPIES_NEED_DEVICE}"
-
-
-def _trains_nothing(config: Config, workload: Rpc | CopyOverlap | Streams) -> Iterator[str]:
+def _trains_nothing(config: Config, workload: Rpc | Streams) -> Iterator[str]:
     """Yield a message for each setting of a training that a workload without one cannot have."""
     this = f"workload={workload.name}"
     if config.baseline.enabled:
