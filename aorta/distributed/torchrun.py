@@ -2,8 +2,8 @@
 
     python -m aorta.distributed.torchrun --standalone --nproc_per_node 2 train.py ...
 
-torchrun itself follows an error of the ranks, who have said it, with a traceback of its own and a list of exit codes,
-and ends with 1. Must not hide an error of the launcher.
+torchrun itself ends with 1, a traceback of its own and a list of exit codes. Rank 0 has said its error itself; that of
+another rank, which left it in a file, is said here. Must not hide an error of the launcher.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
 
 def launch(arguments: Sequence[str]) -> int:
     """Run torchrun; returns the exit code of the rank that failed first, or 128 + n after signal n."""
-    # Its warnings about each process that it ends, its own list of those that failed, and what follows a signal.
-    logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL)
+    # Its warnings about each process that it ends, its own list of those that failed and of their files, and what
+    # follows a signal.
+    for name in ("torch.distributed.elastic.multiprocessing", "torch.distributed.elastic.multiprocessing.errors"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(_says_more_than_a_signal)
     _set_threads(arguments)
     try:
@@ -36,6 +38,9 @@ def launch(arguments: Sequence[str]) -> int:
         if failure.exitcode < 0:  # it could say nothing itself
             to_stderr(f"error: rank {rank} was ended by {failure.signal_name()}")
             return SIGNAL_EXIT_BASE - failure.exitcode
+        left, by_root = _left_error(failure), _left_error(error.failures.get(0))
+        if left and (not by_root or error.failures[0].exitcode == PeerFailed.exit_code):
+            to_stderr(f"error: {left}")
         return int(failure.exitcode)
     except SignalException as stopped:
         return SIGNAL_EXIT_BASE + int(stopped.sigval)
@@ -59,6 +64,12 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
 
     rank = min(failures, key=order)
     return rank, failures[rank]
+
+
+def _left_error(failure: ProcessFailure | None) -> str | None:
+    """Return the error that a rank left in its file; rank 0 has said that by then."""
+    message: object = None if failure is None else failure.message  # a mapping where there is such a file
+    return str(message.get("message")) if isinstance(message, dict) else None
 
 
 def _says_more_than_a_signal(record: logging.LogRecord) -> bool:

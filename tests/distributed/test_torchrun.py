@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from aorta.distributed import torchrun
 from aorta.distributed.torchrun import first_failure
 from aorta.errors import ConfigError, PeerFailed
 
@@ -32,3 +34,32 @@ def test_the_failure_that_explains_the_others(codes: tuple[int, ...], times: tup
         failures[place] = ProcessFailure(local_rank=place, pid=1, exitcode=code, error_file="")
         failures[place].timestamp = time
     assert first_failure(failures) == (rank, failures[rank])
+
+
+@pytest.mark.parametrize(
+    ("codes", "left", "said"),
+    [
+        ((1, 1), ("broken", "rank 1: broken"), ""),  # rank 0 has said it
+        ((-signal.SIGTERM, 1), ("broken", "rank 1: broken"), ""),  # and was asked to end after that
+        ((-signal.SIGTERM, 1), (None, "rank 1: broken"), "error: rank 1: broken\n"),
+        ((PEER, 1), ("rank 1 has failed", "rank 1: broken"), "error: rank 1: broken\n"),
+        ((-signal.SIGTERM, 1), (None, None), ""),  # its traceback is on the terminal
+        ((PEER, -signal.SIGKILL), (None, None), "error: rank 1 was ended by SIGKILL\n"),
+    ],
+)
+def test_the_summary_has_the_error_of_a_rank_that_did_not_say_it(monkeypatch, tmp_path, capsys, codes, left, said):
+    failures = {}
+    for rank, (code, message) in enumerate(zip(codes, left, strict=True)):
+        file = tmp_path / f"{rank}.json"
+        if message is not None:
+            file.write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": "0"}}}))
+        failures[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
+        failures[rank].timestamp = 0
+
+    def fail(_arguments):
+        raise ChildFailedError("train.py", failures)
+
+    monkeypatch.setattr(torchrun, "main", fail)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert torchrun.launch(["--nproc_per_node", "2", "train.py"]) == (128 + signal.SIGKILL if codes[1] < 0 else 1)
+    assert capsys.readouterr().err == said

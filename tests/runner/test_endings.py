@@ -123,7 +123,7 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
     _, stderr = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
     blamed = "rank 1 exited without reporting an error, or hangs"
-    assert f"error (rank 0): a collective failed because of a peer: {blamed}" in stderr
+    assert f"error: rank 0: a collective failed because of a peer: {blamed}" in stderr
     survivor = record(tmp_path, 0)
     assert survivor.problems == []
     assert survivor.footer is not None
