@@ -73,19 +73,39 @@ class Health:
     timed_from_python: str | None = None
     """Why the collectives of a run were timed from Python; None where they were not, or were to be."""
     platform: str | None = None
+    emulated_ranks: int | None = None
+    """How many ranks the only process stands for; None where every rank is a process."""
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a recorded run has one rank that communicates with nobody, not even on an emulated network."""
+        return self.world_size == 1 and self.traces is None and self.emulated_ranks is None
+
+    @property
+    def ranks(self) -> str:
+        """The ranks read, and of how many."""
+        if self.emulated_ranks is not None:
+            return f"one rank of {self.emulated_ranks}, emulated"
+        return f"{len(self.ranks_read)} of {self.world_size} ranks" if self.world_size else "ranks unknown"
 
     def notes(self) -> list[str]:
         """Return what readers of results must know, the most serious first; empty for a clean, real, complete run."""
         notes = list(self.trace_notes)
+        if self.emulated_ranks is not None:
+            notes.append(
+                f"ONE RANK OF {self.emulated_ranks}, EMULATED: one process stands for all ranks, which are taken to be "
+                "as fast as it is; what depends on other ranks (stragglers, waiting for them) and on what they "
+                "compute (loss) is not known"
+            )
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items() if value is not None)
             held = f"; {self.held.sentence()}" if self.held is not None else ""
             shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
             links = "groups of a rank share its links" if shared else "each process group has a link of its own"
             notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation; {links}{held}")
-        if self.world_size == 1 and self.traces is None:
+        if self.is_alone:
             notes.append(
                 "one rank: it has no other rank to communicate with, so nothing here says how well communication "
                 "hides; start one process per device (torchrun --standalone --nproc_per_node N ...)"

@@ -85,7 +85,7 @@ class Pace:
 
     def _basis(self, name: str) -> Basis:
         used = self._used
-        if name in _OF_PEERS and self._run.health.traces is None and self._run.health.world_size == 1:
+        if name in _OF_PEERS and self._run.health.is_alone:
             return Basis(None, used, None, ONE_RANK)
         if self._by_kernels is not None and used.any() and self._by_kernels[used].all():
             return Basis("kernels", used)

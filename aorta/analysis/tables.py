@@ -80,6 +80,7 @@ class Source:
         stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
             host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
         world_size: 0 where the source does not say it and no rank is known.
+        emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
         ending: how the process ended; None where the source has no end (a trace).
     """
 
@@ -106,6 +107,7 @@ class Source:
     manifest_hash: str | None = None
     device_telemetry: DeviceTelemetry | None = None
     stall_cutoff: StallCutoff | None = None
+    emulated_ranks: int | None = None
     ending: str | None = None
 
     @property

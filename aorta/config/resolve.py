@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.groups.common import at_least
-from aorta.config.groups.fabric import fabric_rules
+from aorta.config.groups.fabric import emulated_ranks, fabric_rules
 from aorta.config.groups.faults import fault_rules
 from aorta.config.groups.loop import calibration_steps, watchdog_rules
 from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
@@ -127,13 +127,13 @@ def resolve(composed: DictConfig, world_size: int | None = None) -> Resolved:
         plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, enum_to_str=True))
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    if world_size is None:
-        world_size = environment_number("WORLD_SIZE", 1)
-    broken = [*unknown_keys(composed), *_broken_rules(config, world_size)]
+    processes = environment_number("WORLD_SIZE", 1) if world_size is None else world_size
+    world_size = max(emulated_ranks(config.fabric) or processes, 1)
+    broken = [*unknown_keys(composed), *_broken_rules(config, world_size, processes)]
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
     training = not isinstance(config.workload, Rpc)  # RPC runs have their own windows
-    windows = profiling_notes(config.profiling, config.training.max_steps, world_size) if training else ()
+    windows = profiling_notes(config.profiling, config.training.max_steps, processes) if training else ()
     notes = (*_length_notes(config, world_size), *windows, *microbenchmark_notes(config))
     return Resolved(config, plain, _hash(plain), notes)
 
@@ -186,7 +186,7 @@ def hash_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _broken_rules(config: Config, world_size: int) -> Iterator[str]:
+def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[str]:
     training, scheduler, dataset = config.training, config.scheduler, config.dataset
     label = config.label
     if label is not None and (
@@ -282,11 +282,11 @@ def _broken_rules(config: Config, world_size: int) -> Iterator[str]:
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
     yield from watchdog_rules(config.watchdog)
-    yield from fault_rules(config.fault, world_size, in_pipeline=isinstance(config.parallel, PP))
+    yield from fault_rules(config.fault, processes, in_pipeline=isinstance(config.parallel, PP))
     yield from workload_rules(config)
     yield from microbenchmark_rules(config)
     yield from parallel_rules(config)
-    yield from profiling_rules(config.profiling, world_size)
+    yield from profiling_rules(config.profiling, processes)
     cutoff_us = config.instrument.stall_cutoff_us
     if cutoff_us is not None and not 0 < cutoff_us < math.inf:
         yield f"instrument.stall_cutoff_us={cutoff_us}: must be greater than 0 and finite; null measures it"
@@ -301,4 +301,4 @@ def _broken_rules(config: Config, world_size: int) -> Iterator[str]:
         )
     if config.baseline.enabled and config.instrument.mode is Mode.off:
         yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
-    yield from fabric_rules(config, world_size)
+    yield from fabric_rules(config, processes)

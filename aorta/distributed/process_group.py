@@ -22,14 +22,24 @@ from aorta.errors import ConfigError, PeerFailed
 _log = logging.getLogger(__name__)
 
 
-def backend_for(device: torch.device) -> str:
-    """Return `gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors."""
+def backend_for(device: torch.device, emulated_ranks: int | None = None) -> str:
+    """Return `gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors;
+    torch's fake one where a process stands for all ranks.
+    """
+    if emulated_ranks is not None:
+        return dist.Backend.FAKE
     return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{default_backend(device)}"
 
 
 @contextmanager
-def process_group(topology: Topology, device: torch.device, timeout_s: float) -> Iterator[Peers]:
+def process_group(
+    topology: Topology, device: torch.device, timeout_s: float, emulated_ranks: int | None = None
+) -> Iterator[Peers]:
     """Open the default process group, and yield the peers, for the length of a `with` block.
+
+    Args:
+        emulated_ranks: how many ranks the group has of which this process is the first, and the only one that there is;
+            its peers are none. None: every rank is a process.
 
     Raises:
         PeerFailed: the other ranks did not join within `timeout_s`.
@@ -38,11 +48,13 @@ def process_group(topology: Topology, device: torch.device, timeout_s: float) ->
     timeout = timedelta(seconds=timeout_s)
     try:
         store = _store(topology, timeout)
+        if emulated_ranks is not None:
+            import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
         dist.init_process_group(
-            backend_for(device),
+            backend_for(device, emulated_ranks),
             store=dist.PrefixStore("default_pg", store),
             rank=topology.rank,
-            world_size=topology.world_size,
+            world_size=emulated_ranks or topology.world_size,
             timeout=timeout,
             device_id=None if device.type == "cpu" else device,
         )

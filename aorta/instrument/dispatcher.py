@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
@@ -30,8 +31,8 @@ Work: TypeAlias = dist.Work
 
 KNOWN_TORCH: Final = "2.11 to 2.15"
 """Oldest and newest that scripts/torch_versions has been run with."""
-STREAM_ORDERED = ("nccl", "xccl", "hccl")
-"""Backends whose `wait()` blocks the current stream and not the host (RCCL calls itself nccl)."""
+STREAM_ORDERED = ("nccl", "xccl", "hccl", "fake")
+"""Backends whose `wait()` blocks the current stream and not the host (RCCL is called nccl; fake: `emulated_ranks`)."""
 _BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
@@ -110,6 +111,23 @@ def _kernel(
         return handler(name, args, partial(original, key, *args, **kwargs))
 
     return on_host if own_key == host_key and capturing is None else beside_a_device
+
+
+@contextmanager
+def implemented(device_type: str, kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let Python functions run operators of `c10d` on tensors of a device, for the length of a `with` block: what the
+    originals of an interception call in place of a backend.
+    """
+    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    key = torch._C._dispatch_key_for_device(device_type)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the overridden kernel, which is intended here
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def _dispatch_key(device_type: str) -> Any:

@@ -22,6 +22,7 @@ from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
 from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
+from aorta.instrument.emulation.emulated_ranks import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.event_clock import clock_for
 from aorta.instrument.gradient_order import GradientOrder
@@ -36,10 +37,6 @@ from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
-
-SWITCH_INTERVAL_S = 1e-4
-"""How long a backend's completion callback may wait for the interpreter lock before the training thread must release
-it; Python's default, 5 ms, would be added to the ends of collectives. It costs only when a thread waits."""
 
 
 class Instrumentation:
@@ -86,7 +83,8 @@ class Instrumentation:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
         built = load()[0] if native else None
-        counted = issued_by if built is None else built.issued_by
+        own = counts_of_ranks()
+        counted = own or (issued_by if built is None else built.issued_by)
         self.groups: dict[str, Group] = {}
         self.recorder = StepRecorder(
             clock,
@@ -98,6 +96,7 @@ class Instrumentation:
                 anchor,
                 PAIRS if built is None else compiled_algebra(built),
                 stall_cutoff_ns if device.type == "cpu" else None,
+                no_values=None if own is None else NO_VALUES,
             ),
             lambda: {id(group): counted(group) for group in all_groups()},
             sink,

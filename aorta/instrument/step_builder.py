@@ -55,6 +55,7 @@ class StepBuilder:
         algebra: interval arithmetic to measure the window with; all implementations give the same result.
         stall_cutoff_ns: length up to which a backend's call only handed a collective over; None where no call on the
             host can stall what computes.
+        no_values: why the loss and the norm of gradients say nothing, and are null; None where they are a training's.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class StepBuilder:
         anchor: ClockReading,
         algebra: Algebra[Iterable[Interval], Any] = PAIRS,
         stall_cutoff_ns: int | None = None,
+        no_values: str | None = None,
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._anchor, self._algebra = anchor, algebra
-        self._stall_cutoff_ns = stall_cutoff_ns
+        self._stall_cutoff_ns, self._no_values = stall_cutoff_ns, no_values
         self._marks = MarkReader(clock, groups)
         self._copying: list[Interval] = []
 
@@ -139,11 +141,11 @@ class StepBuilder:
                 if algebra.pairs(elsewhere) == algebra.pairs(stalls)
                 else measure_lanes(algebra, window, compute=computing, comm=comm, stalls=elsewhere)[0].overlap_ratio
             )
-        loss = step.loss.read() if step.loss else None
-        grad_norm = step.grad_norm.read() if step.grad_norm else None
+        loss = step.loss.read() if step.loss and self._no_values is None else None
+        grad_norm = step.grad_norm.read() if step.grad_norm and self._no_values is None else None
         for name, value, why in (
-            ("loss", loss, _NOT_THIS_STAGE if stages else _NOT_READ),
-            ("grad_norm", grad_norm, "not computed or not read in this step"),
+            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if stages else _NOT_READ)),
+            ("grad_norm", grad_norm, self._no_values or "not computed or not read in this step"),
             ("lr", step.facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:

@@ -293,7 +293,9 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
-    """First line. Everything needed to read the rest without another file."""
+    """First line. Everything needed to read the rest without another file. `emulated_ranks`: how many ranks the only
+    process stands for, on an emulated fabric; null where every rank is a process.
+    """
 
     schema_version: int
     run_id: str
@@ -319,6 +321,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     device_telemetry: DeviceTelemetry | None = None
     stall_cutoff: StallCutoff | None = None
     calibration: CalibrationPlan | None = None
+    emulated_ranks: int | None = None
     lanes: tuple[str, ...] = LANES
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 

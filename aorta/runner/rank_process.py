@@ -23,6 +23,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
+from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.resolve import Resolved, environment_number
 from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
@@ -113,7 +114,8 @@ def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
     topology = read_topology()
     start_logging(topology.rank, topology.world_size)
     device = select_device(resolved.config.training.device, topology.local_rank)
-    with process_group(topology, device, resolved.config.training.timeout_s) as peers:
+    ranks = emulated_ranks(resolved.config.fabric)
+    with process_group(topology, device, resolved.config.training.timeout_s, ranks) as peers:
         try:
             stopped_by = body(resolved, topology, device, peers)
         except Exception as error:

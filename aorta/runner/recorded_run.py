@@ -106,7 +106,8 @@ class RunRequest:
         plan: effective settings of the strategy, for the manifest.
         start_step: global step of the first one.
         warmup_steps: how many of the first steps are flagged as warm-up.
-        emulated: whether the fabric is emulated.
+        emulated_fabric: whether the fabric is emulated.
+        emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
         own_streams: accelerator streams of the run itself besides the compute stream, by priority, counted by warnings
             about hardware queues.
         facts, remarks: further entries of the manifest, before and after the warnings.
@@ -125,7 +126,8 @@ class RunRequest:
     plan: Mapping[str, Any]
     start_step: int
     warmup_steps: int
-    emulated: bool = False
+    emulated_fabric: bool = False
+    emulated_ranks: int | None = None
     own_streams: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     remarks: Mapping[str, Any] = field(default_factory=dict)
@@ -201,18 +203,24 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     clocks = measured_clocks(request.clock, site)
     devices = device_sampler(request.telemetry, site.device)
     mode: InstrumentMode = request.instrument.mode.value
-    ensure_built(mode, wanted=request.instrument.native, emulated=request.emulated)
-    interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=request.emulated)
+    delayed = request.emulated_fabric and request.emulated_ranks is None  # otherwise by the backend itself
+    ensure_built(mode, wanted=request.instrument.native, emulated=delayed)
+    interceptor = interceptor_for(site.device, mode, wanted=request.instrument.native, emulated=delayed)
     cutoff = stall_cutoff(request.instrument.stall_cutoff_us, site.device, mode)
     entry = interceptor | {"stall_cutoff": msgspec.to_builtins(cutoff)}
     ranks = site.peers.gather("facts", rank_facts(site.topology, site.device, devices.facts()) | entry)
     cutoff = slowest_of_host(cutoff, site.topology.host, ranks)
-    alone = _alone(site)
+    alone = _alone(site) if request.emulated_ranks is None else None
     from_python = timed_from_python(interceptor.get("interceptor"), platform_of(site.device))
     checks = [*environment_checks(request, site), *(check for check in (alone, from_python) if check is not None)]
     for check in checks if site.topology.rank == 0 else ():
         _log.log(check.level, check.text)
-    more = {**request.facts, "warnings": [check.text for check in checks], **request.remarks}
+    more = {
+        "emulated_ranks": request.emulated_ranks,
+        **request.facts,
+        "warnings": [check.text for check in checks],
+        **request.remarks,
+    }
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
     record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
     calibrator = Calibrator(request.calibration, site.device, record.writer.write)
@@ -322,6 +330,7 @@ def header_of(
         attempt=site.folder.attempt,
         rank=topology.rank,
         world_size=topology.world_size,
+        emulated_ranks=request.emulated_ranks,
         local_rank=topology.local_rank,
         node_rank=topology.node_rank,
         host=topology.host,

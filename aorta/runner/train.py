@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aorta.command_line import shown_path
+from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.groups.faults import planned_faults
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
@@ -30,6 +31,7 @@ from aorta.distributed.provenance import RequestedConfig
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
+from aorta.instrument.emulation.emulated_ranks import emulated_ranks as backend_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
@@ -64,12 +66,13 @@ class TrainingRun:
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
+        self.ranks = emulated_ranks(self.config.fabric) or topology.world_size
         self.task = task_of(self.config)
         self.profiler = LoopProfiler(
             self.config.profiling,
             root=Path(self.config.training.output_dir),
             run_name=self.config.label or platform_of(device),
-            counters=_counters(self.config, topology.world_size),
+            counters=_counters(self.config, self.ranks),
         )
 
     def run(self) -> signal.Signals | None:
@@ -110,14 +113,17 @@ class TrainingRun:
 
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
-        stop = steps_planned(config, topology.world_size)
+        stop = steps_planned(config, self.ranks)
+        fabric = self._fabric(stack)
+        if emulated_ranks(config.fabric) is not None:
+            assert fabric is not None  # it has the ranks
+            stack.enter_context(backend_of_ranks(fabric, self.device))
+            fabric = None  # the backend delays its collectives itself
         model = SpreadModel.build(self.task, config, self.device)
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
-        samples = _samples_per_step(config, topology.world_size)
-        progress = progress_of(
-            config.training, first, stop, samples, shown=topology.rank == 0, alone=topology.world_size == 1
-        )
+        samples = _samples_per_step(config, self.ranks)
+        progress = progress_of(config.training, first, stop, samples, shown=topology.rank == 0, alone=self.ranks == 1)
         stack.callback(progress.close)
 
         def show(step: Step) -> None:
@@ -125,7 +131,6 @@ class TrainingRun:
                 progress.show(step)
 
         with run.record.starting(self.peers.explain):
-            fabric = self._fabric(stack)
             instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
             step = TrainStep.build(model, self.task, instrument, config, self.device)
             checkpoints = Checkpoints(folder.checkpoints, step.model.module, step.optimizer, step.schedule, step.scaler)
@@ -238,8 +243,8 @@ class TrainingRun:
                 f"fabric.sharing=link: on {self.device.type} each process group keeps its own stream busy, so that "
                 "they cannot take turns; use fabric.sharing=group, or training.device=cpu"
             )
-        folder = stack.enter_context(shared_folder(self.peers))
-        return EmulatedNetwork(settings, self.topology.rank, self.topology.world_size, folder)
+        folder = stack.enter_context(shared_folder(self.peers)) if settings.ranks is None else None
+        return EmulatedNetwork(settings, self.topology.rank, self.ranks, folder)
 
     def _request(self, model: SpreadModel, first: int, stop: int) -> RunRequest:
         """Return what the record and the manifest say about this training."""
@@ -255,15 +260,16 @@ class TrainingRun:
             config.clock,
             config.telemetry,
             config.instrument,
-            backend=backend_for(self.device),
+            backend=backend_for(self.device, emulated_ranks(config.fabric)),
             parallel=config.parallel.strategy,
             plan=plan,
             start_step=first,
             warmup_steps=_warmup(config, stop - first),
-            emulated=isinstance(config.fabric, EmulatedFabric),
+            emulated_fabric=isinstance(config.fabric, EmulatedFabric),
+            emulated_ranks=emulated_ranks(config.fabric),
             own_streams=Counter(model.parallelized.streams) + Counter({0: copies}),
             facts={"steps_planned": stop, **self.profiler.facts()},
-            samples_per_step=_samples_per_step(config, self.topology.world_size),
+            samples_per_step=_samples_per_step(config, self.ranks),
             calibration=calibration_plan(
                 config.instrument.calibration,
                 self.device,

@@ -128,6 +128,20 @@ RANKS = [
     (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_kind=all_reduce", r"=all_reduce: must be one of allreduce, "),
     (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=-1", r"slow_min_bytes=-1: must be at least 0"),
     (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_max_bytes=-1", r"slow_max_bytes=-1: must be at least 0"),
+    (1, "fabric=emulated fabric.ranks=1", r"fabric\.ranks=1: must be at least 2; null where every rank is a process"),
+    (1, "fabric=emulated fabric.ranks=-2", r"fabric\.ranks=-2: must be at least 2"),
+    (2, "fabric=emulated fabric.ranks=4", r"fabric\.ranks=4: one process .*, and 2 were started; start one"),
+    (1, "fabric=emulated fabric.ranks=4 parallel=pp", r"fabric\.ranks=4: parallel=pp cannot .*use one of ddp, fsdp, "),
+    (1, "fabric=emulated fabric.ranks=4 parallel=ep workload=moe", r"fabric\.ranks=4: parallel=ep cannot be emulated"),
+    (1, "fabric=emulated fabric.ranks=4 workload=moe", r"workload=moe computes what other ranks' values decide"),
+    (
+        1,
+        "fabric=emulated fabric.ranks=2 fabric.straggler_rank=1 fabric.straggler_ms=1",
+        r"straggler_rank has to be null",
+    ),
+    (1, "fabric=emulated fabric.ranks=2 training.checkpoint_interval=5", r"leave out training\.checkpoint_interval"),
+    (1, "fabric=emulated fabric.ranks=3 parallel=hsdp", r"parallel\.replicas=2: 3 rank\(s\) cannot form copies"),
+    (1, "fabric=emulated fabric.ranks=4 fault=crash fault.rank=3", r"fault\.rank=3: .*below 1"),
     (1, "parallel=fsdp parallel.forward_prefetch=-1", r"parallel\.forward_prefetch=-1: must be at least 0"),
     (1, "parallel=fsdp parallel.backward_prefetch=-1", r"parallel\.backward_prefetch=-1: must be at least 0"),
 ]
@@ -198,6 +212,11 @@ BROKEN = [
 def test_a_broken_rule_says_key_value_and_what_is_allowed(composed, world_size, words, rule):
     with pytest.raises(ConfigError, match=rule):
         resolve(composed(*words), world_size)
+
+
+@pytest.mark.parametrize("words", ["", "instrument.mode=off", "parallel=hsdp", "fabric.emulated_world_size=512"])
+def test_what_one_process_may_stand_for(composed, words):
+    resolve(composed("fabric=emulated", "fabric.ranks=64", *words.split()), 1)
 
 
 @pytest.mark.parametrize(

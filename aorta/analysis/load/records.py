@@ -130,10 +130,12 @@ def _health(
         coverage_reasons=dict(reasons.most_common()),
         instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
         fabric=fabric,
-        held=None if fabric is None else _held(ranks),
+        # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
+        held=None if fabric is None or sources[0].emulated_ranks is not None else _held(ranks),
         manifest_problem=manifest_problem,
         timed_from_python=timed_from_python(manifest, sources[0].platform),
         platform=sources[0].platform,
+        emulated_ranks=sources[0].emulated_ranks,
     )
 
 

@@ -103,10 +103,9 @@ def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | N
 def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
     """Return where a dataset came from, what it rests on, and everything wrong with it."""
     source, steps, health = entry.source, entry.steps, dataset.run.health
-    read = f"{len(health.ranks_read)} of {health.world_size} ranks read" if health.world_size else "ranks unknown"
     lines = [
         f"{dataset.label}: {source.path}",
-        f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {read}",
+        f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {health.ranks}",
         f"  {TEXT.count(steps.global_steps_used, 'step')} used ({TEXT.count(steps.rank_steps_used, 'record')}, "
         f"one per step and rank), {TEXT.count(steps.rank_steps_left_out_as_warmup, 'record')} left out as warm-up"
         + _calibrated(steps),

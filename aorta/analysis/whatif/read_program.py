@@ -69,7 +69,8 @@ def _refuse(run: Run) -> None:
     if run.source.format != FORMAT:
         raise no(f"it takes AORTA's own record of the run, and these are traces ({run.source.format})")
     if health.world_size == 1:
-        raise no("one rank communicates with nobody")
+        emulated = health.emulated_ranks
+        raise no("one rank communicates with nobody" if emulated is None else f"it has {health.ranks}")
     if health.ranks_missing:
         raise no(f"{len(health.ranks_missing)} of {health.world_size} ranks are missing")
     if health.uncovered_steps:

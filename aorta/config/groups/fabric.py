@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aorta.config.groups.common import Algorithm, Mode, Sharing, at_least
+from aorta.config.groups.workload import Moe
 from aorta.timeline.classes import KINDS
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class EmulatedFabric(Fabric):
     # group = each process group has a link of its own, at full bandwidth; link = the groups of a rank share its link
     # within the node and its link between nodes, and take turns (on a CPU)
     sharing: Sharing = Sharing.group
+    # ranks that the only process of the run stands for: its model is sharded, its data split and its collectives take
+    # as long as among so many; null = every rank is a process
+    ranks: int | None = None
     # groups of all ranks get the times of a world of this size; smaller groups keep their own; null = the real size
     emulated_world_size: int | None = None
     # each collective takes up to this part more or less, the same on every rank; 0 = always the same
@@ -69,12 +73,44 @@ class EmulatedFabric(Fabric):
     slow_max_bytes: int | None = None
 
 
-def fabric_rules(config: Config, world_size: int) -> Iterator[str]:
+STRATEGIES_OF_ONE_PROCESS = ("ddp", "fsdp", "fsdp1", "hsdp", "tp", "fsdp_tp", "cp", "fsdp_cp")
+"""Values of `parallel` whose ranks all do the same work, so that one of them can stand for all."""
+
+
+def emulated_ranks(fabric: Fabric) -> int | None:
+    """Return how many ranks the only process of a run stands for; None where every rank is a process."""
+    return fabric.ranks if isinstance(fabric, EmulatedFabric) else None
+
+
+def fabric_rules(config: Config, processes: int) -> Iterator[str]:
     """Yield one message per broken rule."""
-    if isinstance(config.fabric, EmulatedFabric):
-        yield from emulated_rules(config.fabric, world_size)
-        if config.instrument.mode is Mode.off:
-            yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
+    if not isinstance(config.fabric, EmulatedFabric):
+        return
+    ranks = config.fabric.ranks
+    yield from emulated_rules(config.fabric, processes if ranks is None else ranks)
+    if ranks is not None:
+        yield from _one_process_rules(config, config.fabric, ranks, processes)
+    elif config.instrument.mode is Mode.off:
+        yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
+
+
+def _one_process_rules(config: Config, fabric: EmulatedFabric, ranks: int, processes: int) -> Iterator[str]:
+    key, training = f"fabric.ranks={ranks}", config.training
+    if ranks < 2:
+        yield f"{key}: must be at least 2; null where every rank is a process"
+    if processes > 1:
+        yield f"{key}: one process stands for all ranks, and {processes} were started; start one, without torchrun"
+    if (strategy := config.parallel.strategy) not in STRATEGIES_OF_ONE_PROCESS:
+        yield (
+            f"{key}: parallel={strategy} cannot be emulated by one process, as its ranks do not all do the same work; "
+            f"use one of {', '.join(STRATEGIES_OF_ONE_PROCESS)}"
+        )
+    if isinstance(config.workload, Moe):
+        yield f"{key}: workload={config.workload.name} computes what other ranks' values decide; use another workload"
+    if fabric.straggler_rank is not None:
+        yield f"{key}: fabric.straggler_rank has to be null, as there is no other rank to wait for it"
+    if training.checkpoint_interval or training.start_step:
+        yield f"{key}: its parameters are those of no training; leave out training.checkpoint_interval and start_step"
 
 
 def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
@@ -211,8 +247,9 @@ def group_size(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) 
 
 def spans_nodes(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> bool:
     """Return whether the slowest link of the group with these global ranks is one between nodes."""
-    nodes = {rank // settings.ranks_per_node for rank in ranks}
-    return len(nodes) > 1 or group_size(ranks, world_size, settings) > settings.ranks_per_node
+    node = ranks[0] // settings.ranks_per_node
+    several = any(rank // settings.ranks_per_node != node for rank in ranks)
+    return several or group_size(ranks, world_size, settings) > settings.ranks_per_node
 
 
 def slowness(kind: str, size_bytes: int, settings: EmulatedFabric) -> float:

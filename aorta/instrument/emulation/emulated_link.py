@@ -63,13 +63,14 @@ _LONG_ENOUGH_NS = 100_000
 @dataclass
 class Transfer:
     """One collective on an emulated link. `backend_ns` is when the backend completed it, valid once `backend` is
-    set.
+    set; `copy` writes its outputs where no backend issues it (`emulated_ranks`).
     """
 
     issued: InFlight
     cost_ns: int
     ranks: tuple[int, ...] = ()
     has_future: bool = False
+    copy: Callable[[], None] | None = None
     backend: threading.Event = field(default_factory=threading.Event)
     backend_ns: int = 0
     gate: torch.futures.Future[None] = field(default_factory=torch.futures.Future)
@@ -146,6 +147,9 @@ class Link:
     def _carry(self, transfer: Transfer) -> None:
         """Emulate one collective; returns when its emulated time has passed."""
         issued = transfer.issued
+        if transfer.copy is not None:
+            transfer.copy()
+            transfer.backend_ns = time.perf_counter_ns()
         arrived_ns = self._last_arrival_ns(transfer)
         free_ns, end_ns = self._held(transfer, max(arrived_ns, self._free_at_ns))
         start_ns = max(issued.issue_ns, free_ns)
@@ -179,9 +183,11 @@ class Link:
 
     def _last_arrival_ns(self, transfer: Transfer) -> int:
         """Return when the last rank arrived, as far as this rank can know; waits for the backend where possible."""
+        own_ns = transfer.issued.issue_ns
+        if transfer.copy is not None:  # the other ranks do the same at the same time
+            return own_ns
         if transfer.has_future:
             transfer.backend.wait()
-        own_ns = transfer.issued.issue_ns
         if transfer.issued.number is None or self.arrivals is None:
             return max(own_ns, transfer.backend_ns)
         known = self.arrivals.known(transfer.issued.number)
@@ -268,6 +274,12 @@ class HostLinks:
         self._links[transfer.issued.group].put(transfer)
         return DelayedWork(work, transfer, self._tally)
 
+    def carry_copy(self, transfer: Transfer, copy: Callable[[], None]) -> torch.futures.Future[None]:
+        """Carry a collective that no backend issues: `copy` writes its outputs. Returns what completes at its end."""
+        transfer.copy = copy
+        self._links[transfer.issued.group].put(transfer)
+        return transfer.gate
+
     def close(self) -> None:
         """Stop the links, and report how often the backend was slower than the emulation."""
         for link in self._links.values():
@@ -277,7 +289,7 @@ class HostLinks:
         if self._tally.slow:
             _log.warning(
                 "emulated fabric: the backend was slower than the emulation in %d of %d collectives, whose times are "
-                "the backend's (their end_source is not 'emulated'); emulate slower links, or leave the cores idle",
+                "the backend's; emulate slower links, or leave the cores idle",
                 self._tally.slow,
                 self._tally.carried,
             )

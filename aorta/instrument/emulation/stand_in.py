@@ -48,13 +48,7 @@ class StandIn:
     """
 
     def __init__(self, device: torch.device, clock: EventClock, on_stall: Callable[[Mark, Mark], None]) -> None:
-        make = getattr(torch._C._distributed_c10d, "_create_work_from_future", None)
-        if make is None:
-            raise InstrumentError(
-                f"torch {torch.__version__} does not offer _create_work_from_future, which baseline=true needs; use a "
-                "torch that AORTA supports (>= 2.11), or run without it"
-            )
-        self._make_work: Callable[[Any], Work] = make
+        self._make_work = work_maker("baseline=true")
         self._clock, self._on_stall = clock, on_stall
         self._device = device
         self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
@@ -74,9 +68,7 @@ class StandIn:
         if blocks:
             self._on_stall(begin, self._clock.mark())
         written = tensors_in(args[0])
-        work = self._done(written)
-        returns = getattr(torch.ops.c10d, name).default._schema.returns
-        return (args[0], work.boxed()) if len(returns) == 2 else work.boxed()
+        return returned(name, args, self._done(written))
 
     def _done(self, written: list[torch.Tensor]) -> Work:
         """Return a completed handle that lives in C++ alone, so nothing must keep it alive; its future captures the
@@ -86,6 +78,27 @@ class StandIn:
         future: torch.futures.Future[Any] = torch.futures.Future(devices=cast(Any, devices) or None)
         future.set_result(written)
         return self._make_work(future)
+
+
+def work_maker(purpose: str) -> Callable[[Any], Work]:
+    """Return what makes a work handle of a future, and lives in C++ alone.
+
+    Raises:
+        InstrumentError: this torch cannot; says that `purpose` needs it.
+    """
+    make: Callable[[Any], Work] | None = getattr(torch._C._distributed_c10d, "_create_work_from_future", None)
+    if make is None:
+        raise InstrumentError(
+            f"torch {torch.__version__} does not offer _create_work_from_future, which {purpose} needs; use a "
+            "torch that AORTA supports (>= 2.11), or run without it"
+        )
+    return make
+
+
+def returned(name: str, args: tuple[Any, ...], work: Work | None) -> Any:
+    """Return what an operator returns: a handle, behind the tensors that it writes where its schema has them."""
+    boxed = None if work is None else work.boxed()
+    return (args[0], boxed) if len(getattr(torch.ops.c10d, name).default._schema.returns) == 2 else boxed
 
 
 def _fill(output: torch.Tensor, source: torch.Tensor) -> None:

@@ -62,8 +62,7 @@ def titled(figure: Figure, top: Axes, what: str, facts: str) -> None:
 def heading(figure: Figure, top: Axes, dataset: LabelledRun, what: str, more: str = "") -> None:
     """Write a title with the facts without which a picture misleads: who, where, and an emulated fabric."""
     source, health = dataset.run.source, dataset.run.health
-    facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, "
-    facts += f"{len(health.ranks_read)} of {health.world_size} ranks" if health.world_size else "ranks unknown"
+    facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, {health.ranks}"
     emulated = ", EMULATED FABRIC" if health.fabric is not None else ""
     titled(figure, top, f"{dataset.label}: {what}", facts + emulated + (f"; {more}" if more else ""))
 

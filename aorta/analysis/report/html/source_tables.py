@@ -56,7 +56,7 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "backend": source.backend,
         "instrument mode": ", ".join(health.instrument_modes),
         "hosts": source.hosts,
-        "ranks read": f"{len(health.ranks_read)} of {health.world_size}" if health.world_size else "unknown",
+        "ranks read": health.ranks,
         "steps used": f"{PAGE.whole(steps.rank_steps_used)} ({PAGE.count(steps.global_steps_used, 'global step')})",
         "left out as warm-up": PAGE.whole(steps.rank_steps_left_out_as_warmup),
         **({"measured by kernels": PAGE.whole(calibrated)} if calibrated else {}),
