@@ -4,7 +4,10 @@
 # Enters: [--dev], which adds the tools of the gate; PYTHON=<interpreter>, otherwise the first of python3.13, python3.12,
 #   python3.11, python3 that will do, one with torch >= 2.11 before one without. It is asked for only when the
 #   environment is made: remove .venv to change it.
-# Leaves: the path of the environment's interpreter as the last line on stdout; all other words go to stderr.
+#   --wheels DIR [--python 3.12] [--without FILE] makes no environment, but fills DIR with the wheels that another Linux
+#   machine of this architecture needs; torch is never among them, nor what FILE (its `pip freeze`) names.
+#   --offline DIR installs from DIR alone, beside the torch and the packages that are there.
+# Leaves: the path of the environment's interpreter (or DIR) as the last line on stdout; all other words go to stderr.
 #   Exit 1: no Python, or pip failed. A torch that is already there (ROCm, CUDA) is used, never replaced.
 set -euo pipefail
 script=$(readlink -f -- "${BASH_SOURCE[0]}")
@@ -47,9 +50,10 @@ END
 }
 
 find_python() {
-    local wish name names=(python3.13 python3.12 python3.11 python3)
+    local wish name names=(python3.13 python3.12 python3.11 python3) wishes=(torch any)
+    if [[ -n $wheels ]]; then names=("python$version" "${names[@]}") wishes=(any); fi
     if [[ -n ${PYTHON:-} ]]; then names=("$PYTHON"); fi
-    for wish in torch any; do
+    for wish in "${wishes[@]}"; do
         for name in "${names[@]}"; do
             base=$(command -v -- "$name") || continue
             [[ $base == "$venv"/* ]] && continue # it is activated; it cannot be made from itself
@@ -83,17 +87,78 @@ make_venv() {
     fi
 }
 
+pip() { "$python" -m pip --disable-pip-version-check "$@" >&2; }
+
 install() {
-    "$python" -m pip --disable-pip-version-check install --quiet "$@" >&2 ||
-        fail "pip could not install $* (see pip's output above). Check the network and pip's index, then run this again"
+    local remedy="Check the network and pip's index, then run this again"
+    if [[ -n $offline ]]; then remedy="scripts/setup.sh --wheels fills $offline where there is a network"; fi
+    pip install --quiet "$@" || fail "pip could not install $* (see pip's output above). $remedy"
 }
 
-extras=run
-case ${1-} in
-    --dev) extras=dev ;;
-    '') ;;
-    *) fail "unknown argument '$1'; allowed: --dev" ;;
-esac
+# What pyproject.toml asks for, but for torch, and what builds AORTA itself: into $wheels, for Python $version.
+fetch() {
+    local needed tag machine sources=() platforms=()
+    scratch=$(mktemp -d)
+    trap 'rm -rf -- "$scratch"' EXIT
+    find_python
+    "$base" -m venv "$scratch/env" >&2 || fail "$base could not make an environment (see its output above)"
+    python=$scratch/env/bin/python
+    mapfile -t needed < <("$python" - "$root/pyproject.toml" <<'END'
+import re, sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))
+for line in project["build-system"]["requires"] + project["project"]["dependencies"]:
+    if not re.match(r"torch\b", line):
+        print(line)
+END
+    )
+    # Published without wheels; whatever its Python, a wheel of it fits every machine.
+    mapfile -t sources < <(grep -E '^antlr4-python3-runtime==' "$root/constraints.txt")
+    machine=$(uname -m)
+    for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do platforms+=(--platform "${tag}_$machine"); done
+    say "fetching for Python $version on Linux $machine"
+    mkdir -p -- "$scratch/wheels" "$wheels"
+    ((${#sources[@]} == 0)) || pip wheel --quiet --no-deps -w "$scratch/wheels" "${sources[@]}" ||
+        fail "pip could not build ${sources[*]}"
+    pip download --quiet -d "$scratch/wheels" --find-links "$scratch/wheels" -c "$root/constraints.txt" \
+        --only-binary=:all: --python-version "$version" "${platforms[@]}" "${needed[@]}" ||
+        fail "pip could not fetch ${needed[*]} (see pip's output above)"
+    "$python" - "$scratch/wheels" "$wheels" "${without:-/dev/null}" "$root/pyproject.toml" <<'END' >&2
+import pathlib, re, shutil, sys, tomllib
+source, target, without, project = map(pathlib.Path, sys.argv[1:])
+canonical = lambda line: re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", line)[0]).lower()
+builds = tomllib.loads(project.read_text())["build-system"]["requires"]  # pip installs these anew for each build
+there = {*map(canonical, without.read_text().splitlines())} - {*map(canonical, builds)}
+taken = [wheel for wheel in sorted(source.iterdir()) if canonical(wheel.name.partition("-")[0]) not in there]
+for wheel in taken:
+    shutil.copyfile(wheel, target / wheel.name)
+size = sum(wheel.stat().st_size for wheel in taken)
+print(f"setup.sh: {len(taken)} wheels, {size / 1e6:.1f} MB, without torch. There: scripts/setup.sh --offline {target}")
+END
+}
+
+extras=run offline='' wheels='' version=3.12 without=''
+while (($# > 0)); do
+    case $1 in
+        --dev) extras=dev && shift && continue ;;
+        --offline | --wheels | --python | --without) [[ -n ${2-} ]] || fail "$1 needs a value" ;;
+        *) fail "unknown argument '$1'; allowed: --dev, --offline DIR, --wheels DIR [--python 3.12] [--without FILE]" ;;
+    esac
+    case $1 in
+        --offline) offline=$(readlink -m -- "$2") ;;
+        --wheels) wheels=$(readlink -m -- "$2") ;;
+        --python) version=$2 ;;
+        --without) without=$2 ;;
+    esac
+    shift 2
+done
+[[ -z $without || -r $without ]] || fail "--without $without: cannot be read. It is what 'pip freeze' printed there"
+if [[ -n $wheels ]]; then
+    fetch
+    printf '%s\n' "$wheels"
+    exit
+fi
+[[ -z $offline || -n $(find "$offline/" -maxdepth 1 -name '*.whl' -print -quit 2>/dev/null) ]] ||
+    fail "--offline $offline: no wheels there. 'scripts/setup.sh --wheels DIR' fetches them where there is a network"
 
 if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     unfinished=$venv/unfinished # still there at the next start: this one was interrupted
@@ -102,13 +167,22 @@ if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     rm -f -- "$venv"/*.stamp
 
     say "installing (some minutes the first time)"
-    has torch "$python" || install torch==2.13.0
+    if ! has torch "$python"; then
+        [[ -z $offline ]] || fail "$python has no torch >= 2.11, which wheels do not bring. Install it, or name a Python" \
+            "that has it: PYTHON=/path/to/python3.12 bash scripts/setup.sh --offline $offline"
+        install torch==2.13.0
+    fi
     # Whatever torch is there now is the one that stays.
     "$python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/torch.txt"
     target='.'
     if [[ $extras == dev ]]; then target='.[dev,dask]'; fi
     cd -- "$root"
-    install -c constraints.txt -c "$venv/torch.txt" -e "$target"
+    if [[ -n $offline ]]; then
+        # What is there stays, whatever its version; the wheels are of those that constraints.txt names.
+        install --no-index --find-links "$offline" -c "$venv/torch.txt" -e "$target"
+    else
+        install -c constraints.txt -c "$venv/torch.txt" -e "$target"
+    fi
 
     # Where torch is shared, its launcher is not in this environment, and the other one would start the wrong Python.
     if [[ ! -e $venv/bin/torchrun ]]; then

@@ -95,7 +95,8 @@ def test_without_a_python_it_says_what_to_do(sh, repo, other, tried):
 
 def test_an_unknown_argument_is_refused(sh):
     result = sh("setup.sh", "--develop")
-    assert (result.code, result.err) == (1, "setup.sh: unknown argument '--develop'; allowed: --dev\n")
+    allowed = "--dev, --offline DIR, --wheels DIR [--python 3.12] [--without FILE]"
+    assert (result.code, result.err) == (1, f"setup.sh: unknown argument '--develop'; allowed: {allowed}\n")
 
 
 def test_the_demo_is_the_command_after_set_up(sh, repo):

@@ -53,7 +53,7 @@ def library() -> Path:
         str(torch.version.git_version),
         str(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", None)),
     )
-    made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *torch_build, sys.version)
+    made_from = (*(source.read_text() for source in (SOURCE, *HEADERS)), *FLAGS, *torch_build, sys.version)
     digest = hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "aorta" / f"interceptor_{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -163,11 +163,10 @@ def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any
     if emulated:
         return None, "python: the fabric is emulated"
     module, why_not = load()
-    if module is not None and device.type != "cpu" and not module.SERVES_DEVICES:
-        return (
-            None,
-            f"python: torch {torch.__version__} does not say in C++ whether a stream is being captured; 2.13 does",
-        )
+    if module is not None and device.type != "cpu":
+        why_not = module.why_not_served(device)
+        if why_not is not None:
+            return None, f"python: torch {torch.__version__} on {device}: {why_not}"
     return module, "native" if why_not is None else f"python: {why_not}"
 
 

@@ -10,7 +10,10 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <tuple>
+
+#include <dlfcn.h>
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -22,16 +25,46 @@ namespace aorta {
 using Mark = int64_t;
 constexpr Mark NO_MARK = 0;
 
-// Streams report this since torch 2.13; with an older torch devices are handled in Python (`SERVES_DEVICES`).
+// Streams report this since torch 2.12. The macro makes tests take the way of torch 2.11 with any torch.
 template <class AnyStream>
+#ifdef AORTA_CAPTURE_BY_RUNTIME
+constexpr bool says_capturing = false;
+#else
 constexpr bool says_capturing = requires(const AnyStream& stream) { stream.is_capturing(); };
+#endif
+
+// `cudaStreamIsCapturing` or `hipStreamIsCapturing` of the runtime that torch has loaded; null where there is none. Both
+// have the same types: an error code, a stream, and a status that is 0 where nothing is captured.
+using RuntimeIsCapturing = int (*)(void* stream, int* status);
+inline RuntimeIsCapturing runtime_is_capturing() {
+  static const auto found = [] {
+    void* const cuda = dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing");
+    return reinterpret_cast<RuntimeIsCapturing>(cuda ? cuda : dlsym(RTLD_DEFAULT, "hipStreamIsCapturing"));
+  }();
+  return found;
+}
 
 template <class AnyStream>
 bool is_capturing(const AnyStream& stream) {
   if constexpr (says_capturing<AnyStream>) {
     return stream.is_capturing();
   } else {
-    return false;
+    // An error means that another stream's capture forbids even this question: no event may be recorded either.
+    int status = 0;
+    return runtime_is_capturing()(stream.native_handle(), &status) != 0 || status != 0;
+  }
+}
+
+// Why `is_capturing` cannot be asked of the device's streams; none if it can. torch calls HIP devices CUDA, too.
+inline std::optional<std::string> why_not_served(c10::Device device) {
+  if (!says_capturing<c10::Stream> && !(device.is_cuda() && runtime_is_capturing())) {
+    return "neither its streams nor a CUDA or HIP runtime say whether they are being captured";
+  }
+  try {
+    is_capturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    return std::nullopt;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
   }
 }
 

@@ -647,7 +647,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           pybind11::arg("stacks"),
           pybind11::arg("async_at"),
           pybind11::arg("peer_at"));
-  module.attr("SERVES_DEVICES") = aorta::says_capturing<c10::Stream>;
+  module.def("why_not_served", &aorta::why_not_served);
   module.def("use_clock", [](uintptr_t address) { aorta::other_clock = reinterpret_cast<int64_t (*)()>(address); });
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   pybind11::class_<DeviceClock, std::shared_ptr<DeviceClock>>(module, "DeviceClock")
