@@ -31,6 +31,8 @@ from aorta.timeline.arrays import Int64, Spans
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
+_SEVERAL: Final = 2
+_KINDS: Final = ("totals", "gemms", "gaps", "counters")
 
 
 class KeptRows(NamedTuple):
@@ -42,12 +44,15 @@ class KeptRows(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """The kernels of one trace: entries of `documents.traces` by the fields of `KernelEntries`."""
+    """The kernels of one trace: entries of `documents.traces` by the fields of `KernelEntries`. `total_ms`: of all
+    kernels, those that are not kept too.
+    """
 
     totals: KeptRows
     gemms: KeptRows
     gaps: KeptRows
     counters: KeptRows
+    total_ms: float = 0.0
 
 
 def kernel_facts(trace: Trace) -> KernelFacts:
@@ -56,11 +61,13 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     Args:
         trace: of `trace_health.usable`.
     """
+    totals = kernel_totals(trace.intervals)
     return KernelFacts(
-        totals=_kept(kernel_totals(trace.intervals), None),
+        totals=_kept(totals, None),
         gemms=_kept(*gemm_rates(trace)),
         gaps=_kept(*stream_gaps(trace)),
         counters=_kept(*counter_means(trace)),
+        total_ms=sum(row.total_ms for row in totals),
     )
 
 
@@ -78,14 +85,15 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     without rank and device. `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
-    kept = {kind: [getattr(each, kind) for each in facts] for kind in KernelFacts._fields}
+    kept = {kind: [getattr(each, kind) for each in facts] for kind in _KINDS}
     rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
+    rows["totals"] = _of_devices([part.rows for part in kept["totals"]])
     reasons = {
         kind: dict.fromkeys(part.reason for part in parts if part.reason is not None) for kind, parts in kept.items()
     }
     left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
-        by_name=by_name(rows["totals"]),
+        by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
         by_shape=by_shape(rows["gemms"]),
         **rows,
         reasons={kind: list(stated) for kind, stated in reasons.items() if stated},
@@ -93,29 +101,42 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     )
 
 
-def by_name(rows: Iterable[KernelTotalEntry]) -> list[KernelTotalEntry]:
-    """Return kernels of one name and class on all devices as one row, the largest total first."""
-    whole: dict[tuple[int | None, int | None], float] = {}
+def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTotalEntry]:
+    """Return kernels of one name and class on all devices as one row, the largest total first; `total_ms` is of all
+    kernels of all traces, which shares are of.
+    """
     groups: dict[tuple[str, KernelClass], list[KernelTotalEntry]] = defaultdict(list)
     for row in rows:
         groups[row.name, row.cls].append(row)
-        if row.share:
-            whole.setdefault((row.rank, row.device), row.total_ms / row.share)
-    total = sum(whole.values())
-    found = [
-        KernelTotalEntry(
-            rank=None,
-            device=None,
-            name=name,
-            cls=cls,
-            **_together(own),
-            min_ms=min(row.min_ms for row in own),
-            max_ms=max(row.max_ms for row in own),
-            share=sum(row.total_ms for row in own) / total if total else 0.0,
-        )
-        for (name, cls), own in groups.items()
-    ]
+    found = [replace(_summed(own, total_ms), rank=None, device=None) for own in groups.values()]
     return sorted(found, key=lambda row: (-row.total_ms, row.name))
+
+
+def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotalEntry]:
+    """Return the totals of each device, over the windows of a rank; a trace of unknown rank is a device of its own."""
+    groups: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
+    whole: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for at, rows in enumerate(parts):
+        for row in rows:
+            place = (row.rank, row.device, at if row.rank is None else None)
+            groups[*place, row.name, row.cls].append(row)
+            if row.share:
+                whole[place].setdefault(at, row.total_ms / row.share)
+    return [
+        own[0] if len(whole[key[:3]]) < _SEVERAL else _summed(own, sum(whole[key[:3]].values()))
+        for key, own in groups.items()
+    ]
+
+
+def _summed(rows: Sequence[KernelTotalEntry], total_ms: float) -> KernelTotalEntry:
+    """Return rows of one name as one; its share is of `total_ms`."""
+    return replace(
+        rows[0],
+        **_together(rows),
+        min_ms=min(row.min_ms for row in rows),
+        max_ms=max(row.max_ms for row in rows),
+        share=sum(row.total_ms for row in rows) / total_ms if total_ms else 0.0,
+    )
 
 
 def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:

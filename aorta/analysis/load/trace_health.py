@@ -251,15 +251,20 @@ class TraceHealth:
 
 
 def examine(
-    parts: Sequence[TraceFacts], files_left_out: Sequence[str] = (), measured: Collection[int] | None = None
+    parts: Sequence[TraceFacts],
+    files_left_out: Sequence[str] = (),
+    measured: Collection[int] | None = None,
+    claimed: Sequence[int] | None = None,
 ) -> TraceHealth:
     """Join the facts of all traces of one result.
 
     Args:
         measured: ranks for which something could be measured; other ranks do not count as read. None: all ranks that a
             trace claims to be.
+        claimed: the rank of each process, whose windows may be several traces. None: every trace is one.
     """
-    claims = Counter(rank for part in parts for rank in part.ranks if rank != NULL)
+    ranks = claimed if claimed is not None else [rank for part in parts for rank in part.ranks]
+    claims = Counter(rank for rank in ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
     world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)

@@ -7,8 +7,9 @@ the result. Must not: let the interval table leave the process, or invent what a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from aorta.analysis.load.interval_table import IntervalClass, Trace
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
+from aorta.analysis.metrics import RATIO_PARTS
 from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.analysis.tables import (
     KIND_METRICS,
@@ -49,6 +51,7 @@ UNKNOWN_GROUP: Final = "unknown"
 END_SOURCE: Final = "trace"
 """Ends of collectives are as the trace has them."""
 SHOWN_SLOWDOWNS: Final = 200
+_COLUMNS: Final = ("global_step", "warmup", "start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns")
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,138 @@ def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
         InputError: it cannot be read.
     """
     return list(map(_tables, read_unit(unit)))
+
+
+def without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], list[str]]:
+    """Return the traces without those that repeat another one (`gzip -k` leaves both files), and a note about each: the
+    same clock, rank, steps, and times to the nanosecond.
+    """
+    kept: dict[tuple[object, ...], TraceTables] = {}
+    notes = []
+    for trace in traces:
+        steps = [device.tables.steps for device in trace.devices]
+        times = [
+            (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
+        ]
+        told = [(device.device, device.busy_ns, *device.whole["metrics"].values()) for device in trace.devices]
+        known = trace.facts.clock != "unknown" or trace.facts.ranks != (UNKNOWN,)
+        same = (trace.facts.ranks, trace.facts.host, str(times), str(told)) if known else (id(trace),)
+        if same in kept:
+            notes.append(f"{trace.facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
+        else:
+            kept[same] = trace
+    return list(kept.values()), notes
+
+
+def windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTables]]:
+    """Group the traces of one rank that are windows of one process: with other steps, one behind the other, or without
+    marks of steps at other times of one clock. Each group is in the order of its steps.
+    """
+    groups: list[list[TraceTables]] = []
+    last: dict[tuple[int, ...], list[TraceTables]] = {}
+    for trace in sorted(traces, key=lambda each: (each.facts.ranks, each.facts.steps == 0, _first(each))):
+        group = last.get(trace.facts.ranks)
+        if group is not None and trace.facts.ranks != (UNKNOWN,) and _follows(group[-1], trace):
+            group.append(trace)
+        else:
+            last[trace.facts.ranks] = [trace]
+            groups.append(last[trace.facts.ranks])
+    return sorted(groups, key=lambda group: min(map(traces.index, group)))
+
+
+def _first(trace: TraceTables) -> tuple[int, int]:
+    if not trace.devices:
+        return 0, 0
+    steps = trace.devices[0].tables.steps
+    return int(steps.global_step[0]) if len(steps) else 0, trace.devices[0].whole["start_ns"]
+
+
+def _follows(before: TraceTables, trace: TraceTables) -> bool:
+    """Return whether a trace may be a later window of the same process."""
+    if not before.devices or not trace.devices or before.facts.clock != trace.facts.clock:
+        return False
+    if not before.facts.steps and not trace.facts.steps:
+        ended = max(device.whole["end_ns"] for device in before.devices)
+        return before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
+    first, second = before.devices[0].tables.steps.global_step, trace.devices[0].tables.steps.global_step
+    return bool(before.facts.steps and trace.facts.steps and first[-1] < second[0])
+
+
+def join_devices(windows: Sequence[TraceTables]) -> list[DeviceTables]:
+    """Return the devices of one process, with the steps of all its windows; those without marks are numbered from 0."""
+    found: dict[int, list[DeviceTables]] = {}
+    for number, window in enumerate(windows):
+        for device in window.devices:
+            tables = device.tables
+            if not window.facts.steps:
+                tables = replace(tables, steps=replace(tables.steps, global_step=tables.steps.global_step + number))
+            found.setdefault(device.device, []).append(replace(device, tables=tables))
+    return [same[0] if len(same) == 1 else _joined(same) for same in found.values()]
+
+
+def _joined(devices: Sequence[DeviceTables]) -> DeviceTables:
+    tables = [device.tables for device in devices]
+    steps, rows = [each.steps for each in tables], [each.collectives for each in tables]
+    details = [each.details for each in tables if isinstance(each.details, TraceDetails)]
+
+    def shifted(columns: Sequence[Any], counts: Sequence[int]) -> Any:
+        """Return columns as one, each raised by what is counted before it."""
+        return np.concatenate([column + sum(counts[:at]) for at, column in enumerate(columns)])
+
+    def together(columns: Iterable[Any]) -> Any:
+        return np.concatenate(list(columns))
+
+    joined = Steps(
+        **{name: together(getattr(each, name) for each in steps) for name in _COLUMNS},
+        rows_end=shifted([each.rows_end for each in steps], list(map(len, rows))),
+        reason=shifted([each.reason for each in steps], [len(each.reasons) for each in steps]),
+        reasons=tuple(said for each in steps for said in each.reasons),
+        metrics=_metrics(
+            [
+                {name: float(each.metrics[name][at]) for name in each.metrics}
+                for each in steps
+                for at in range(len(each))
+            ]
+        ),
+    )
+    collectives = Collectives(
+        tuple(name for each in rows for name in each.names),
+        name=shifted([each.name for each in rows], [len(each.names) for each in rows]).astype(np.int32),
+        **{name: together(getattr(each, name) for each in rows) for name in ("seq", "issue_ns", "start_ns", "end_ns")},
+    )
+    merged = replace(
+        tables[0],
+        steps=joined,
+        collectives=collectives,
+        details=TraceDetails(
+            together(each.segments for each in details),
+            shifted([each.segments_end for each in details], [len(each.segments) for each in details]),
+            joined.start_mono_ns,
+            joined.end_mono_ns,
+        ),
+        covered=CoverageFacts(end_sources=dict(sum((Counter(each.covered.end_sources) for each in tables), Counter()))),
+    )
+    return DeviceTables(devices[0].device, merged, _whole(devices), sum(device.busy_ns for device in devices))
+
+
+def _whole(devices: Sequence[DeviceTables]) -> dict[str, Any]:
+    """Return the windows of one device measured as one: sums of times, and ratios of the sums."""
+    told = [device.whole["metrics"] for device in devices]
+    reasons = dict(item for device in reversed(devices) for item in device.whole["null_reasons"].items())
+    values: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for each in told for name in each if name not in RATIO_PARTS):
+        parts = [each.get(name, 0.0) for each in told]  # a kind of collective that a window lacks took no time in it
+        values[name] = None if None in parts else sum(parts)
+    for name, (part, of) in RATIO_PARTS.items():
+        if any(name in each for each in told):
+            above, below = values[part], values[of]
+            values[name] = above / below if above is not None and below else None
+    return {
+        "start_ns": min(device.whole["start_ns"] for device in devices),
+        "end_ns": max(device.whole["end_ns"] for device in devices),
+        "metrics": values,
+        "null_reasons": {name: reasons[name] for name, value in values.items() if value is None and name in reasons},
+    }
 
 
 def _tables(trace: Trace) -> TraceTables:

@@ -20,13 +20,21 @@ from aorta.analysis.load.kernel_facts import entries, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import TraceHealth, examine
-from aorta.analysis.load.trace_tables import SHOWN_SLOWDOWNS, DeviceTables, TraceTables, read_trace_tables
+from aorta.analysis.load.trace_tables import (
+    SHOWN_SLOWDOWNS,
+    DeviceTables,
+    TraceTables,
+    join_devices,
+    read_trace_tables,
+    windows_of_processes,
+    without_copies,
+)
 from aorta.analysis.tables import UNKNOWN, RankTables, Run, partial_steps
 from aorta.errors import InputError
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
-    """Read every trace of a file, directory, glob or URL, one process per file.
+    """Read every trace of a file, directory, glob or URL. Files of a rank with other steps are windows of one process.
 
     Returns:
         A run whose `ranks` hold the busiest device of each trace. Its `traces` are what a report shows of traces only:
@@ -46,11 +54,14 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 left_out.append(str(result))
             else:
                 traces += result
-    devices = [device for trace in traces for device in trace.devices]
+    traces, copies = without_copies(traces)
+    left_out += copies
+    processes = [join_devices(windows) for windows in windows_of_processes(traces)]
+    devices = [device for process in processes for device in process]
     if not devices:
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
-    numbered, chosen, numbering = _numbers(traces)
-    health = examine([trace.facts for trace in traces], left_out, measured=numbered)
+    numbered, chosen, numbering = _numbers(processes)
+    health = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=_claimed(processes))
     world = health.world_size if health.world_size is not None else sum(number >= 0 for number in numbered)
     if health.world_size is None:
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
@@ -69,7 +80,11 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 
 def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntries:
-    parts = [part for trace in traces for part in trace.parts]
+    parts = [  # each trace of unknown rank is a rank of its own
+        replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
+        for at, trace in enumerate(traces)
+        for part in trace.parts
+    ]
     return TraceEntries(
         whole=wholes,
         costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
@@ -78,19 +93,24 @@ def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntr
     )
 
 
-def _numbers(traces: Sequence[TraceTables]) -> tuple[list[int], set[int], list[str]]:
-    """Number the devices. The first trace of a rank gets the rank's number, all others a negative one.
+def _claimed(processes: Sequence[Sequence[DeviceTables]]) -> list[int]:
+    """Return the ranks that processes claim to be, once for each process."""
+    return [process[0].tables.source.rank for process in processes if process]
+
+
+def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
+    """Number the devices. The first process of a rank gets the rank's number, all others a negative one.
 
     Returns:
-        The number of each device; the indices of those that become ranks of the run (the busiest of each trace, so that
+        The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
         a rank's steps count once); and notes.
     """
     devices: list[DeviceTables] = []
     chosen: set[int] = set()
-    for trace in traces:
+    for process in processes:
         first = len(devices)
-        devices += trace.devices
-        if trace.devices:
+        devices += process
+        if process:
             chosen.add(max(range(first, len(devices)), key=lambda index: devices[index].busy_ns))
     numbers: list[int] = []
     numbering: list[str] = []

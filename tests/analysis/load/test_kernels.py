@@ -75,7 +75,8 @@ def test_all_devices_together_are_what_one_device_with_all_kernels_would_be() ->
         for at, length in enumerate(generator.integers(1, 1000, 7 + device).tolist()):
             for device_told, rows in ((device, apart), (0, together)):
                 rows.append(row(COMPUTE, 10_000 * at, 10_000 * at + length, name=f"k{at % 2}", device=device_told))
-    found, expected = by_name(kernel_totals(trace(apart).intervals)), kernel_totals(trace(together).intervals)
+    totals, expected = kernel_totals(trace(apart).intervals), kernel_totals(trace(together).intervals)
+    found = by_name(totals, sum(row.total_ms for row in totals))
     for one, other in zip(found, expected, strict=True):
         assert (one.rank, one.device, one.name, one.count) == (None, None, other.name, other.count)
         for name in ("total_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "share"):
@@ -321,8 +322,8 @@ def test_kernels_that_all_last_the_same_have_a_ratio_without_width() -> None:
 
 def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aorta.analysis.load.kernel_facts.SHOWN_ROWS", 2)
-    rows = [row(COMPUTE, 0, 10 + at, name=f"k{at}") for at in range(5)]
-    kept = entries([kernel_facts(trace(rows)), kernel_facts(trace(rows))])
+    rows = [[row(COMPUTE, 0, 10 + at, name=f"k{at}", rank=rank) for at in range(5)] for rank in (0, 1)]
+    kept = entries([kernel_facts(trace(rows[0])), kernel_facts(trace(rows[1]))])
     assert (len(kept.totals), kept.left_out) == (4, {"totals": 6})
 
 

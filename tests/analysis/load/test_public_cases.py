@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.load.public_cases import KINDS, Case
 
-MENDED = ("1 names",)
+MENDED = ("1 names", "3 shares", "4 windows", "5 identifiers")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from itertools import compress, count
 from typing import Any, Final, TypeAlias, TypeVar, Union
 
@@ -263,7 +264,10 @@ class Arguments(msgspec.Struct, gc=False):
 _ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _DIGITS: Final = re.compile(r"\d{1,18}")
+_LAST_DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}$")
 LARGEST: Final = 2**63
+DEVICES: Final = 2**31
+"""Larger numbers do not fit into the interval table."""
 
 
 def arguments_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Arguments]:
@@ -298,10 +302,58 @@ def integer(value: Number) -> int:
     return value if value is not None and abs(value) < LARGEST else NULL
 
 
-def integers(values: Sequence[Number]) -> list[int]:
-    """Return `integer` of every value."""
-    of = {value: integer(value) for value in set(values)}
-    return list(map(of.__getitem__, values))
+class Identifiers:
+    """Gives devices, streams and threads numbers: ids are opaque keys, whatever their text or size.
+
+    A number below `limit` is its own. Others get the number that their text ends in ("stream 7", "[TP00-PP01] 1") where
+    no other id has it, else the next free one. Until `numbers` is asked, when all are known, they have negative codes.
+    """
+
+    def __init__(self, limit: int = LARGEST) -> None:
+        self._limit = limit
+        self._used: set[int] = set()
+        self._codes: dict[Number | tuple[Number, ...], int] = {}
+
+    def codes(self, values: Sequence[Any]) -> list[int]:
+        """Return a number, or a code below `NULL`, of each id; `NULL` of None."""
+        of = {value: self._code(value) for value in dict.fromkeys(values)}
+        return list(map(of.__getitem__, values))
+
+    def numbers(self, codes: Int64) -> Int64:
+        """Return the numbers of codes."""
+        table = np.array([self._number(value) for value in self._codes], np.int64)
+        return np.where(codes < NULL, table[np.maximum(NULL - 1 - codes, 0)] if len(table) else codes, codes)
+
+    def names(self) -> dict[int, str]:
+        """Return the numbers that ids did not have themselves, with their text."""
+        return {number: str(value) for value in self._codes if str(number := self._number(value)) != str(value)}
+
+    def _code(self, value: Number | tuple[Number, ...]) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None or value == NULL:
+            return NULL
+        if type(value) is int and 0 <= value < self._limit:
+            self._used.add(value)
+            return value
+        return NULL - 1 - self._codes.setdefault(value, len(self._codes))
+
+    def _number(self, value: Number | tuple[Number, ...]) -> int:
+        known = self._assigned.get(value)
+        return known if known is not None else NULL
+
+    @cached_property
+    def _assigned(self) -> dict[Number | tuple[Number, ...], int]:
+        used, found = set(self._used), {}
+        free = count()
+        for value in self._codes:
+            ends = _LAST_DIGITS.search(value) if isinstance(value, str) else None
+            number = int(ends[0]) if ends else NULL
+            if number == NULL or number in used or number >= self._limit:
+                number = next(each for each in free if each not in used)
+            used.add(number)
+            found[value] = number
+        return found
 
 
 class DistributedInfo(msgspec.Struct):

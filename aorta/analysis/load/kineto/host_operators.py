@@ -38,11 +38,11 @@ from aorta.analysis.load.kineto.event_structs import (
     PARAMETERS,
     Arguments,
     EventDecoder,
+    Identifiers,
     Piece,
     Rows,
     arguments_of,
     chosen,
-    integers,
     usable,
     where,
 )
@@ -85,7 +85,7 @@ class HostWork:
         operators: rows of operators and hooks, by name, thread, and `origin` where they are matrix products.
         operator_arguments: row -> arguments, of `c10d::` operators.
         labels: rows of labels, by name and thread. label_arguments: row -> arguments.
-        names: of both.
+        names: of both. threads: what their ids are numbered by, those of a second process too.
         counters: rows that cannot be used.
     """
 
@@ -100,6 +100,7 @@ class HostWork:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._roles: dict[Any, str] = {}
+        self.threads, self._process = Identifiers(), None
 
     def add(self, text: bytes | memoryview, events: Piece) -> None:
         """Take a piece of the event array, as text and decoded."""
@@ -153,12 +154,16 @@ class HostWork:
 
     def _add(self, rows: Rows, events: list[Any], start: Int64, length: Int64, **columns: Int64) -> None:
         names = [event.name for event in events]
+        if self._process is None and events:
+            self._process = events[0].pid
         code_of = {name: self.names(name) for name in dict.fromkeys(names)}
         rows.add(
             start,
             length,
             name=list(map(code_of.__getitem__, names)),
-            thread=integers([event.tid for event in events]),
+            thread=self.threads.codes(
+                [event.tid if event.pid == self._process else (event.pid, event.tid) for event in events]
+            ),
             **columns,
         )
 
@@ -202,7 +207,7 @@ def host_intervals(
     table = intervals(
         start_ns=np.concatenate((comm.start, work.start)),
         end_ns=np.concatenate((comm.end, work.end)),
-        stream=np.concatenate((labels.thread[communication], operators.thread[row])),
+        stream=host.threads.numbers(np.concatenate((labels.thread[communication], operators.thread[row]))),
         name=np.concatenate((labels.name[communication], operators.name[row])),
         operator=np.concatenate((np.full(len(communication), NULL, np.int64), row)),
         cls=np.repeat([int(IntervalClass.COMM), int(IntervalClass.COMPUTE)], [len(communication), len(row)]),

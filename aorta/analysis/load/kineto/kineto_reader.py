@@ -77,6 +77,8 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     on_device = host is None
     if host is None:
         table, collectives = _device_intervals(columns)
+        if named := columns.devices.names():
+            notes.append(f"{path}: devices are named: " + ", ".join(f"{n} is {each!r}" for n, each in named.items()))
     else:
         host.read_kept()
         counters.update(host.counters)
@@ -163,8 +165,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     table = intervals(
         start_ns=device.start,
         end_ns=device.end,
-        device=np.clip(device.device, NULL, np.iinfo(np.int32).max),
-        stream=device.stream,
+        device=columns.devices.numbers(device.device),
+        stream=columns.streams.numbers(device.stream),
         cls=cls,
         bytes=device.bytes,
         name=device.name,

@@ -23,19 +23,19 @@ from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,
     DEVICE,
+    DEVICES,
     HOST,
-    LARGEST,
     OPERATORS,
     PARAMETERS,
     Arguments,
     EventDecoder,
+    Identifiers,
     Piece,
     Rows,
     Untimed,
     arguments_of,
     chosen,
     integer,
-    integers,
     usable,
 )
 from aorta.analysis.load.kineto.host_operators import HostWork
@@ -64,6 +64,7 @@ class EventColumns:
         linked: row -> arguments of communication.
         copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
         symmetric: whether symmetric memory was used.
+        devices, streams: what their ids are numbered by.
         issued: `External id` of each operator or range that issues communication -> the kind that its name tells.
     """
 
@@ -79,6 +80,7 @@ class EventColumns:
         self.copies: dict[int, Arguments | int] = {}
         self.symmetric = False
         self.issued: dict[int, int] = {}
+        self.devices, self.streams = Identifiers(DEVICES), Identifiers()
         self.counters: Counter[str] = Counter()
         self.events = 0
         self._decoder = EventDecoder()
@@ -160,18 +162,17 @@ class EventColumns:
                 classes[at] = _COMM  # its host operator identifies it, whatever its name
                 self.linked[first + at] = arguments
         devices, streams = [event.pid for event in events], [event.tid for event in events]
-        if not (_plain(devices) and _plain(streams)):
-            devices, streams = integers(devices), integers(streams)
-            unknown = [at for at, pair in enumerate(zip(devices, streams, strict=True)) if NULL in pair]
-            for at, arguments in zip(unknown, arguments_of([events[at].args for at in unknown]), strict=True):
-                devices[at] = integer(arguments.device) if devices[at] == NULL else devices[at]
-                streams[at] = integer(arguments.stream) if streams[at] == NULL else streams[at]
+        missing = None in devices or None in streams
+        unknown = [at for at, pair in enumerate(zip(devices, streams, strict=True)) if missing and None in pair]
+        for at, arguments in zip(unknown, arguments_of([events[at].args for at in unknown]), strict=True):
+            devices[at] = arguments.device if devices[at] is None else devices[at]
+            streams[at] = arguments.stream if streams[at] is None else streams[at]
         self.device.add(
             start,
             length,
             name=codes,
-            device=devices,
-            stream=streams,
+            device=self.devices.codes(devices),
+            stream=self.streams.codes(streams),
             bytes=sizes,
             cls=classes,
             origin=externals_of(links),
@@ -236,10 +237,6 @@ def _role(name: object) -> str:
 def _has_operator(links: list[Links]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return which rows name a host operator, whatever its id is."""
     return np.array([each.external is not None or each.external_old is not None for each in links], bool)
-
-
-def _plain(numbers: list[Any]) -> bool:
-    return not numbers or (set(map(type, numbers)) == {int} and min(numbers) >= NULL and max(numbers) < LARGEST)
 
 
 def external_id(arguments: Arguments) -> int:
