@@ -78,19 +78,8 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "ab": Command(
         "aorta.experiments.plan_command:main",
-        "launch two configurations in turn, so that the report can give a verdict",
+        "launch configurations in turn, so that the report can give verdicts and name the best",
         "--output artifacts/ab --candidate parallel.overlap=false training.max_steps=40",
-    ),
-    "study": Command(
-        "aorta.experiments.search_commands:study",
-        "launch every combination of settings and environment variables against one base, recommend one",
-        "--output artifacts/study env.OMP_NUM_THREADS=1,2 parallel.bucket_cap_mb=1,25 training.max_steps=40",
-        "study_parser",
-    ),
-    "sweep": Command(
-        "aorta.experiments.sweep_report:main",
-        "a table and heat maps of a sweep that `aorta train -m` made",
-        "artifacts/sweep",
     ),
     "autopsy": Command(
         "aorta.autopsy_command:main",

@@ -7,29 +7,31 @@ torch is missing.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
 
 from aorta.command_line import command, to_stdout
-from aorta.config import CONFIG_DIR, multirun
-from aorta.config.override_words import expand, options_of_a_job, translate
+from aorta.config import CONFIG_DIR, schema
+from aorta.config.override_words import expand, is_multirun, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import Rpc, Streams
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
 from aorta.version import __version__
-
-if TYPE_CHECKING:
-    from aorta.experiments.sweep_launcher import TorchrunJobs
 
 _HYDRA_OPTIONS: Final = (
     *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"),
@@ -44,13 +46,13 @@ def main(arguments: Sequence[str]) -> int:
 
     Args:
         arguments: overrides and options as `train.py` takes them, and `--nproc_per_node N` for so many ranks on this
-            machine, which torchrun starts then.
+            machine, which torchrun starts then: of the run, or of each job of a sweep.
     """
     ranks, overrides = split_ranks(arguments)
-    if ranks is not None:
+    if ranks is not None and not any(map(is_multirun, overrides)):
         _become_torchrun(ranks, overrides)
     sys.argv[1:] = overrides  # where Hydra reads them
-    return compose(run, CONFIG_DIR, sweep)
+    return compose(run, CONFIG_DIR, partial(sweep, ranks=ranks))
 
 
 def run(resolved: Resolved) -> int:
@@ -68,11 +70,11 @@ def run(resolved: Resolved) -> int:
     return run_training(resolved)
 
 
-def sweep(options: Sequence[str]) -> TorchrunJobs:
-    """Return what starts the jobs of `--multirun`: training again, once a job."""
-    from aorta.experiments.sweep_launcher import TorchrunJobs
+def sweep(options: Sequence[str], ranks: str | None = None) -> Sweep:
+    """Return what launches the jobs of `--multirun`: training again, once a job, with so many ranks."""
+    from aorta.experiments.sweep_jobs import SweepJobs
 
-    return TorchrunJobs(training_program(checkout()), options)
+    return SweepJobs(training_program(checkout()), options, ranks)
 
 
 def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -106,41 +108,90 @@ def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])
 
 
-Run = Callable[[Resolved], int]
-Sweep = Callable[[Sequence[str]], "TorchrunJobs"]
+class Sweep(Protocol):
+    """The jobs of a sweep."""
+
+    def launch(self, words: Sequence[str], folder: Path) -> float:
+        """Launch the next job; `words` are its overrides, `folder` is the sweep's. Returns its result, NaN without."""
+
+    def finish(self) -> int:
+        """Return the exit code of the sweep."""
+
+
+class _Task:
+    """What Hydra calls: keeps the configuration of a single run, or launches the jobs of a sweep one after another."""
+
+    def __init__(self, sweep: Callable[[], Sweep]) -> None:
+        self._sweep = sweep
+        self.composed: list[DictConfig] = []
+        self.jobs: Sweep | None = None
+        self.failed: AortaError | None = None
+
+    def __call__(self, config: DictConfig) -> float | None:
+        hydra = HydraConfig.get()
+        if OmegaConf.is_missing(hydra.job, "num"):
+            self.composed.append(config)
+            return None
+        if self.failed is not None:
+            return math.nan
+        if self.jobs is None:
+            self.jobs = self._sweep()
+        try:
+            return self.jobs.launch(list(hydra.overrides.task), Path(str(hydra.sweep.dir)).absolute())
+        except AortaError as error:  # Hydra would go on with the next job
+            self.failed = error
+            return math.nan
 
 
 @command()
-def compose(run: Run, config_dir: Path, sweep: Sweep) -> int:
+def compose(run: Callable[[Resolved], int], config_dir: Path, sweep: Callable[[Sequence[str]], Sweep]) -> int:
     """Compose, resolve and call `run`; returns the process's exit code.
 
     Args:
         run: runs a resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
         sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
-            starts the jobs of `--multirun`.
+            launches the jobs of `--multirun`.
     """
-    try:
-        if "--version" in sys.argv[1:]:  # Hydra would print its own
-            to_stdout(f"aorta {__version__}")
-            return EXIT_OK
-        expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
-        if environment_number("RANK", 0) == 0:
-            sys.stderr.writelines(f"warning: {note}\n" for note in notes)
-        words = translate(expanded, Path.cwd(), config_dir.parent)
-        _check_options(words)
-        launching = sweep(options_of_a_job(words))
-        task = multirun.HydraTask(launching.launch)
-        sys.argv[1:] = map(_adopt, words)
-        _compose(config_dir, task)
-        if task.batches:
-            return launching.finish()
-        worst = EXIT_OK
-        for job in map(resolve, task.composed):  # empty after --help or --cfg
-            worst = max(worst, run(job))
-        return worst
-    except multirun.SweepStopped as stopped:
-        return stopped.exit_code
+    if "--version" in sys.argv[1:]:  # Hydra would print its own
+        to_stdout(f"aorta {__version__}")
+        return EXIT_OK
+    expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
+    if environment_number("RANK", 0) == 0:
+        sys.stderr.writelines(f"warning: {note}\n" for note in notes)
+    words = translate(expanded, Path.cwd(), config_dir.parent)
+    _check_options(words)
+    if any(map(is_multirun, words)):
+        _check_sweep(words)
+    task = _Task(partial(sweep, options_of_a_job(words)))
+    sys.argv[1:] = map(_adopt, words)
+    _compose(config_dir, task)
+    if task.failed is not None:
+        raise task.failed
+    if task.jobs is not None:
+        return task.jobs.finish()
+    return max((run(resolve(composed)) for composed in task.composed), default=EXIT_OK)  # none after --help or --cfg
+
+
+def _check_sweep(words: Sequence[str]) -> None:
+    """Refuse a sweep that cannot be: inside torchrun, or over what says where it writes.
+
+    Raises:
+        ConfigError: says which.
+    """
+    if environment_number("WORLD_SIZE", 1) > 1:
+        raise ConfigError(
+            "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for "
+            "ever; start the sweep with aorta train -m --nproc_per_node N, which starts one torchrun a job"
+        )
+    for word in words:
+        if re.match(r"\+*(label|training\.output_dir)=", word):
+            try:
+                swept = OverridesParser.create().parse_override(word).is_sweep_override()
+            except HydraException:
+                continue  # where it is composed, the error is said
+            if swept:
+                raise ConfigError(f"{word}: says where the sweep writes, so it cannot be swept over")
 
 
 def _check_options(words: Sequence[str]) -> None:
@@ -177,18 +228,18 @@ def _adopt(word: str) -> str:
     return f"--config-name={alias}"
 
 
-def _compose(config_dir: Path, task: multirun.HydraTask) -> None:
+def _compose(config_dir: Path, task: _Task) -> None:
     """Have Hydra compose what `sys.argv` says: the task stores one configuration, or starts the jobs of a sweep."""
-    multirun.register()
+    schema.register()
     # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
-    except (AortaError, multirun.SweepStopped):
+    except AortaError:
         raise
     except Exception as error:
         # Before a sweep's first job none of our code runs in there: any error is about the configuration.
-        if task.batches:
+        if task.jobs is not None:
             raise
         raise ConfigError(explain(error)) from error
 

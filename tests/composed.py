@@ -14,8 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from aorta.config import CONFIG_DIR
-from aorta.config.multirun import register
-from aorta.config.schema import GROUPS
+from aorta.config.schema import GROUPS, register
 
 
 @cache

@@ -36,7 +36,6 @@ from torch.distributed import TCPStore
 LOADED = (
     "aorta.runner.train",
     "aorta.rpc.rpc_run",
-    "aorta.experiments.sweep_launcher",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

@@ -28,7 +28,6 @@ ROWS: Final = [
     ("report --log-dir run --label mine --reference mien", 2, "did you mean mine?"),
     ("whatif run --set netwrk.bandwidth=x2", 2, "did you mean network.bandwidth"),
     ("whatif run --set comm.kind.allredcue=free", 2, "did you mean allreduce?"),
-    ("study --output s --preset queue-rocm", 2, "did you mean queues-rocm?"),
     ("train workload=rankng", 1, "did you mean ranking?"),
     ("train fabric=emulatd", 1, "did you mean emulated?"),
     # Nothing there, or not what was asked for.
@@ -45,7 +44,6 @@ ROWS: Final = [
     ("kernels run", 2, "profiling.enabled=true"),
     ("kernels empty", 2, "nothing that can be read as a trace"),
     ("merge empty -o m.json", 2, "empty"),
-    ("sweep run", 2, "sweep"),
     ("whatif one", 2, "rank"),
     ("report a b c", 2, "aorta report takes one, or a reference and a candidate"),
     ("report run run --reference x", 2, "not both"),

@@ -151,7 +151,12 @@ def options_of_a_job(words: Sequence[str]) -> list[str]:
     KEY=VALUE overrides are left out, since the sweeper assigns them; so is the option that makes it a sweep.
     """
     options = itertools.takewhile(lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")), words)
-    return [word for word in options if word != "-m" and not (word.startswith("--m") and "--multirun".startswith(word))]
+    return [word for word in options if not is_multirun(word)]
+
+
+def is_multirun(word: str) -> bool:
+    """Return whether a word asks for a sweep."""
+    return word == "-m" or (word.startswith("--m") and "--multirun".startswith(word))
 
 
 def quoted(key: str, value: str) -> str:

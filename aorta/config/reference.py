@@ -20,7 +20,7 @@ from typing import Any, cast, get_args, get_type_hints
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from aorta.config import CONFIG_DIR, multirun
+from aorta.config import CONFIG_DIR, schema
 from aorta.config.override_words import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
 from aorta.config.schema import GROUPS, NAMES, Config
 
@@ -160,7 +160,7 @@ def _older_names() -> Iterator[str]:
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values composed from `config/`, and the option chosen in each group."""
-    multirun.register()
+    schema.register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("default", list(overrides), return_hydra_config=True)
     plain = OmegaConf.to_container(composed, enum_to_str=True)

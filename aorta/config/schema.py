@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
@@ -113,7 +113,10 @@ NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 
 @cache
 def register() -> None:
-    """Register the schemas with Hydra, once a process: `base_config`, and `<group>/base_<option>` for every option."""
+    """Register with Hydra, once a process, what `config/default.yaml` names: `base_config`, `<group>/base_<option>` for
+    every option, and the folder name of a sweep without a label.
+    """
+    OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or "sweep", replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
     for group, options in GROUPS.items():

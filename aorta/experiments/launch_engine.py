@@ -1,8 +1,6 @@
 """The engine behind plans and sweeps: starts launches one after another, and says what became of each.
 
-A plan has the sides of `aorta ab` or `study`, each launched several times and tried twice; a sweep has a side
-for each job, launched once. Both start with `attempt` and go through their launches with `run_all`; what they note of a
-launch, and where, is theirs (`run_plan` here, `TorchrunJobs` in `sweep_launcher`).
+`attempt` is one launch; `run_plan` goes through those of `aorta ab`, `sweep_jobs` through those of a sweep.
 
 Must not look into a record beyond asking whether it is there.
 """
@@ -14,9 +12,10 @@ import secrets
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -36,13 +35,10 @@ from aorta.experiments.journal import (
     now,
     read_plan_history,
 )
-from aorta.experiments.launch_folder import host, last_lines, log_file, put_aside, run_of
+from aorta.experiments.launch_folder import host, last_error, last_lines, log_file, put_aside, run_of
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
 from aorta.records.environment_variables import hide
-
-ATTEMPTS: Final = 2
-"""A launch of a plan that failed is repeated once."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +59,17 @@ class Outcome:
 
 @dataclass
 class Finished:
-    """How a plan or a sweep ended.
+    """How a plan ended.
 
     Attributes:
         failed: launch -> why, of those that are not done.
         stopped_by: 128 + n after signal n, otherwise None.
+        ended_by: the first launch of a side, which failed and so ended the plan.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
     stopped_by: int | None = None
+    ended_by: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -120,32 +118,9 @@ def attempt(
     return Outcome(FAILED, ended.exit_code, ended.seconds, why, ended.left_behind)
 
 
-def run_all(names: Sequence[str], once: Callable[[str, int], str | None], stop: StopRequest, attempts: int) -> Finished:
-    """Try each launch until it is done, at most `attempts` times; no more once a signal has come.
-
-    Args:
-        once: starts the launch of that name, for the first, second, ... time (from 0); returns why it is not done.
-        stop: receives signals meanwhile.
-    """
-    result = Finished()
-    with stop.on_signals():
-        for name in names:
-            for number in range(attempts):
-                if stop.signal is not None:
-                    break
-                why = once(name, number)
-                if why is None:
-                    result.failed.pop(name, None)
-                    break
-                result.failed[name] = why
-            if stop.signal is not None:
-                result.stopped_by = SIGNAL_EXIT_BASE + stop.signal
-                break
-    return result
-
-
 def run_plan(plan: Plan, journal: Journal) -> Finished:
-    """Launch what is not done yet. Signals end the launch that runs, and the plan.
+    """Launch what is not done yet, each launch at most twice. A signal ends the launch that runs, and the plan; so does
+    the first launch of a side that fails: what is wrong with it would fail all the others.
 
     Raises:
         ConfigError: the journal cannot be read. RecordWriteError: it cannot be written.
@@ -154,14 +129,24 @@ def run_plan(plan: Plan, journal: Journal) -> Finished:
     journal.write(PlanOpened(now(), host(), os.getpid()))
     _end_lost_launches(plan, journal, history)
     done = history.done()
-    launches = {one.name: one for one in plan.order()}
-    missing = [name for name, one in launches.items() if run_of(plan.run_folder(one))[0] != done.get(name, "")]
+    launches = list(plan.order())
+    missing = [one for one in launches if run_of(plan.run_folder(one))[0] != done.get(one.name, "")]
     progress = LaunchProgress(len(launches), len(launches) - len(missing), history.seconds())
     runner = _PlanRunner(plan, journal, history, progress)
-    try:
-        result = run_all(missing, lambda name, number: runner.launch(launches[name], number), runner.stop, ATTEMPTS)
-    finally:
-        progress.close()
+    result = Finished()
+    with closing(progress), runner.stop.on_signals():
+        for one in missing:
+            why = runner.launch(one, 0)
+            if why is not None and one.number > 0 and runner.stop.signal is None:
+                why = runner.launch(one, 1)
+            if why is not None:
+                result.failed[one.name] = why
+            if runner.stop.signal is not None:
+                result.stopped_by = SIGNAL_EXIT_BASE + runner.stop.signal
+                break
+            if why is not None and one.number == 0:
+                result.ended_by = one.name
+                break
     journal.write(Closed(now(), result.exit_code, sorted(result.failed)))
     return result
 
@@ -220,7 +205,7 @@ class _PlanRunner:
             )
         )
         self.progress.ended(one.name, found)
-        return None if done else f"{found.sentence} ({log})"
+        return None if done else f"{found.sentence}: {last_error(log)} ({log})"
 
 
 def _lacking(folder: Path, side: Side) -> str | None:

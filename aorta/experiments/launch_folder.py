@@ -1,12 +1,10 @@
-"""The folders of plans and sweeps: only launches of what was asked for stand in them, and nothing is overwritten.
+"""The folder of a plan: only launches of what was asked for stand in it, and nothing is overwritten.
 
     OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
-    SWEEP/sweep.jsonl  SWEEP/00 ...  SWEEP/history/<time>/
 
 Before a plan's folder is made, interpreters and words are checked: a wrong one must not fail every launch.
 
-Must not load torch, start a training, delete anything, mix two plans or two sweeps, or leave a job of a killed sweep
-running beside a new one.
+Must not load torch, start a training, delete anything, or mix two plans.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -23,14 +22,13 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.errors import AnotherPlan, ConfigError, InputError
-from aorta.experiments.journal import SWEEP_FILE, JobHistory, SweepRequest, is_job_name, read_sweep, sweep_journal
+from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
-from aorta.experiments.process import end_marked, launch_environment
+from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
 from aorta.records.files import decode_json, read_small, unused
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
 from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"
@@ -39,11 +37,13 @@ PLAN_VERSION: Final = 2
 _SAME_HOST: Final = ("name", "machine", "cpus")
 _PART: Final = f"{PLAN_FILE}.*.part"
 _LAST_LINES: Final = 20
+_TAIL_LINES: Final = 200
 _TAIL_BYTES: Final = 16_384
+_ERROR: Final = re.compile(r"^(\[rank\d+\]: *)?(error\b|[\w.]*(Error|Exception)\b)")
+_TORCHRUNS_OWN: Final = "torch.distributed.elastic"
 LOG_DIR: Final = "logs"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
-_SAME_SWEEP: Final = ("words", "options", "nproc", "command", "metric")
 _TIMEOUT_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
 _PROBE: Final = (
@@ -224,11 +224,20 @@ def log_file(plan: Plan, launch: PlannedLaunch, starts: int) -> Path:
     return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
 
 
-def last_lines(log: Path) -> list[str]:
+def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
     """Return the end of what a launch said."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+        return file.read().decode(errors="replace").splitlines()[-count:]
+
+
+def last_error(log: Path) -> str:
+    """Return the last line of a log that names an error, else its last line; torchrun's own, which only says that a
+    rank has failed, does not count.
+    """
+    lines = [line.strip() for line in last_lines(log, _TAIL_LINES) if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line) and _TORCHRUNS_OWN not in line]
+    return (errors or lines or ["it printed nothing"])[-1]
 
 
 def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
@@ -250,61 +259,6 @@ def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must stay the same: machines, whose noise differs, but not the kernel, which may be updated."""
     host = {key: content["host"][key] for key in _SAME_HOST}
     return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
-
-
-def move_earlier_sweep(folder: Path) -> None:
-    """Move what an earlier sweep left there to `history/<when its journal was last written>/`.
-
-    Raises:
-        ConfigError: the folder holds a run or a sweep that runs, or cannot be written.
-    """
-    journal = folder / SWEEP_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / MANIFEST_FILE).exists() or any(folder.glob(RANK_FILE_GLOB)):
-            raise ConfigError(f"{folder} holds a run, not a sweep; give the sweep another label=NAME")
-        if not journal.exists():
-            return
-        sweep_journal(folder).close()  # refused while another sweep holds it
-        name = f"{datetime.fromtimestamp(journal.stat().st_mtime, UTC):%Y%m%dT%H%M%SZ}"
-        target = unused(folder / HISTORY_DIR / name)
-        target.mkdir(parents=True)
-        for path in [path for path in folder.iterdir() if path.is_dir() and is_job_name(path.name)]:
-            path.rename(target / path.name)
-        journal.rename(target / SWEEP_FILE)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}; choose another folder") from error
-
-
-def launch_id(folder: Path, job: str) -> str:
-    """Return what marks the processes of a job: no two launches of one machine write to one folder at a time."""
-    return str(folder / job)
-
-
-def take_up(folder: Path, asked: SweepRequest) -> dict[str, JobHistory]:
-    """Read the jobs of a sweep that is continued, and end what still runs of it. The caller holds its journal.
-
-    Returns:
-        Name -> job.
-
-    Raises:
-        ConfigError: no sweep there, or one that was asked for something else: each difference with both values.
-    """
-    try:
-        existing = read_sweep(folder)
-    except InputError as error:
-        raise ConfigError(f"hydra.launcher.resume: {error}") from error
-    if different := differences(
-        *({key: getattr(each, key) for key in _SAME_SWEEP} for each in (existing.asked, asked))
-    ):
-        raise ConfigError(
-            f"hydra.launcher.resume: {folder} holds another sweep:\n{different}\n"
-            "give what was given there, or another label=NAME"
-        )
-    for job in existing.jobs:
-        if job.ended is None:
-            end_marked(launch_id(folder, job.name))
-    return {job.name: job for job in existing.jobs}
 
 
 class _Nothing:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from aorta.analysis.metrics import STEP_METRIC_NAMES, Unit
+from aorta.analysis.metrics import Unit
 from aorta.errors import InputError, RunIncomplete
 from aorta.experiments.launch_plan import Plan
 from aorta.records.files import write_whole
@@ -47,17 +47,6 @@ class LaunchMedians:
         if metric in self.medians:
             return self.medians[metric], None
         return None, self.reasons.get(metric) or self.problem or f"{metric} is not in the record"
-
-
-def check_metric(name: str, option: str) -> str:
-    """Return the name, if runs have such a metric.
-
-    Raises:
-        InputError: lists those there are.
-    """
-    if name not in STEP_METRIC_NAMES:
-        raise InputError(f"{option}={name}: no metric of a run; there are {', '.join(STEP_METRIC_NAMES)}")
-    return name
 
 
 def medians_of(folder: Path, engine: Engine | None = None) -> LaunchMedians:

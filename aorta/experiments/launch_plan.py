@@ -1,11 +1,6 @@
 """What a plan is: its sides, how often each is launched, in which order, and the command line of each launch.
 
-`plan_options` makes one from what a user gave; `launch_engine` carries it out. The candidates of a study are cells:
-every combination of the values that its words give to keys and environment variables.
-
-    read_words(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25", "training.max_steps=40"])
-
-gives four cells; `training.max_steps=40` belongs to all of them and to the base. Must not touch the disk, or start
+`plan_options` makes one from what a user gave; `launch_engine` carries it out. Must not touch the disk, or start
 anything.
 """
 
@@ -13,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aorta.analysis.documents.comparison import SIDES
-from aorta.errors import ConfigError, InputError, meant
+from aorta.errors import InputError
 from aorta.installation import training_program
-from aorta.records.environment_variables import check_variable, hide, shown_values, shown_variables
+from aorta.records.environment_variables import check_variable, hide, shown_values
 
 REFERENCE, CANDIDATE = SIDES
 TORCHRUN: Final = "{torchrun}"
@@ -167,41 +162,6 @@ class Plan:
         }
 
 
-class Setting(Protocol):
-    """What a candidate changes in the base: overrides for train.py, and variables."""
-
-    @property
-    def overrides(self) -> tuple[str, ...]: ...
-
-    @property
-    def environment(self) -> Mapping[str, str]: ...
-
-
-def with_candidates(base: Plan, output: Path, settings: Sequence[Setting]) -> Plan:
-    """Return a plan of the base alone and a candidate for each setting, in turn: `reference`, `candidate-1`, ...
-
-    Raises:
-        ConfigError: a setting has overrides, and the base is no train.py.
-    """
-    (reference,) = base.sides
-    overrides = [word for one in settings for word in one.overrides]
-    if reference.command is not None and overrides:
-        raise ConfigError(
-            f"{overrides[0]}: overrides are for train.py, and these launches are of a command; only variables can vary "
-            "(env.NAME=VALUE,VALUE)"
-        )
-    sides = [
-        replace(
-            reference,
-            name=f"{CANDIDATE}-{number}",
-            words=(*reference.words, *one.overrides),
-            environment={**reference.environment, **one.environment},
-        )
-        for number, one in enumerate(settings, start=1)
-    ]
-    return replace(base, output=output, sides=(reference, *sides))
-
-
 def _output_word(folder: Path) -> str:
     """Return the word that says where a run writes; in quotes only where Hydra's grammar needs them."""
     if re.fullmatch(r"[A-Za-z0-9_/.-]+", str(folder)):
@@ -219,158 +179,83 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 VARIABLE: Final = "env."
 """What a key begins with that names an environment variable."""
-MOST_CELLS: Final = 64
-PRESETS: Final[Mapping[str, tuple[str, ...]]] = {
-    "channels-threads": ("env.NCCL_MAX_NCHANNELS=4,8,16", "env.NCCL_NTHREADS=128,256,512"),
-    "queues-rocm": ("env.GPU_MAX_HW_QUEUES=2,4,8",),
-    "queues-cuda": ("env.CUDA_DEVICE_MAX_CONNECTIONS=1,8,32",),
-    "buckets": ("parallel=ddp", "parallel.bucket_cap_mb=1,5,10,25,50", "parallel.overlap=true,false"),
-    "prefetch": ("parallel=fsdp", "parallel.forward_prefetch=0,1,2", "parallel.backward_prefetch=0,1,2"),
-}
-"""Words by name. No strategy has both buckets (DDP's) and prefetching (FSDP's), so those are two."""
+MOST_CANDIDATES: Final = 64
 
 
 @dataclass(frozen=True)
-class StudyCell:
-    """One combination. `overrides` are for train.py, `environment` are variables of its launches."""
+class Setting:
+    """What a candidate changes: overrides for train.py, and environment variables of its launches."""
 
-    values: Mapping[str, str]
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Its overrides for train.py."""
-        return tuple(f"{key}={value}" for key, value in self.values.items() if not key.startswith(VARIABLE))
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Setting:
+        """Split words into overrides and `env.NAME=VALUE`.
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Its variables."""
-        named = {key: value for key, value in self.values.items() if key.startswith(VARIABLE)}
-        return {key.removeprefix(VARIABLE): value for key, value in named.items()}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return its overrides and variables, secrets hidden."""
-        return {"overrides": list(self.overrides), "environment": shown_values(self.environment)}
-
-    @property
-    def shown(self) -> dict[str, str]:
-        """Its values as they may be shown."""
-        return shown_values(self.values)
-
-    @property
-    def name(self) -> str:
-        """What it is, in the words a person copies."""
-        return " ".join([*shown_variables(self.environment), *self.overrides])
+        Raises:
+            InputError: a variable without a value, or a known one that does not take this value.
+        """
+        environment = {}
+        for word in words:
+            if word.startswith(VARIABLE):
+                name, equals, value = word.removeprefix(VARIABLE).partition("=")
+                if not equals or not value:
+                    raise InputError(f"{word}: expected {VARIABLE}NAME=VALUE")
+                check_variable(name, value)
+                environment[name] = value
+        return cls(tuple(word for word in words if not word.startswith(VARIABLE)), environment)
 
 
-@dataclass(frozen=True)
-class StudyDefinition:
-    """What is studied.
+def grid(varied: Sequence[str]) -> list[Setting]:
+    """Return every combination of the values of `KEY=VALUE,VALUE,...`; the last key varies fastest.
 
-    Attributes:
-        varied: key -> the values of its cells, in the order given.
-        words: overrides for train.py in every launch.
-        environment: variables of every launch.
-        notes: about variables that are not known.
-    """
+        grid(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25"])  # four settings
 
-    varied: Mapping[str, tuple[str, ...]]
-    words: tuple[str, ...]
-    environment: Mapping[str, str]
-    notes: tuple[str, ...]
-
-    def cells(self) -> list[StudyCell]:
-        """Return every combination; the last key varies fastest."""
-        return [StudyCell(dict(zip(self.varied, values, strict=True))) for values in product(*self.varied.values())]
-
-
-def preset(name: str | None) -> tuple[str, ...]:
-    """Return the overrides of a preset; none without a name.
+    Args:
+        varied: keys of the configuration with values as Hydra sweeps over them, and `env.NAME`.
 
     Raises:
-        InputError: lists those there are.
+        InputError: a key with one value or the same value twice, a value that a variable does not take, or a key that
+            would make the launches do other work.
     """
-    if name is None:
-        return ()
-    if name not in PRESETS:
-        known = "; ".join(f"{each}: {' '.join(words)}" for each, words in PRESETS.items())
-        raise InputError(
-            f"--preset {name}: there is no such preset; {meant(name, PRESETS, after=' ')}there are {known}"
-        )
-    return PRESETS[name]
-
-
-def read_words(words: Sequence[str]) -> StudyDefinition:
-    """Split overrides into those that vary and those for all launches; a later one replaces an earlier of its key.
-
-    Raises:
-        InputError: nothing varies, a value is given twice or refused, or there are more than `MOST_CELLS` cells.
-    """
-    given: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for word in words:
-        key, equals, _ = word.partition("=")
-        key = key.lstrip("+")
-        if key.startswith(VARIABLE) and not equals:
-            raise InputError(f"{word}: expected {VARIABLE}NAME=VALUE or {VARIABLE}NAME=VALUE,VALUE,...")
-        given[key] = (word, _values(word))
-    varied = {key: values for key, (_, values) in given.items() if len(values) > 1}
-    if not varied:
-        raise InputError(
-            "nothing is varied: give a key or a variable several values, as parallel.bucket_cap_mb=10,25 or "
-            f"{VARIABLE}OMP_NUM_THREADS=1,2, or a --preset ({', '.join(PRESETS)})"
-        )
-    for key, values in varied.items():
-        if len(set(values)) < len(values):
-            raise InputError(f"{key}={','.join(values)}: a value is given twice")
+    axes: dict[str, list[str]] = {}
+    for word in varied:
+        key = word.partition("=")[0].lstrip("+")
+        values = _values(word)
+        if len(values) < 2 or len(set(values)) < len(values):
+            raise InputError(f"--vary {word}: expected KEY=VALUE,VALUE,... with different values")
+        if key in axes:
+            raise InputError(f"--vary {word}: {key} is varied twice")
         _refuse_other_work(key, values)
-    count = 1
-    for values in varied.values():
-        count *= len(values)
-    if count > MOST_CELLS:
-        raise InputError(f"{count} cells: at most {MOST_CELLS} in a study; give fewer values, or several studies")
-    notes = [
-        check_variable(key.removeprefix(VARIABLE), value)
-        for key, (_, values) in given.items()
-        if key.startswith(VARIABLE)
-        for value in values
-    ]
-    fixed = {key: word for key, (word, values) in given.items() if key not in varied}
-    return StudyDefinition(
-        varied,
-        tuple(word for key, word in fixed.items() if not key.startswith(VARIABLE)),
-        {key.removeprefix(VARIABLE): given[key][1][0] for key in fixed if key.startswith(VARIABLE)},
-        tuple(dict.fromkeys(note for note in notes if note is not None)),
-    )
+        axes[key] = [f"{key}={value}" for value in values]
+    return [Setting.of(words) for words in product(*axes.values())] if axes else []
 
 
-def _values(word: str) -> tuple[str, ...]:
-    """Return the values of a word, as they were written; one where it varies nothing."""
-    key, _, text = word.lstrip("+").partition("=")
+def _values(word: str) -> list[str]:
+    """Return the values of a word as they were written."""
+    key, _, text = word.partition("=")
     if key.startswith(VARIABLE):
-        values = tuple(text.split(","))
-        if not all(values):
-            raise InputError(f"{word}: a value is empty")
-        return values
+        return text.split(",")
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         override = OverridesParser.create().parse_override(word)
-        if not override.is_sweep_override():
-            return (text,)
-        return tuple(str(value) for value in override.sweep_string_iterator())
+        return [str(value) for value in override.sweep_string_iterator()] if override.is_sweep_override() else [text]
     except HydraException as error:
-        raise InputError(f"{word}: {str(error).splitlines()[0]}; give its values one by one") from None
+        raise InputError(f"--vary {word}: {str(error).splitlines()[0]}; give its values one by one") from None
 
 
 def _refuse_other_work(key: str, values: Sequence[str]) -> None:
     """Raises:
-    InputError: cells would do other work than the base, so that no step time of theirs could be held to its.
+    InputError: candidates would do other work than the base, so that no step time of theirs could be held to its.
     """
     from aorta.analysis.compare.run_comparison import changes_the_work
     from aorta.analysis.documents.comparison import FactDifference
 
     if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
         raise InputError(
-            f"{key}={','.join(values)}: its cells would do other work than the base, and step times of different work "
-            f"are not compared; look at them with a sweep: aorta train -m {key}={','.join(values)}"
+            f"--vary {key}={','.join(values)}: its candidates would do other work than the base, and step times of "
+            f"different work are not compared; look at them with a sweep: aorta train -m {key}={','.join(values)}"
         )

@@ -11,28 +11,30 @@ import argparse
 import os
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, InputError, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, RunIncomplete
 from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
-_PASSED_ON: Final = ("plan", "command", "launches", "nproc_per_node", "torchrun", "seed", "timeout_s")
 _DESCRIPTION: Final = """\
 Independent launches of train.py or of your own program, in the order A B B A A B B A ..., each in a folder of its own.
 
-With a candidate it is an A/B plan, without one the reference is repeated, and with --aa both sides are the reference:
-then the noise floor is published. Running the same command again does what is missing."""
+Each candidate is compared with the reference; without one the reference is repeated, and with --aa both sides are the
+reference: then the noise floor is published. Running the same command again does what is missing."""
 _EXAMPLES: Final = """\
 Examples
   two configurations, 5 launches each, then the report:
     aorta ab --output artifacts/ab --reference parallel.overlap=true \\
         --candidate parallel.overlap=false parallel=ddp training.max_steps=40
+  several candidates, and every combination of some values; the best is named:
+    aorta ab --output artifacts/many --candidate parallel=fsdp --candidate 'parallel=ddp env.OMP_NUM_THREADS=2' \\
+        --vary parallel.bucket_cap_mb=1,5,25 --vary env.OMP_NUM_THREADS=1,2 training.max_steps=40
   two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
     aorta ab --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
   your own script, which has aorta.record in it, with any launcher; {output} is the folder of its record:
@@ -47,9 +49,9 @@ Examples
         --launcher "docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
-Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN (run folders), logs/, aside/ (what failed or was cut
-off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is wrong, 5 launches
-are missing, 128 + n stopped by signal n; otherwise the report's own. docs/compare.md"""
+Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN or candidate-1/NN (run folders), logs/, aside/ (what
+failed or was cut off), and with --aa noise_floor.json. Exit codes: 0 done, 1 the plan cannot be run, 2 an argument is
+wrong, 5 launches are missing, 128 + n stopped by signal n; otherwise the report's own. docs/compare.md"""
 DEMO_LAUNCHES: Final = 4
 """A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
 DEMO_OPTIONS: Final = (
@@ -81,16 +83,30 @@ def parser() -> argparse.ArgumentParser:
         help="report at the end, to reports/PLAN; its exit code is passed on (default: --report)",
     )
     words.add_argument("--dry-run", action="store_true", help="print the launches and stop")
-    for side in SIDES:
-        words.add_argument(
-            f"--{side}",
-            dest=f"{side}_words",
-            action="append",
-            default=[],
-            metavar="OVERRIDES",
-            help=f"overrides of the {side} alone, split as a shell would; repeatable",
-        )
-    for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidate")):
+    words.add_argument(
+        "--reference",
+        dest="reference_words",
+        action="append",
+        default=[],
+        metavar="OVERRIDES",
+        help="overrides of the reference alone, split as a shell would; repeatable",
+    )
+    words.add_argument(
+        "--candidate",
+        dest="candidate_words",
+        action="append",
+        default=[],
+        metavar="OVERRIDES",
+        help="a candidate: its overrides and env.NAME=VALUE, split as a shell would; repeatable: several candidates",
+    )
+    words.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="a key or env.NAME with several values; every combination of those given is a candidate; repeatable",
+    )
+    for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidates")):
         key = prefix.replace("-", "_")
         words.add_argument(
             f"--{prefix}command",
@@ -144,31 +160,18 @@ def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
 def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
     """Add options of how launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
     words.add_argument("--plan", metavar="FILE", help=plan_help)
-    words.add_argument("--launches", type=int, metavar="N", help="launches per side (default: 5)")
+    words.add_argument(
+        "--launches",
+        type=int,
+        metavar="N",
+        help="launches per side (default: 5; with 7 candidates or more as many as a verdict takes)",
+    )
     words.add_argument(
         "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
     )
     words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
     words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
-
-
-def add_search_arguments(words: argparse.ArgumentParser, file: str) -> None:
-    """Add options of commands that find their candidates themselves, those for `base_plan` among them.
-
-    Args:
-        file: what the command leaves, printed by `--json`.
-    """
-    words.add_argument(
-        "--margin",
-        type=float,
-        default=0.02,
-        metavar="X",
-        help="part of the step that a gain must exceed (default: %(default)s)",
-    )
-    add_plan_arguments(words, "YAML of the base as for aorta ab, without sides")
-    words.add_argument("--dry-run", action="store_true", help="print what would be launched, and stop")
-    words.add_argument("--json", action="store_true", help=f"print what {file} holds")
 
 
 def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -179,30 +182,6 @@ def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Na
         return run(options)
     except KeyboardInterrupt:
         return SIGNAL_EXIT_BASE + signal.SIGINT
-
-
-def base_plan(
-    options: argparse.Namespace, words: Sequence[str], whose: str, environment: Mapping[str, str] | None = None
-) -> Plan:
-    """Return the base alone, as `aorta ab` would read it.
-
-    Args:
-        options: of `add_plan_arguments`, and `output`.
-        words: for train.py. `whose`: the command that finds the candidates. `environment`: variables of all launches.
-
-    Raises:
-        ConfigError: the plan cannot be run. InputError: it has a second side.
-    """
-    from aorta.experiments.plan_options import read_plan
-
-    asked = parse([f"--output={options.output}", "--", *words])
-    for name in _PASSED_ON:
-        setattr(asked, name, getattr(options, name, None))
-    asked.environment = [f"{name}={value}" for name, value in (environment or {}).items()]
-    plan = read_plan(asked, Path.cwd())
-    if plan.aa or len(plan.sides) > 1:
-        raise InputError(f"--plan {options.plan}: the candidates are what {whose} makes; leave the sides out")
-    return plan
 
 
 def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
@@ -252,7 +231,7 @@ def launch_all(plan: Plan) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
-    from aorta.experiments.journal import plan_journal
+    from aorta.experiments.journal import PLAN_JOURNAL, Journal
     from aorta.experiments.launch_engine import run_plan
     from aorta.experiments.launch_folder import PLAN_FILE, check_words, facts, inherited, open_folder
 
@@ -260,13 +239,19 @@ def launch_all(plan: Plan) -> int | None:
         check_words(plan)
     open_folder(plan, facts(plan), inherited())
     try:
-        with closing(plan_journal(plan.output)) as journal:
+        in_use = "another process runs this plan; wait for it, or stop it"
+        with closing(Journal(plan.output / PLAN_JOURNAL, in_use)) as journal:
             result = run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
     if result.stopped_by is not None:
         to_stderr(f"stopped; the same command does what is missing in {plan.output}")
         return result.stopped_by
+    if result.ended_by is not None:
+        raise RunIncomplete(
+            f"{result.ended_by}: {result.failed[result.ended_by]}\nthe first launch of a side failed, and the others "
+            "would fail as it did, so the plan ends; the same command tries it again"
+        )
     if result.failed:
         missing = "\n".join(f"  {launch}: {why}" for launch, why in result.failed.items())
         raise RunIncomplete(

@@ -19,7 +19,17 @@ from typing import Any, Final
 
 from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import ConfigError
-from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, TORCHRUN, Plan, Side
+from aorta.experiments.launch_plan import (
+    CANDIDATE,
+    MOST_CANDIDATES,
+    PLACEHOLDERS,
+    REFERENCE,
+    TORCHRUN,
+    Plan,
+    Setting,
+    Side,
+    grid,
+)
 from aorta.installation import checkout
 
 LAUNCHES: Final = 5
@@ -28,7 +38,7 @@ LAUNCHES: Final = 5
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
-_OF_A_SIDE: Final = ("words", "command", "python", "launcher", "environment", "tree")
+_OF_A_SIDE: Final = ("command", "python", "launcher", "environment", "tree")
 _PLACED: Final = ("label", "training.output_dir", "training.start_step")
 _PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 
@@ -47,10 +57,12 @@ class SideFile:
 
 @dataclass
 class PlanFile(SideFile):
-    """The keys of a plan in YAML."""
+    """The keys of a plan in YAML. `candidate` is what all candidates share; `candidates` and `vary` are what
+    `--candidate` and `--vary` give.
+    """
 
     output: str | None = None
-    launches: int = LAUNCHES
+    launches: int | None = None
     nproc_per_node: int | None = None
     torchrun: Any = None
     seed: int | None = None
@@ -58,6 +70,8 @@ class PlanFile(SideFile):
     aa: bool = False
     reference: SideFile = field(default_factory=SideFile)
     candidate: SideFile | None = None
+    candidates: list[Any] = field(default_factory=list)
+    vary: list[str] = field(default_factory=list)
 
 
 def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
@@ -81,20 +95,21 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
             raise ConfigError(f"{key}={value}: must be at least {least}")
     if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
         raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0 and finite")
-    if asked.aa and asked.candidate is not None:
+    candidates = _candidates(asked)
+    if asked.aa and candidates:
         raise ConfigError("aa: both sides are the reference; leave out everything about the candidate")
     reference = _side(REFERENCE, asked, asked.reference, folder)
     sides = [reference]
     if asked.aa:
         sides.append(replace(reference, name=CANDIDATE))
-    elif asked.candidate is not None:
-        sides.append(_side(CANDIDATE, asked, asked.candidate, folder))
+    for number, own in enumerate(candidates, start=1):
+        sides.append(_side(CANDIDATE if len(candidates) == 1 else f"{CANDIDATE}-{number}", asked, own, folder))
     _check_commands(asked, sides)
     return Plan(
         output=_absolute(folder, asked.output),
         folder=folder,
         sides=tuple(sides),
-        launches=asked.launches,
+        launches=_launches(asked.launches, len(candidates)),
         words=_for_training(words_in(asked.words, "words"), "words"),
         nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
         torchrun=words_in(asked.torchrun, "torchrun"),
@@ -102,6 +117,36 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
         timeout_s=asked.timeout_s,
         aa=asked.aa,
     )
+
+
+def _candidates(asked: PlanFile) -> list[SideFile]:
+    """Return what each candidate has of its own."""
+    settings = [Setting.of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
+    if len(settings) > MOST_CANDIDATES:
+        raise ConfigError(f"{len(settings)} candidates: at most {MOST_CANDIDATES}; give fewer values, or several plans")
+    shared = asked.candidate or SideFile()
+    if asked.candidate is not None and not settings:
+        return [shared]
+    words = words_in(shared.words, f"{CANDIDATE}.words")
+    return [
+        replace(shared, words=[*words, *one.words], environment={**shared.environment, **one.environment})
+        for one in settings
+    ]
+
+
+def _launches(asked: int | None, candidates: int) -> int:
+    """Return the launches of each side: as many as were asked for, or as a verdict on so many candidates takes."""
+    if candidates < 2:
+        return LAUNCHES if asked is None else asked
+    from aorta.analysis.compare.verdict import Rules, least_launches
+
+    least = least_launches(Rules().alpha / candidates)
+    if asked is not None and asked < least:
+        raise ConfigError(
+            f"launches={asked}: with {candidates} candidates no verdict is possible from fewer than {least} a side; "
+            "give more launches, or fewer candidates"
+        )
+    return max(LAUNCHES, least) if asked is None else asked
 
 
 def words_in(value: Any, key: str) -> tuple[str, ...]:
@@ -173,18 +218,19 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
     asked.words = [*words_in(asked.words, "words"), *options.words]
     _add(asked, options, "")
     _add(asked.reference, options, f"{REFERENCE}_")
-    prefix = f"{CANDIDATE}_"
-    if any(getattr(options, prefix + key) for key in _OF_A_SIDE):
+    asked.candidates = [*asked.candidates, *options.candidate_words]
+    asked.vary = [*asked.vary, *options.vary]
+    if any(getattr(options, f"{CANDIDATE}_{key}") for key in _OF_A_SIDE):
         asked.candidate = asked.candidate or SideFile()
     if asked.candidate is not None:
-        _add(asked.candidate, options, prefix)
+        _add(asked.candidate, options, f"{CANDIDATE}_")
     return asked
 
 
 def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
-    if prefix:
-        given = [word for text in getattr(options, f"{prefix}words") for word in words_in(text, f"--{prefix[:-1]}")]
-        side.words = [*words_in(side.words, f"{prefix[:-1]}.words"), *given]
+    if prefix == f"{REFERENCE}_":
+        given = [word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")]
+        side.words = [*words_in(side.words, f"{REFERENCE}.words"), *given]
     for key in ("command", "python", "launcher", "tree"):
         value = getattr(options, prefix + key)
         if value is not None:

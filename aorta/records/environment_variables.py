@@ -1,7 +1,6 @@
 """Environment variables that change a measurement: which are recorded, what they mean, and what must not be shown.
 
     check_variable("GPU_MAX_HW_QUEUES", "0")            InputError: ...: a whole number from 1
-    check_variable("MY_OWN", "1")                       "MY_OWN: not a variable that AORTA knows; ..."
     hide(["--env=HF_TOKEN=abc", "--password", "x"])     ["--env=HF_TOKEN=...", "--password", "..."]
 
 Runs record the variables of `ENVIRONMENT_PREFIXES` and `ENVIRONMENT_NAMES`, plans keep them equal. A variable that is
@@ -159,8 +158,8 @@ _VARIABLES: Final = (
 KNOWN_VARIABLES: Final = {variable.name: variable for variable in _VARIABLES}
 
 
-def check_variable(name: str, value: str) -> str | None:
-    """Check a variable; returns None, or a note where it is not known here.
+def check_variable(name: str, value: str) -> None:
+    """Check the value of a variable; one that is not known here takes any.
 
     Raises:
         InputError: a known one does not take that value, or the name is none of an environment variable.
@@ -168,14 +167,5 @@ def check_variable(name: str, value: str) -> str | None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InputError(f"{name!r}: not the name of an environment variable: letters, digits and _")
     known = KNOWN_VARIABLES.get(name)
-    if known is None:
-        return f"{name}: not a variable that AORTA knows; its values are passed on unchecked"
-    if not known.takes(value):
+    if known is not None and not known.takes(value):
         raise InputError(f"{name}={value}: {known.meaning}; {known.allowed}")
-    return None
-
-
-def table() -> str:
-    """Return all variables as a Markdown table, for docs/search.md."""
-    rows = [f"| `{one.name}` | {one.meaning} | {one.allowed} |" for one in _VARIABLES]
-    return "\n".join(["| variable | what it does | values |", "|---|---|---|", *rows])

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -76,6 +76,29 @@ def decode_json(content: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) 
         raise ValueError(str(error)) from error
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:
+    """Return the JSON lines of a file, also while another process writes it.
+
+    Args:
+        kind: what a line may be, as `msgspec.json.Decoder` takes it.
+
+    Returns:
+        The lines, and of each that is none its number and why, as `journal.jsonl:7: ...`.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    found, problems = [], []
+    with open_regular(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(SMALL_BYTES), b""), start=1):
+            try:
+                found.append(decoder.decode(line.removesuffix(b"\n")))
+            except (ValueError, RecursionError) as error:
+                problems.append(f"{path.name}:{number}: {error}")
+    return found, problems
 
 
 @contextmanager

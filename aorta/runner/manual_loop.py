@@ -12,9 +12,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from aorta.config import CONFIG_DIR
-from aorta.config.multirun import register
 from aorta.config.resolve import Resolved, resolve
-from aorta.config.schema import Config
+from aorta.config.schema import Config, register
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork

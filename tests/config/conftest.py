@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.config.multirun import SweepBatch, SweepStopped
 from aorta.config.resolve import Resolved
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE
+from aorta.errors import EXIT_OK
 from aorta.train_command import compose as main
 from tests.composed import composed
 
@@ -30,6 +28,7 @@ class Answer:
     out: str
     err: str
     jobs: list[Resolved]
+    swept: Noting
 
     @property
     def job(self) -> Resolved:
@@ -38,23 +37,27 @@ class Answer:
         return job
 
 
-class InThisProcess:
-    """Runs the jobs of a sweep in this process, one after another."""
+class Noting:
+    """Notes the jobs of a sweep that it is asked to launch, and what the sweep was built on."""
 
-    def __init__(self, run: Callable[[Resolved], int]) -> None:
-        self._run, self._worst = run, EXIT_OK
+    def __init__(self) -> None:
+        self.options: list[str] = []
+        self.jobs: list[tuple[list[str], Path]] = []
+        self.fails: Exception | None = None
+        self.code = EXIT_OK
 
-    def launch(self, batch: SweepBatch) -> list[float]:
-        """The jobs have no results; a signal that ends one ends the sweep."""
-        for job in batch.jobs:
-            self._worst = max(self._worst, self._run(job.resolved) if job.resolved is not None else 1)
-            if self._worst >= SIGNAL_EXIT_BASE:
-                raise SweepStopped(self._worst)
-        return [math.nan] * len(batch.jobs)
+    def __call__(self, options: Sequence[str]) -> Noting:
+        self.options = list(options)
+        return self
+
+    def launch(self, words: Sequence[str], folder: Path) -> float:
+        self.jobs.append((list(words), folder))
+        if self.fails is not None:
+            raise self.fails
+        return 1.0
 
     def finish(self) -> int:
-        """The worst exit code."""
-        return self._worst
+        return self.code
 
 
 class Door:
@@ -62,10 +65,12 @@ class Door:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.noting: Noting | None = None
 
     def __call__(self, *words: str) -> Answer:
         GlobalHydra.instance().clear()
         jobs: list[Resolved] = []
+        swept = self.noting or Noting()
 
         def run(resolved: Resolved) -> int:
             jobs.append(resolved)
@@ -74,11 +79,11 @@ class Door:
         self._monkeypatch.setattr(sys, "argv", ["train.py", *words])
         self._capsys.readouterr()
         try:
-            code = main(run, ROOT / "config", lambda _options: InThisProcess(run))
+            code = main(run, ROOT / "config", swept)
         except SystemExit as end:  # Hydra ends the process itself after --help
             code = int(str(end.code))
         said = self._capsys.readouterr()
-        return Answer(code, said.out, said.err, jobs)
+        return Answer(code, said.out, said.err, jobs, swept)
 
     def shown(self, *words: str) -> dict[str, object]:
         """What `--cfg job` prints."""

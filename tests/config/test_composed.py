@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aorta.config import CONFIG_DIR
-from aorta.config.multirun import register
+from aorta.config.schema import register
 from tests.composed import composed
 
 

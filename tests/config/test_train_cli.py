@@ -12,8 +12,7 @@ import pytest
 from aorta.config.schema import GROUPS
 from aorta.errors import PeerFailed
 from aorta.train_command import compose as main
-from tests.config.conftest import ROOT
-from tests.config.test_train_sweeps import Noting
+from tests.config.conftest import ROOT, Noting
 
 
 def test_no_words_run_the_default(door):

@@ -1,24 +1,24 @@
-"""Sweeps on the command line: what is refused, what runs job by job, and what whoever launches the jobs gets."""
+"""Sweeps on the command line: what is refused, and what whoever launches the jobs gets."""
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
-from aorta.config.multirun import SweepBatch, SweepStopped
-from aorta.train_command import compose as main
-from tests.config.conftest import ROOT
+from aorta.errors import ConfigError
+from aorta.train_command import split_ranks
+from tests.config.conftest import Noting
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
 @pytest.mark.spec("D57")
-def test_a_sweep_without_a_launching_runs_one_job_after_another(door, flag, tmp_path):
+def test_the_jobs_of_a_sweep_are_launched_one_after_another(door, flag, tmp_path):
     answer = door(flag, "training.max_steps=1,2", "training.batch_size=3", f"training.output_dir={tmp_path}/out")
-    assert (answer.code, answer.out, answer.err) == (0, "", "")
-    assert [job.config.training.max_steps for job in answer.jobs] == [1, 2]
+    assert (answer.code, answer.out, answer.err, answer.jobs) == (0, "", "", [])
+    words = [f"training.output_dir={tmp_path}/out"]
+    assert answer.swept.jobs == [
+        ([f"training.max_steps={steps}", "training.batch_size=3", *words], tmp_path / "out" / "sweep")
+        for steps in (1, 2)
+    ]
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")] == ["out/sweep/multirun.yaml"]
 
 
@@ -27,105 +27,53 @@ def test_a_sweep_without_a_launching_runs_one_job_after_another(door, flag, tmp_
 def test_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     answer = door(flag, "training.max_steps=1,2")
-    assert (answer.code, answer.jobs) == (1, [])
+    assert (answer.code, answer.jobs, answer.swept.jobs) == (1, [], [])
     assert "--multirun inside torchrun" in answer.err
     assert "one torchrun a job" in answer.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_is_checked_whole_before_its_first_job(door):
-    answer = door("-m", "training.max_steps=1,0")
-    assert (answer.code, answer.jobs) == (1, [])
-    assert "job 1 (training.max_steps=0)" in answer.err
-    assert "training.max_steps=0: must be at least 1" in answer.err
-
-
-@pytest.mark.thorough
-def test_jobs_are_checked_for_the_ranks_they_will_have(door):
-    words = ("-m", "parallel=hsdp", "parallel.replicas=1,2")
-    assert "parallel.replicas=2" in door(*words).err
-    answer = door(*words, "hydra.launcher.nproc=4")
-    assert (answer.code, len(answer.jobs)) == (0, 2)
-    assert "WORLD_SIZE" not in os.environ
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("hydra.launcher.nproc=0", "hydra.launcher.nproc=0: must be at least 1"),
-        ("hydra.launcher.nproc=two", "hydra.launcher.nproc=two"),
-        ("hydra.launcher.nprocs=2", "hydra.launcher.nprocs"),
-        ("hydra.launcher.timeout_s=0", "must be greater than 0, or null"),
-        ("hydra.launcher.command=[]", "name a program, or null"),
-        ("hydra/launcher=basic", "hydra/launcher=basic: the jobs of a sweep are started by hydra/launcher=torchrun"),
+        ("label=a,b", "label=a,b: says where the sweep writes"),
+        ("+training.output_dir=a,b", "says where the sweep writes"),
+        ("hydra.launcher.nproc=2", "hydra.launcher.nproc"),
         ("hydra/launcher=nonsense", "hydra/launcher=nonsense"),
         ("training.max_stepz=1,2", "training.max_stepz"),
     ],
 )
 def test_a_slip_in_a_sweep(door, word, said):
     answer = door("-m", "training.batch_size=1,2", word)
-    assert (answer.code, answer.jobs) == (1, [])
+    assert (answer.code, answer.swept.jobs) == (1, [])
     assert said in answer.err
     assert "Traceback" not in answer.err
 
 
-class Noting:
-    """Notes what it is asked to launch."""
-
-    def __init__(self) -> None:
-        self.options: list[str] = []
-        self.batches: list[SweepBatch] = []
-
-    def __call__(self, options):
-        self.options = options
-        return self
-
-    def launch(self, batch):
-        self.batches.append(batch)
-        return [float(job.number) for job in batch.jobs]
-
-    def finish(self):
-        return 5
+def test_the_launching_decides_on_the_exit_code_and_gets_the_label_as_folder(door, tmp_path):
+    door.noting = Noting()
+    door.noting.code = 5
+    answer = door("-m", "training.max_steps=1,2", "label=named")
+    assert answer.code == 5
+    assert {folder for _, folder in answer.swept.jobs} == {tmp_path / "artifacts" / "named"}
+    assert answer.swept.options == []
 
 
-def swept(monkeypatch, noting, *words):
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    return main(lambda resolved: pytest.fail("a job of a sweep must not run here"), ROOT / "config", noting)
-
-
-def test_a_launching_gets_the_jobs_and_decides_on_the_exit_code(door, monkeypatch, tmp_path):
-    noting = Noting()
-    words = ("-m", "training.max_steps=1,2", "label=named", "hydra.launcher.metric=job_step_ms")
-    assert swept(monkeypatch, noting, *words) == 5
-    (batch,) = noting.batches
-    assert [job.words for job in batch.jobs] == [(f"training.max_steps={n}", "label=named") for n in (1, 2)]
-    assert [job.resolved.config.training.max_steps for job in batch.jobs] == [1, 2]
-    assert batch.folder == tmp_path / "artifacts" / "named"
-    assert (batch.options.metric, batch.options.nproc) == ("job_step_ms", 1)
-    assert noting.options == []
-
-
-def test_jobs_get_the_file_that_the_sweep_was_built_on(door, monkeypatch, tmp_path):
+def test_jobs_get_the_file_that_the_sweep_was_built_on(door, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\n")
-    noting = Noting()
-    assert swept(monkeypatch, noting, "training.max_steps=1,2", "--config", "mine.yaml", "--multirun") == 5
-    assert noting.options == [f"--config-dir={tmp_path}", f"--config-name={tmp_path}/mine.yaml"]
+    answer = door("training.max_steps=1,2", "--config", "mine.yaml", "--multirun")
+    assert answer.swept.options == [f"--config-dir={tmp_path}", f"--config-name={tmp_path}/mine.yaml"]
 
 
-def test_a_stopped_sweep_ends_with_the_signal_s_code(door, monkeypatch):
-    class Interrupted(Noting):
-        def launch(self, batch):
-            raise SweepStopped(143)
-
-    assert swept(monkeypatch, Interrupted(), "-m", "training.max_steps=1,2") == 143
-
-
-def test_a_bug_while_launching_keeps_its_traceback(door, monkeypatch):
-    class Broken(Noting):
-        def launch(self, batch):
-            raise ZeroDivisionError
-
+def test_an_error_while_launching_ends_the_sweep_and_a_bug_keeps_its_traceback(door):
+    door.noting = Noting()
+    door.noting.fails = ConfigError("no folder")
+    answer = door("-m", "training.max_steps=1,2")
+    assert (answer.code, answer.err, len(answer.swept.jobs)) == (1, "error: no folder\n", 1)
+    door.noting.fails = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        swept(monkeypatch, Broken(), "-m", "training.max_steps=1,2")
+        door("-m", "training.max_steps=1,2")
+
+
+def test_ranks_of_a_sweep_are_those_of_each_job():
+    assert split_ranks(["-m", "--nproc_per_node", "2", "a=1,2"]) == ("2", ["-m", "a=1,2"])

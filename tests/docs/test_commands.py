@@ -16,13 +16,11 @@ from aorta import train_command
 from aorta.analysis.whatif import parse_changes
 from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import plan_command as plans
-from aorta.experiments import search_commands
-from aorta.experiments.launch_plan import preset, read_words
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from aorta.train_command import compose as main
-from tests.config.conftest import InThisProcess
+from tests.config.conftest import Noting
 from tests.docs.pages import PAGES, ROOT, fenced, name, section
 
 WITHOUT_WORDS = {"demo.sh", "setup.sh"}
@@ -30,7 +28,6 @@ SCRIPTS = {
     "analysis/merge_traces.py": "merge",
     "analysis/overlap_report.py": "report",
     "analysis/rpc_report.py": "rpc",
-    "analysis/sweep_report.py": "sweep",
     "scripts/ab.sh": "ab",
     "scripts/gpu_check.sh": "check-gpu",
     "train.py": "train",
@@ -72,7 +69,7 @@ def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
     monkeypatch.chdir(elsewhere)  # a sweep leaves a file
     try:
-        code: object = main(lambda _resolved: 0, ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
+        code: object = main(lambda _resolved: 0, ROOT / "config", Noting())
     except SystemExit as end:  # Hydra's own end of --help
         code = end.code
     assert code in (0, None)
@@ -106,12 +103,6 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
                 compose(plan.words_of(side), tmp_path, monkeypatch)
-        case ["aorta", "study", *rest]:
-            options = plans.parse_mixed(search_commands.study_parser(), rest)
-            asked = read_words([*preset(options.preset), *options.words])
-            base = plans.base_plan(options, asked.words, "aorta study", asked.environment)
-            for overrides in {tuple(cell.overrides) for cell in asked.cells()}:  # others differ in variables only
-                compose([*base.words_of(base.sides[0]), *overrides], tmp_path, monkeypatch)
         case ["aorta", "check-gpu", *rest]:
             asked = gpu_check.parse(rest)
             for strategy in asked.strategies:

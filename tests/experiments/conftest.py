@@ -1,4 +1,4 @@
-"""Plans with a stand-in for an interpreter, called or started; sweeps started as a user would, and read back."""
+"""Plans with a stand-in for an interpreter, called or started."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from typing import Any
 
 import pytest
 
-from aorta.experiments.journal import Sweep, read_sweep
 from aorta.experiments.plan_command import main
-from tests.config.conftest import door
-from tests.runs import HANGS_S, ROOT, SMALL, environment, finished
-
-__all__ = ["door"]
+from tests.runs import HANGS_S, ROOT, environment
 
 FAKE = Path(__file__).with_name("fake_torchrun.py")
 
@@ -123,20 +119,3 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     made = Bench(tmp_path, tmp_path / "fake", capsys, monkeypatch)
     made.program("fake")
     return made
-
-
-def command(folder: Path, *words: str) -> list[str]:
-    """A sweep of small runs below `folder`; later words win."""
-    return [sys.executable, str(ROOT / "train.py"), "-m", *SMALL, f"training.output_dir={folder}", *words]
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], Sweep]]:
-    """Runs one to its end; returns how it ended, and its journal."""
-
-    def run(*words: str, name: str = "sweep") -> tuple[subprocess.CompletedProcess[str], Sweep]:
-        done = finished(command(tmp_path, *words), folder=tmp_path)
-        assert (tmp_path / name / "sweep.jsonl").exists(), done.stderr
-        return done, read_sweep(tmp_path / name)
-
-    return run

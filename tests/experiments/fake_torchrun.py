@@ -74,7 +74,7 @@ def launched(words: list[str]) -> int:
     if starts < act.get("fail", 0):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "half").write_text("half")
-        print("it broke here", file=sys.stderr)
+        print("RuntimeError: it broke here\ntorchrun ends", file=sys.stderr)
         return int(act.get("code", 7))
     run_id = f"{name.replace('/', '-')}-{len(before)}"
     write_run(folder, run_id, act.get("ranks", 2), act.get("job_step_ms", 100.0))

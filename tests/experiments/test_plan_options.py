@@ -13,7 +13,7 @@ from aorta.distributed import provenance
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
 from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side, StudyCell, with_candidates
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
 from aorta.records.environment_variables import hide
@@ -31,7 +31,7 @@ def outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
-    words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2", "--candidate", "c=3", "t=2")
+    words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2 c=3", "t=2")
     plan = read(tmp_path, *words, "--launches", "4", "--seed", "7", "--candidate-env", "NCCL_ALGO=Ring=2")
     assert (plan.output, plan.folder, plan.launches, plan.seed) == (tmp_path / "o", tmp_path, 4, 7)
     assert plan.words == ("s=1", "t=2")
@@ -258,16 +258,6 @@ def test_each_side_may_have_a_command_of_its_own(tmp_path: Path) -> None:
     first, second = list(asked.order())[:2]
     assert asked.command(first) == [sys.executable, "-m", "torch.distributed.run", "a.py", f"{tmp_path}/o/reference/00"]
     assert asked.command(second) == ["srun", "python", "b.py", f"{tmp_path}/o/candidate/00"]
-
-
-def test_only_variables_of_a_command_can_vary(tmp_path: Path) -> None:
-    base = read(tmp_path, "--output", "o", "--command", "run {output}")
-    asked = with_candidates(
-        base, base.output, [StudyCell({"env.NCCL_ALGO": "Ring"}), StudyCell({"env.NCCL_ALGO": "Tree"})]
-    )
-    assert [side.environment.get("NCCL_ALGO") for side in asked.sides] == [None, "Ring", "Tree"]
-    with pytest.raises(ConfigError, match=r"parallel=ddp: overrides are for train\.py.*only variables can vary"):
-        with_candidates(base, base.output, [StudyCell({"parallel": "ddp"})])
 
 
 def test_a_prefix_keeps_the_interpreter() -> None:

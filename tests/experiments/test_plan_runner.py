@@ -81,36 +81,39 @@ def test_only_what_is_missing_is_done(bench: Bench) -> None:
 
 
 def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
-    bench.acts(candidate_00={"fail": 1})
+    bench.acts(candidate_01={"fail": 1})
     code, _, err = bench(*AB)
     assert code == 0
-    assert bench.launched == ["reference/00", "candidate/00", "candidate/00", "candidate/01", "reference/01"]
-    assert "[1/4] candidate/00: failed: exit code 7" in err
+    assert bench.launched == ["reference/00", "candidate/00", "candidate/01", "candidate/01", "reference/01"]
+    assert "[2/4] candidate/01: failed: exit code 7" in err
     plan = bench.home / "plan"
     (failed,) = [end for end in bench.events("end") if end["outcome"] == "failed"]
     assert (failed["exit_code"], failed["attempt"], failed["run_id"]) == (7, 0, None)
-    assert failed["kept"] == "aside/candidate/00.failed"
+    assert failed["kept"] == "aside/candidate/01.failed"
     assert (plan / failed["kept"] / "half").read_text() == "half"
-    assert "it broke here" in failed["last_lines"]
-    assert "it broke here" in (plan / "logs" / "candidate" / "00.log").read_text()
-    assert "start 1" in (plan / "logs" / "candidate" / "00-2.log").read_text()
+    assert "RuntimeError: it broke here" in failed["last_lines"]
+    assert "it broke here" in (plan / "logs" / "candidate" / "01.log").read_text()
+    assert "start 1" in (plan / "logs" / "candidate" / "01-2.log").read_text()
     assert sorted(path.name for path in (plan / "candidate").iterdir()) == ["00", "01"]
 
 
 def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
-    bench.acts(candidate_00={"fail": 2})
+    bench.acts(candidate_01={"fail": 2})
     code, out, err = bench(*AB)
     assert (code, out) == (5, "")
-    assert [name for name in bench.launched if name != "candidate/00"] == [ORDER[0], *ORDER[2:]]
-    assert "error: 1 of 4 launches failed twice:\n  candidate/00: failed: exit code 7 (" in err
+    assert [name for name in bench.launched if name != "candidate/01"] == [*ORDER[:2], ORDER[3]]
+    assert (
+        "error: 1 of 4 launches failed twice:\n  candidate/01: failed: exit code 7: RuntimeError: it broke here ("
+        in err
+    )
     assert bench.events("close")[-1] | {"time": 0} == {
-        "event": "close", "time": 0, "exit_code": 5, "failed": ["candidate/00"],
+        "event": "close", "time": 0, "exit_code": 5, "failed": ["candidate/01"],
     }  # fmt: skip
     code, out, _ = bench(*AB)  # the third start is good
     assert code == 0
-    assert bench.launched[5:] == ["candidate/00"]
+    assert bench.launched[5:] == ["candidate/01"]
     aside = bench.home / "plan" / "aside" / "candidate"
-    assert sorted(path.name for path in aside.iterdir()) == ["00.failed", "00.failed-2"]
+    assert sorted(path.name for path in aside.iterdir()) == ["01.failed", "01.failed-2"]
 
 
 def test_exit_code_0_without_every_record_is_a_failure(bench: Bench) -> None:
@@ -342,7 +345,7 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
 
 @pytest.mark.thorough
 def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
-    bench.acts(candidate_00={"fail": 1})
+    bench.acts(candidate_01={"fail": 1})
     mine, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 120))
     runner = bench.start(*AB, stderr=its)
@@ -357,5 +360,5 @@ def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
     text = shown.decode()
     assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
     assert "4/4 [" in text
-    assert "[1/4] candidate/00: failed: exit code 7 in" in text
+    assert "[2/4] candidate/01: failed: exit code 7 in" in text
     assert "done in" not in text

@@ -1,4 +1,4 @@
-"""`scripts/slurm.sbatch` on a real Slurm: two nodes are one run; signals, failures, disks of their own, sweeps."""
+"""`scripts/slurm.sbatch` on a real Slurm: two nodes are one run; signals, failures, disks of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis import load_run
-from aorta.experiments.journal import read_sweep
 from tests.experiments import slurm
 from tests.runs import ROOT, SMALL, environment, record
 
@@ -98,17 +97,6 @@ def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
     records = [record(folder, rank) for rank in (0, 1)]
     assert [each.footer.reason if each.footer else None for each in records] == ["signal", "signal"], cluster.logs()
     assert len({each.steps[-1].global_step for each in records}) == 1
-
-
-def test_a_sweep_over_slurm_jobs(cluster, tmp_path):
-    starter = f"hydra.launcher.command=[salloc,-N,2,bash,{SCRIPT}]"
-    words = [*SMALL, "-m", "training.max_steps=3,4", "hydra.launcher.nproc=2", starter, "label=steps"]
-    done = cluster(sys.executable, str(ROOT / "train.py"), *words, cwd=tmp_path, timeout_s=240)
-    assert done.returncode == 0, done.stderr + cluster.logs()
-    sweep = read_sweep(tmp_path / "artifacts" / "steps")
-    assert [job.status for job in sweep.jobs] == ["done", "done"]
-    for job, steps in zip(sweep.jobs, (3, 4), strict=True):
-        assert [len(record(sweep.run_folder(job), rank).steps) for rank in (0, 1)] == [steps, steps]
 
 
 def test_outside_of_a_job_the_script_says_how_to_start_it(cluster, tmp_path):

@@ -22,7 +22,7 @@ _MODULES: Final = """
     aorta.analysis.summary aorta.analysis.compare.launch_set aorta.analysis.frames aorta.analysis.devices
     aorta.analysis.load.traces aorta.analysis.report.report_command
     aorta.analysis.report.html.page_content aorta.analysis.merge.merge_traces aorta.rpc.rpc_report
-    aorta.experiments.sweep_report aorta.experiments.plan_command
+    aorta.experiments.plan_command
     aorta.experiments.launch_folder aorta.train_command matplotlib.pyplot bokeh.plotting jinja2 scipy.stats
     fsspec.implementations.local fsspec.implementations.zip fsspec.implementations.tar omegaconf
 """
@@ -103,15 +103,15 @@ def _rpc(case: Path, out: Path) -> int:
 
 
 def _sweep(case: Path, out: Path) -> int:
-    from aorta.experiments.sweep_report import main
+    from aorta.analysis.report.report_command import overlap_report
 
-    return main([str(case), "--output", str(out)])
+    return overlap_report([str(case), "--output", str(out)])
 
 
 def _plan(case: Path, out: Path) -> None:
     from contextlib import closing
 
-    from aorta.experiments.journal import plan_journal, read_plan_history
+    from aorta.experiments.journal import PLAN_JOURNAL, Journal, read_plan_history
     from aorta.experiments.launch_folder import open_folder, run_of
     from aorta.experiments.plan_command import parse
     from aorta.experiments.plan_options import read_plan
@@ -119,7 +119,7 @@ def _plan(case: Path, out: Path) -> None:
     folder = case / "plan"
     run_of(folder / "reference" / "00")
     if folder.is_dir():
-        with closing(plan_journal(folder)):
+        with closing(Journal(folder / PLAN_JOURNAL, "in use")):
             history = read_plan_history(folder)
             history.done(), history.open_starts(), history.starts_of("reference/00"), history.seconds()
         open_folder(read_plan(parse(["--output", str(folder)]), case), {}, {})
@@ -142,12 +142,12 @@ def _configuration(case: Path, out: Path) -> int:
     from hydra.core.global_hydra import GlobalHydra
 
     from aorta.train_command import compose as main
-    from tests.config.conftest import InThisProcess
+    from tests.config.conftest import Noting
 
     words = [word for word in _lines(case) if word not in ("-m", "--multirun")]
     GlobalHydra.instance().clear()
     sys.argv = ["train.py", *(str(case / word) if word == "mine.yaml" else word for word in words)]
-    return main(lambda _resolved: 0, seeds.ROOT / "config", lambda _options: InThisProcess(lambda _resolved: 0))
+    return main(lambda _resolved: 0, seeds.ROOT / "config", Noting())
 
 
 def _words(case: Path, out: Path) -> None:

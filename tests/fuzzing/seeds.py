@@ -181,18 +181,15 @@ def rpc(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """The folder of a sweep, with its jobs' runs."""
-    from aorta.experiments.journal import JobEnded, JobPlanned
     from tests.analysis.compare.builders import launch
-    from tests.experiments.test_journal import write
 
     jobs = [[f"a={first}", f"b={second}"] for first in (1, 2) for second in ("x", "y")]
-    lines: list[JobPlanned | JobEnded] = []
-    (folder / "four").mkdir()
+    lines = []
     for number, words in enumerate(jobs):
         name = f"{number:02d}"
         launch(folder / "four" / name, 0.2 + number / 10, ranks=1)
-        lines += [JobPlanned(name, words), JobEnded(name, "done", 0, 1.5, 0.25, None)]
-    write(folder / "four", *lines[:-1])
+        lines.append(json.dumps({"job": name, "words": words, "exit_code": 0, "seconds": 1.5, "reason": None}))
+    _put(folder / "four", "sweep.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
 def plan(folder: Path) -> None:

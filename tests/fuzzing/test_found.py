@@ -100,7 +100,7 @@ ANSWERED = {
             "torch_profiler/worker0/rpc_window_0000.json", (b'"profile_memory": 1', b'"profile_memory": ' + b"7" * 40)
         ),
     ),
-    "a sweep's line is nested deeply": ("sweep/four", swapped("sweep.jsonl", (b'{"record":"planned"', DEEP))),
+    "a sweep's line is nested deeply": ("sweep/four", swapped("sweep.jsonl", (b'{"job": "01"', DEEP))),
     "a plan's number is missing": ("plan/asked", swapped("plan.yaml", (b"launches: 4", b"launches: ???"))),
     "words too long for a name": ("words/lines", put(words_dot_txt=b"x" * 5000 + b"\nhost:/" + b"x" * 5000)),
     "a name of a gigabyte": ("words/lines", put(words_dot_txt=b"{rank:>999999999}\n{epoch_wct:.999999999f}")),

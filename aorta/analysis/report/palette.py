@@ -1,4 +1,4 @@
-"""Which colour means what: in the pictures, on the page, and in a sweep's heat map. Nothing else defines a colour.
+"""Which colour means what: in the pictures and on the page. Nothing else defines a colour.
 
 `MEANINGS` has one entry for each thing that a colour stands for, and no two share one; `SURFACES` are backgrounds,
 lines and text. Each is a pair: on white, and on the dark page. Pictures take `light(name)`, the page's styles and

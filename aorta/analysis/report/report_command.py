@@ -25,9 +25,10 @@ from aorta.analysis.load.locations import Location, launch_folders
 from aorta.analysis.load.rank_inference import headers_in
 from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
+from aorta.analysis.report.launch_table import many_in, report_many
 from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import InputError, meant
+from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
 from aorta.loggers import NAMES, Logger, Place, missing_client, open_logger
 from aorta.records.run_files import REPORT_EVENTS
@@ -40,14 +41,6 @@ _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "in
 def overlap_report(arguments: Sequence[str]) -> int:
     """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_intermixed_args(arguments)
-    _name_sides(options)
-    check_gate_options(options)
-    if options.tables is not None:
-        check_format(options.tables)
-    _check_loggers(options.log)
-    sources = _sources(options, checkout() or Path.cwd())
-    output = Path(options.output) if options.output else _default_output(options, sources)
-    engine = _engine(options)
     rules = Rules(
         primary=options.primary,
         alpha=options.alpha,
@@ -56,6 +49,18 @@ def overlap_report(arguments: Sequence[str]) -> int:
         judge_milliseconds=options.judge_milliseconds,
         assume_no_drift=options.assume_no_drift,
     )
+    many = many_in(options.sources[0]) if len(options.sources) == 1 else None
+    if many is not None:
+        to_stdout(report_many(many, options, rules))
+        return EXIT_OK
+    _name_sides(options)
+    check_gate_options(options)
+    if options.tables is not None:
+        check_format(options.tables)
+    _check_loggers(options.log)
+    sources = _sources(options, checkout() or Path.cwd())
+    output = Path(options.output) if options.output else _default_output(options, sources)
+    engine = _engine(options)
     from aorta.analysis.report.report_folder import write_report
 
     style = style_of(sys.stdout)

@@ -1,4 +1,4 @@
-"""When `aorta study` recommends, from simulated launches: not where nothing differs, and where there is a gain."""
+"""Which candidate is best, from simulated launches: none where nothing differs, the right one where there is a gain."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents.comparison import ComparedMetric, Comparison
-from aorta.errors import InputError
-from aorta.experiments.recommendation import ALPHA, check_launches, recommended, rules
+from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect
+from aorta.analysis.report.launch_table import Candidates, format_effect
 from tests.analysis.by_json import built
 
 SEEDS: Final = 200
@@ -43,6 +42,11 @@ def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) ->
     return found
 
 
+def rules(candidates: int) -> Rules:
+    """Those of each of several candidates."""
+    return Rules(primary="job_step_ms", alpha=Rules().alpha / candidates)
+
+
 def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> str | None:
     """What is recommended."""
     judgements: dict[str, Comparison] = {}
@@ -50,7 +54,7 @@ def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> s
         metrics = pairs(medians_side(base), medians_side(candidate))
         found = judged(metrics, base, candidate, judged_by)
         judgements[f"candidate-{number}"] = comparison(*found, metrics)
-    return recommended(judgements)[0]
+    return Candidates(Path(), {}, judgements, judged_by).best
 
 
 def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str | None:
@@ -59,21 +63,21 @@ def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str 
     base, *candidates = (
         side(100 * factor * (1 + variation * generator.standard_normal(LAUNCHES))) for factor in (1.0, *factors)
     )
-    return decided(base, candidates, rules(len(factors), 0.02))
+    return decided(base, candidates, rules(len(factors)))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_where_nothing_differs_there_is_no_recommendation_in_19_of_20(candidates: int) -> None:
     wrong = sum(tuned(seed, [1.0] * candidates) is not None for seed in range(SEEDS))
-    assert wrong <= ALPHA * SEEDS
+    assert wrong <= Rules().alpha * SEEDS
 
 
 def test_more_candidates_have_to_be_surer() -> None:
     base = side(np.array([100.0, 101, 102, 103, 104]))
     candidate = side(np.array([90.0, 91, 92, 93, 101.5]))  # U = 2: p = 0.032
-    assert decided(base, [candidate], rules(1, 0.02)) == "candidate-1"
-    assert decided(base, [candidate, base], rules(2, 0.02)) is None
+    assert decided(base, [candidate], rules(1)) == "candidate-1"
+    assert decided(base, [candidate, base], rules(2)) is None
 
 
 def test_a_real_gain_is_found_and_the_largest_is_recommended() -> None:
@@ -86,14 +90,21 @@ def test_of_two_improvements_the_shorter_step_is_recommended() -> None:
     assert tuned(0, [0.8, 0.6], 0.005) == "candidate-2"
 
 
-def test_no_recommendation_says_why() -> None:
-    assert recommended({}) == (None, "there was nothing to launch against the base")
+def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
     lost = comparison("regression", "", {})
-    assert recommended({"candidate-1": lost})[1] == "none of the 1 launched was shown to be better than the base"
+    found = Candidates(
+        Path("plan"), {"reference": "", "a": "x=1", "b": "x=2"}, {"a": lost, "b": "different work"}, Rules()
+    )
+    assert found.best is None
+    assert found.conclusion() == "no recommendation: none of the 2 was shown to be better"
+    assert found.as_json()["candidates"][1] == {
+        "side": "b",
+        "changes": "x=2",
+        "comparison": None,
+        "reason": "different work",
+    }
 
 
-@pytest.mark.parametrize(("candidates", "least"), [(1, 4), (2, 5), (6, 5), (7, 6)])
-def test_launches_that_can_reach_no_verdict_are_refused(candidates: int, least: int) -> None:
-    check_launches(least, candidates, "--vary")
-    with pytest.raises(InputError, match=f"fewer than {least} a side"):
-        check_launches(least - 1, candidates, "--vary")
+def test_several_times_the_reference_is_a_factor() -> None:
+    assert format_effect(Effect("quotient", 23.434, 0.5, 40.0)) == "24x (+50.0 % to 41x)"
+    assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"

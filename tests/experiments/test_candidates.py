@@ -1,0 +1,164 @@
+"""`aorta ab` with several candidates: what is launched in turn against one reference, the table, the best of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.report.report_command import overlap_report
+from aorta.errors import AortaError
+from aorta.experiments.launch_plan import Setting, grid
+from aorta.experiments.plan_command import parse
+from aorta.experiments.plan_options import read_plan
+from aorta.records.environment_variables import KNOWN_VARIABLES, check_variable
+from tests.experiments.conftest import Bench
+
+TWO_BY_TWO = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "parallel.bucket_cap_mb=10,25")
+MANY = (
+    "--candidate",
+    "a=2 env.NCCL_ALGO=Ring",
+    "--candidate",
+    "a=3",
+    "--vary",
+    "b=1,2",
+    "--candidate-env",
+    "NCCL_ALGO=Tree",
+)
+
+
+def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None:
+    reference, *candidates = read_plan(parse(["--output", "o", *MANY]), tmp_path).sides
+    assert (reference.name, reference.words, reference.environment) == ("reference", (), {})
+    assert [(side.name, side.words, side.environment) for side in candidates] == [
+        ("candidate-1", ("a=2",), {"NCCL_ALGO": "Ring"}),
+        ("candidate-2", ("a=3",), {"NCCL_ALGO": "Tree"}),
+        ("candidate-3", ("b=1",), {"NCCL_ALGO": "Tree"}),
+        ("candidate-4", ("b=2",), {"NCCL_ALGO": "Tree"}),
+    ]
+
+
+def test_the_last_key_varies_fastest_and_values_are_hydra_s() -> None:
+    assert grid(["env.A=1,2", "b=range(0,2)"]) == [
+        Setting((f"b={b}",), {"A": a}) for a, b in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
+    ]
+    assert [setting.words for setting in grid(["+b=[1,2],'a,c'"])] == [("b=[1,2]",), ("b='a,c'",)]
+    assert grid([]) == []
+
+
+def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "output: o\ncandidate: {environment: {X: 1}}\ncandidates: [a=1 b=2, [c=3]]\nvary: ['d=1,2']\n"
+    )
+    plan = read_plan(parse(["--plan", str(tmp_path / "plan.yaml"), "--candidate", "e=4"]), tmp_path)
+    words = [side.words for side in plan.sides]
+    assert words == [(), ("a=1", "b=2"), ("c=3",), ("e=4",), ("d=1",), ("d=2",)]
+    assert [side.environment for side in plan.sides[1:]] == [{"X": "1"}] * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--vary", "training.max_steps=4"], "expected KEY=VALUE,VALUE,... with different values"),
+        (["--vary", "env.A=1,,2"], "expected env.NAME=VALUE"),
+        (["--vary", "env.A"], "expected KEY=VALUE,VALUE"),
+        (["--vary", "env.A=1,1"], "with different values"),
+        (["--vary", "env.A=1,2", "--vary", "env.A=3,4"], "env.A is varied twice"),
+        (["--vary", "env.OMP_NUM_THREADS=0,1"], "threads of an operator on the CPU; a whole number from 1"),
+        (["--candidate", "env.NCCL_PROTO=fast"], "NCCL_PROTO=fast: the only protocol that may be used"),
+        (["--candidate", "env.NCCL_PROTO"], "expected env.NAME=VALUE"),
+        (["--vary", "parallel.bucket_cap_mb=interval(1,2)"], "give its values one by one"),
+        (["--vary", "env.A-B=1,2"], "'A-B': not the name of an environment variable"),
+        (["--vary", "training.batch_size=8,16"], "aorta train -m training.batch_size=8,16"),
+        (["--vary", "+workload.num_layers=2,4"], "its candidates would do other work than the base"),
+        (["--vary", "env.A=" + ",".join(map(str, range(65)))], "65 candidates: at most 64"),
+        (["--vary", "parallel.bucket_cap_mb=1,2]"], "parallel.bucket_cap_mb=1,2]: "),
+        (["--aa", "--vary", "a=1,2"], "both sides are the reference"),
+        (["--command", "run {output}", *TWO_BY_TWO], "overrides are for train.py"),
+        (["--launches", "4", *TWO_BY_TWO], "with 4 candidates no verdict is possible from fewer than 5 a side"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path, words: list[str], said: str) -> None:
+    with pytest.raises(AortaError) as refused:
+        read_plan(parse(["--output", "o", *words]), tmp_path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("candidates", "launches"), [(1, 5), (6, 5), (7, 6), (64, 7)])
+def test_so_many_are_launched_as_often_as_a_verdict_takes(tmp_path: Path, candidates: int, launches: int) -> None:
+    words = [word for number in range(candidates) for word in ("--candidate", f"a={number}")]
+    assert read_plan(parse(["--output", "o", *words]), tmp_path).launches == launches
+
+
+def test_variables_take_the_values_of_their_manuals() -> None:
+    with pytest.raises(AortaError, match="a whole number from 1 to 32"):
+        check_variable("CUDA_DEVICE_MAX_CONNECTIONS", "33")
+    for name, value in (("NCCL_ALGO", "ring"), ("NCCL_ALGO", "^Tree"), ("NCCL_MIN_NCHANNELS", "112"), ("MY_OWN", "x")):
+        check_variable(name, value)
+    for known in KNOWN_VARIABLES.values():
+        assert known.takes(known.choices[0] if known.choices else str(known.least))
+        assert not known.takes("-1")
+
+
+@pytest.mark.thorough
+def test_the_best_candidate_is_named(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.acts(**{f"candidate-4_{number:02}": {"job_step_ms": 75 + number} for number in range(5)})
+    code, out, _ = bench(*TWO_BY_TWO, "s=1", "--report")
+    assert code == 0
+    assert bench.launched[:10] == [
+        *("reference/00", "candidate-1/00", "candidate-2/00", "candidate-3/00", "candidate-4/00"),
+        *("candidate-4/01", "candidate-3/01", "candidate-2/01", "candidate-1/01", "reference/01"),
+    ]
+    launches = [call for call in bench.calls if call["call"] == "launch"]
+    assert {call["name"].split("/")[0]: call["env"]["NCCL_ALGO"] for call in launches} == {
+        "reference": None, "candidate-1": "Ring", "candidate-2": "Ring", "candidate-3": "Tree", "candidate-4": "Tree"
+    }  # fmt: skip
+    lines = out.splitlines()
+    assert "reference: s=1" in lines
+    assert "recommendation: NCCL_ALGO=Tree parallel.bucket_cap_mb=25" in lines
+    found = json.loads(Path("reports/plan/candidates.json").read_text())
+    assert found["alpha_each"] == pytest.approx(0.05 / 4)
+    assert [each["comparison"]["verdict"] for each in found["candidates"]] == [*["equivalent"] * 3, "improvement"]
+    assert found["candidates"][3]["changes"] == "NCCL_ALGO=Tree parallel.bucket_cap_mb=25"
+    assert found["recommendation"] == "candidate-4"
+    step = found["candidates"][3]["comparison"]["metrics"]["job_step_ms"]
+    assert (step["reference"], step["candidate"], step["p"]) == (100, 77, pytest.approx(2 / 252))  # all apart
+
+    # The same command launches nothing; a side that is gone is named, and the others are judged at the same level.
+    assert bench(*TWO_BY_TWO, "s=1")[0] == 0
+    assert len(bench.launched) == 25
+    for folder in Path("plan/candidate-4").iterdir():
+        (folder / "run.json").unlink()
+    Path("plan/candidate-4").rename("plan/gone")
+    assert overlap_report(["plan"]) == 0
+    said = capsys.readouterr().out
+    assert "NCCL_ALGO=Tree parallel.bucket_cap_mb=25: " in said
+    assert "no recommendation: none of the 4 was shown to be better" in said
+    assert overlap_report(["plan", "--fail-on", "overlap_ratio<0"]) == 2
+    assert "--fail-on: is about one side or two" in capsys.readouterr().err
+
+
+def test_values_that_look_like_secrets_are_hidden(bench: Bench) -> None:
+    code, out, _ = bench("--vary", "env.MY_TOKEN=a,b", "--dry-run")
+    assert code == 0
+    assert "candidate-1/00: MY_TOKEN=... " in out
+
+
+def test_variables_of_a_command_are_varied(bench: Bench) -> None:
+    code, out, _ = bench("--command", "run {output}", "--vary", "env.NCCL_ALGO=Ring,Tree", "--dry-run")
+    assert code == 0
+    assert out.splitlines()[1] == f"candidate-1/00: NCCL_ALGO=Ring run {bench.home}/plan/candidate-1/00"
+
+
+@pytest.mark.parametrize("name", ["reference", "candidate-2"])
+def test_the_first_launch_of_a_side_that_fails_ends_the_plan_with_its_error(bench: Bench, name: str) -> None:
+    bench.acts(**{f"{name}_00": {"fail": 1}})
+    code, out, err = bench("--launches", "5", "--candidate", "a=1", "--candidate", "a=2")
+    assert (code, out) == (5, "")
+    assert f"error: {name}/00: failed: exit code 7: RuntimeError: it broke here (" in err
+    order = ["reference/00", "candidate-1/00", "candidate-2/00"]
+    assert bench.launched == order[: order.index(f"{name}/00") + 1]
+    assert bench.events("close")[-1]["failed"] == [f"{name}/00"]
+    assert bench("--launches", "5", "--candidate", "a=1", "--candidate", "a=2")[0] == 0
+    assert len(bench.launched) == 16
