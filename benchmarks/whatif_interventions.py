@@ -216,7 +216,7 @@ def main() -> int:
     figures = figures_of(found, noise(words.folder, regimes, words.rounds))
     figures |= {"complete": complete, "rounds": words.rounds}
     if words.write:
-        DATA.write_text(json.dumps(figures, indent=1) + "\n")
+        DATA.write_text(json.dumps(figures) + "\n")
     print(table(found))  # noqa: T201
     return say("whatif_interventions", figures, targets(figures))
 

@@ -13,8 +13,9 @@ from dockerfile_parse import DockerfileParser
 from aorta.commands import COMMANDS
 from tests.docs.pages import ROOT, fenced
 
-FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-PAGE = ROOT / "docs" / "gpu.md"
+CUDA, ROCM = (ROOT / "docker" / f"{name}.Dockerfile" for name in ("cuda", "rocm"))
+DEVICES = {CUDA: ["--gpus all"], ROCM: ["--device /dev/kfd", "--device /dev/dri", "--group-add video"]}
+of_both = pytest.mark.parametrize("path", [CUDA, ROCM], ids=lambda path: path.name)
 
 
 def instructions(path: Path, name: str) -> list[str]:
@@ -28,62 +29,49 @@ def calls(path: Path) -> list[list[str]]:
     return [shlex.split(part) for run in instructions(path, "RUN") for part in run.split("&&")]
 
 
-def test_there_are_two() -> None:
-    assert [path.name for path in FILES] == ["cuda.Dockerfile", "rocm.Dockerfile"]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@of_both
 def test_what_is_copied_and_called_is_there(path: Path) -> None:
     for copied in instructions(path, "COPY"):
         *sources, _ = [word for word in copied.split() if not word.startswith("--")]
         assert all((ROOT / source).exists() for source in sources)
-    ours = [words for words in calls(path) if words[0] == "bash"]
-    assert ours == [["bash", "scripts/setup.sh"]]
-    assert (ROOT / ours[0][1]).is_file()
+    assert [words for words in calls(path) if words[0] == "bash"] == [["bash", "scripts/setup.sh"]]
     (command,) = instructions(path, "CMD")
-    assert re.findall(r'"([^"]+)"', command)[0] == "aorta"
-    assert re.findall(r'"([^"]+)"', command)[1] in COMMANDS
+    program, word, *_ = re.findall(r'"([^"]+)"', command)
+    assert program == "aorta"
+    assert word in COMMANDS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@of_both
 def test_the_user_is_not_root_and_torch_is_the_image_s(path: Path) -> None:
     assert instructions(path, "USER") == ["aorta"]
     assert any(words[0] == "useradd" and words[-1] == "aorta" for words in calls(path))
     installed = {word for call in calls(path) if "pip" in call for word in call[call.index("install") + 1 :]}
-    wanted = {"--no-cache-dir", "nvidia-ml-py"}
-    assert installed <= wanted, "set-up alone brings what needs torch"
+    assert installed <= {"--no-cache-dir", "nvidia-ml-py"}, "set-up alone brings what needs torch"
     assert [call for call in calls(path) if call[-1].startswith("import torch; assert torch.version.")]
+    assert path == CUDA or ["rocprofv3", "--version"] in calls(path)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@of_both
 def test_versions_are_arguments_and_torch_is_new_enough(path: Path) -> None:
     arguments = dict(value.split("=") for value in instructions(path, "ARG"))
     (base,) = instructions(path, "FROM")
-    used = set(re.findall(r"\$\{(\w+)\}", base))
-    assert used == set(arguments) - {"USER_ID"}
+    assert set(re.findall(r"\$\{(\w+)\}", base)) == set(arguments) - {"USER_ID"}
     assert not re.search(r"\d", re.sub(r"\$\{\w+\}", "", base)), "a version that is no argument"
     assert tuple(int(part) for part in arguments["TORCH"].split(".")) >= (2, 11)
 
 
-def test_the_rocm_image_ends_without_rocprofv3() -> None:
-    assert ["rocprofv3", "--version"] in calls(ROOT / "docker" / "rocm.Dockerfile")
-
-
-def test_the_page_builds_each_and_gives_it_its_devices() -> None:
-    lines = [line for block in fenced(PAGE, "bash") for line in block.splitlines()]
-    for path, options in zip(
-        FILES, (["--gpus all"], ["--device /dev/kfd", "--device /dev/dri", "--group-add video"]), strict=True
-    ):
-        image = f"aorta:{path.name.split('.')[0]}"
-        assert any(f"-f docker/{path.name} -t {image} ." in line for line in lines)
-        starts = [line for line in lines if line.startswith("docker run") and image in line]
-        assert starts
-        for line in starts:
-            assert all(option in line for option in (*options, "--ipc=host", "--shm-size"))
+@of_both
+def test_the_page_builds_each_and_gives_it_its_devices(path: Path) -> None:
+    lines = [line for block in fenced(ROOT / "docs" / "gpu.md", "bash") for line in block.splitlines()]
+    image = f"aorta:{path.name.split('.')[0]}"
+    assert any(f"-f docker/{path.name} -t {image} ." in line for line in lines)
+    starts = [line for line in lines if line.startswith("docker run") and image in line]
+    assert starts
+    for line in starts:
+        assert all(option in line for option in (*DEVICES[path], "--ipc=host", "--shm-size"))
 
 
 def test_what_runs_leave_does_not_go_into_an_image() -> None:
     left_out = (ROOT / ".dockerignore").read_text().splitlines()
     outputs = (ROOT / ".gitignore").read_text().split("only the page that explains them is kept.")[1].split()
     assert {name.strip("/") for name in outputs if not name.startswith("!")} <= set(left_out)
-    assert {".git", ".venv"} <= set(left_out)
