@@ -1,4 +1,4 @@
-"""Pages that a program writes in part are as it would write them: behaviours and their tests, workloads and strategies."""
+"""Pages that a program writes in part are as it would write them: behaviours, workloads."""
 
 from __future__ import annotations
 
