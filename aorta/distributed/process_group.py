@@ -56,7 +56,8 @@ def process_group(
             rank=topology.rank,
             world_size=emulated_ranks or topology.world_size,
             timeout=timeout,
-            device_id=None if device.type == "cpu" else device,
+            # Bound to a device, groups of a mesh would be split from it, which the fake backend cannot.
+            device_id=None if device.type == "cpu" or emulated_ranks is not None else device,
         )
     except ValueError as error:
         raise ConfigError(

@@ -42,6 +42,7 @@ from typing import Any
 import torch
 
 from aorta.distributed.cuda import spin
+from aorta.instrument.device_streams import wait_unseen
 from aorta.instrument.dispatcher import Work
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
@@ -309,6 +310,7 @@ class DeviceLink:
     ) -> None:
         self.devices = devices
         self._fabric, self._sleep = fabric, sleep
+        self._ended: dict[str, torch.Event] = {}
 
     def be_late(self) -> None:
         """Delay the caller's stream, which is current, as the configured straggler does, before a collective is
@@ -318,10 +320,22 @@ class DeviceLink:
             self._sleep(self._fabric.late_ns)
 
     def delay(self, issued: InFlight, ranks: tuple[int, ...]) -> None:
-        """Add the emulated time after the backend's collective on the current stream."""
+        """Add the emulated time after the backend's collective on the current stream, behind that of the communicator's
+        one before, which may be on another stream.
+        """
         cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
-        if cost_ns:
+        if not cost_ns:
+            return
+        if (communicator := issued.communicator) is None:
             self._sleep(cost_ns)
+            return
+        stream = torch.accelerator.current_stream(self.devices[0])
+        if (ended := self._ended.get(communicator)) is None:
+            ended = self._ended[communicator] = torch.Event(device=self.devices[0])
+        else:
+            wait_unseen(stream, ended)
+        self._sleep(cost_ns)
+        ended.record(stream)
 
 
 class DelayedOnDevice:

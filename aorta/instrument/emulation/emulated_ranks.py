@@ -113,11 +113,9 @@ class _Backend:
             for tensor in tensors_in(args):
                 tensor.record_stream(cast(Any, stream))
         with stream:
-            wait_unseen(stream, group.ended)
             _copy(name, args, group.place)
             assert self._device_link is not None  # there is a device
             self._device_link.delay(issued, group.ranks)
-            group.ended.record(stream)
             if not asynchronous:
                 return returned(name, args, None)
             future: torch.futures.Future[Any] = torch.futures.Future(devices=[self._device])
@@ -129,7 +127,14 @@ class _Backend:
         number, group.issued = group.issued, group.issued + 1
         size_bytes = operator.full_array_bytes(args, group.place.size)
         return group, InFlight(
-            operator.kind, group.name, number, size_bytes, None, time.perf_counter_ns(), number=number
+            operator.kind,
+            group.name,
+            number,
+            size_bytes,
+            None,
+            time.perf_counter_ns(),
+            number=number,
+            communicator=group.name,
         )
 
     def _group(self, group: dist.ProcessGroup) -> _Group:
@@ -140,7 +145,7 @@ class _Backend:
 
 
 class _Group:
-    """What is known of one process group; on an accelerator its stream and its last collective."""
+    """What is known of one process group; on an accelerator also the stream of its asynchronous collectives."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.name, self.ranks = group.group_name, tuple(dist.get_process_group_ranks(group))
@@ -148,7 +153,7 @@ class _Group:
         self.issued = 0
         self._stream: torch.Stream | None = None
         if device.type != "cpu":
-            self.ready, self.ended = torch.Event(device=device), torch.Event(device=device)
+            self.ready = torch.Event(device=device)
 
     def stream(self, device: torch.device) -> torch.Stream:
         """Return the stream of its asynchronous collectives."""

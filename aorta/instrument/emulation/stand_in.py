@@ -96,8 +96,10 @@ def work_maker(purpose: str) -> Callable[[Any], Work]:
 
 
 def returned(name: str, args: tuple[Any, ...], work: Work | None) -> Any:
-    """Return what an operator returns: a handle, behind the tensors that it writes where its schema has them."""
-    boxed = None if work is None else work.boxed()
+    """Return what an operator returns: a handle, behind the tensors that it writes where its schema has them; None: as
+    NCCL does for a synchronous call.
+    """
+    boxed = Work.boxed(cast(Any, work))
     return (args[0], boxed) if len(getattr(torch.ops.c10d, name).default._schema.returns) == 2 else boxed
 
 
