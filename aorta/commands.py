@@ -89,7 +89,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "kernels": Command(
         "aorta.analysis.report.kernels:main",
         "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",
-        "cuda_traces --output kernels",
+        "cuda_traces --top 30",
     ),
     "merge": Command(
         "aorta.analysis.merge.merge_traces:merge_traces",

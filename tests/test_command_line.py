@@ -71,8 +71,8 @@ def test_outside_the_environment_a_script_says_how_to_make_one(program: str, tmp
 
 def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        commands.main(["report", "--breif", "x"])
-    assert capsys.readouterr().err.splitlines()[-1] == "--breif: did you mean --brief?"
+        commands.main(["report", "--lable", "x"])
+    assert capsys.readouterr().err.splitlines()[-1] == "--lable: did you mean --label?"
 
 
 def test_numbers_in_short() -> None:

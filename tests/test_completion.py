@@ -39,7 +39,7 @@ def completed(line: str) -> list[str]:
     ("line", "offered"),
     [
         ("aorta re", {"report"}),
-        ("aorta report --bri", {"--brief"}),
+        ("aorta report --mark", {"--markdown"}),
         ("aorta ab --candidate-p", {"--candidate-python"}),
         ("aorta train training.max_st", {"training.max_steps="}),
         ("aorta train instrument.mo", {"instrument.mode=dedicated", "instrument.mode=off"}),

@@ -111,7 +111,7 @@ def test_so_they_do_under_other_versions_of_python(
 def works(installed: Path, tmp_path: Path) -> None:
     aorta, here = str(installed / "aorta"), {"cwd": tmp_path, "home": tmp_path}
     run(aorta, "train", "--nproc_per_node", "2", "label=two", "training.device=cpu", *SMALL, **here)
-    said = run(aorta, "report", "two", "--brief", "--output", "page", **here).stdout
+    said = run(aorta, "report", "two", "--output", "page", **here).stdout
     assert "overlap_ratio" in said
     assert (tmp_path / "page" / "report.html").stat().st_size > 100_000
     plan = ("--output", "ab", "--launches", "1", "--candidate", "parallel.overlap=false", "--report")

@@ -88,7 +88,7 @@ def test_verdicts_are_told_apart_without_colour() -> None:
 def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, columns: int) -> None:
     launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))
     launch_set(tmp_path / "plan" / "candidate", (0.6, 0.61, 0.62, 0.63))
-    words = [sys.executable, "-m", "aorta", "report", "plan/reference", "plan/candidate", "--no-html", "--brief"]
+    words = [sys.executable, "-m", "aorta", "report", "plan/reference", "plan/candidate", "--no-html"]
     seen = on_terminal(words, tmp_path, columns)
     plain = ESCAPE.sub("", seen)
     assert "\033[1;31m[x] OVERLAP LOST\033[0m" in seen

@@ -32,6 +32,7 @@ from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.stats import describe
 from aorta.analysis.tables import Floats, Ints, Run
+from aorta.timeline.overlap import AT_CUTOFFS
 
 NOTHING_USED: Final = "no step is left after warm-up"
 NOTHING_RECORDED: Final = "0 steps recorded: was recording.step() called?"
@@ -156,7 +157,8 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
     entry.metrics = _metrics(dataset)
-    entry.stall_cutoff, entry.pace = cutoff_entry(dataset.run, entry.metrics), dataset.pace.entry()
+    at_cutoffs = [_described(dataset, name).median for name in AT_CUTOFFS]
+    entry.stall_cutoff, entry.pace = cutoff_entry(dataset.run, at_cutoffs), dataset.pace.entry()
     _add_first_aorta_keys(entry, dataset)
     return entry
 

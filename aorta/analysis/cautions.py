@@ -12,18 +12,18 @@ recorded).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
 from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import CutoffFacts, DatasetEntry, Described, ExpertBlock, Experts, HottestExpert
+from aorta.analysis.documents.dataset import CutoffFacts, DatasetEntry, ExpertBlock, Experts, HottestExpert
 from aorta.analysis.formatting import TEXT, whole_percent
 from aorta.analysis.host_bound import HOST_BOUND, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS
 from aorta.analysis.tables import HOST_TIMER, ExpertLoad, Run
 from aorta.records.schema import STALL_CUTOFF_NS
-from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
+from aorta.timeline.overlap import NS_PER_MS
 
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
@@ -104,19 +104,18 @@ def cutoffs_ns(run: Run) -> list[int]:
     ]
 
 
-def cutoff_entry(run: Run, metrics: Mapping[str, Described]) -> CutoffFacts | None:
+def cutoff_entry(run: Run, at_cutoffs: Sequence[float | None]) -> CutoffFacts | None:
     """Return the value of `stall_cutoff` of a dataset: the cut-offs of its ranks, where they come from, and the median
     overlap ratio at half and at twice the cut-off; None where none applies.
 
     Args:
-        metrics: the dataset's, with `median` each.
+        at_cutoffs: these medians; None where unknown.
     """
     found = cutoffs_ns(run)
     if not found:
         return None
     stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
-    medians = [metrics[name].median for name in AT_CUTOFFS if name in metrics]
-    ratios = [median for median in medians if median is not None]
+    ratios = [median for median in at_cutoffs if median is not None]
     problems = (
         [_NOT_RECORDED] if not stated else sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
     )
@@ -124,7 +123,7 @@ def cutoff_entry(run: Run, metrics: Mapping[str, Described]) -> CutoffFacts | No
         min(found),
         max(found),
         sorted({cutoff.source for cutoff in stated}),
-        overlap_ratio_range=ratios if len(ratios) == len(AT_CUTOFFS) else None,
+        overlap_ratio_range=ratios if len(ratios) == len(at_cutoffs) else None,
         reason="; ".join(problems) or None,
     )
 

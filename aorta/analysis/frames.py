@@ -28,7 +28,7 @@ from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
 from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints, Run
 from aorta.errors import InputError
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
 
 STEP_COLUMNS = (
     "rank",
@@ -89,8 +89,8 @@ def _or_nan(column: Ints | None, length: int) -> np.ndarray:
 
 
 def metric_names(run: Run) -> list[str]:
-    """Return the metrics that any step of the run has, in the order of `metrics`."""
-    return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics})
+    """Return the metrics that any step of the run has, in the order of `metrics`, but for `AT_CUTOFFS`."""
+    return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics}.difference(AT_CUTOFFS))
 
 
 def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:

@@ -46,18 +46,6 @@ class Metric:
 _STEP_METRICS: Final = (
     Metric(JOB_STEP, "ms", "lower", "wall time of one global step: max over ranks"),
     Metric("overlap_ratio", "ratio", "higher", "compute_comm_ms / comm_ms: hidden share of all communication"),
-    Metric(
-        "overlap_ratio_at_half_cutoff",
-        "ratio",
-        None,
-        "overlap_ratio, were calls of a CPU backend stalls from half the stall cut-off on",
-    ),
-    Metric(
-        "overlap_ratio_at_twice_cutoff",
-        "ratio",
-        None,
-        "overlap_ratio, were calls of a CPU backend stalls from twice the stall cut-off on only",
-    ),
     Metric("overlap_over_compute", "ratio", None, "compute_comm_ms / compute_ms: share of compute with communication"),
     Metric("exposed_share", "ratio", "lower", "exposed_comm_ms / window_ms: share of the step"),
     Metric("window_ms", "ms", "lower", "the step on one rank, start to end"),
@@ -116,6 +104,8 @@ STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KI
 NOT_OF_STEPS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
 METRICS_OF_STEPS: Final = tuple(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS)
 """Those that a single step on a single rank can have."""
+NOT_SHOWN: Final = frozenset({"overlap_over_compute"})
+"""In `summary.json` alone: as the share of compute with communication it invites to be read as `overlap_ratio`."""
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
 
 

@@ -77,7 +77,7 @@ aggregate = by_json(_aggregate.aggregate)
 attribute = by_json(_attribute.attribute)
 describe = by_json(_stats.describe)
 headline, short_headline, title = map(by_json, (_verdict.headline, _verdict.short_headline, _verdict.title))
-junit_xml, markdown_summary = by_json(gate_command.junit_xml), by_json(gate_command.markdown_summary)
+markdown_summary = by_json(gate_command.markdown_summary)
 slower = by_json(_verdict.slower)
 summarize = by_json(_summary.summarize)
 changes_the_work = by_json(run_comparison.changes_the_work)
@@ -120,9 +120,9 @@ def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
     return found
 
 
-def evaluate(conditions: Any, comparison: Any, *on_inconclusive: Any) -> GateEntry:
+def evaluate(conditions: Any, comparison: Any) -> GateEntry:
     """What a gate says of a comparison, as the struct."""
-    return gate_checks.evaluate(conditions, built(Comparison, comparison), *on_inconclusive)
+    return gate_checks.evaluate(conditions, built(Comparison, comparison))
 
 
 def ended(options: Any, summary: MutableMapping[str, Any]) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from aorta.analysis.documents import ABSENT, Open, Unpublished
 from aorta.analysis.documents.dataset import Ends, LaunchLeftOut
-from aorta.analysis.metrics import Better, Unit
+from aorta.analysis.metrics import NOT_SHOWN, Better, Unit
 
 EffectKind: TypeAlias = Literal["difference", "quotient"]
 Side: TypeAlias = Literal["reference", "candidate"]
@@ -321,6 +321,11 @@ class Comparison(msgspec.Struct, kw_only=True):
     attribution: Attribution | None
 
     @property
+    def shown(self) -> dict[str, ComparedMetric]:
+        """The metrics that text and page show."""
+        return {name: pair for name, pair in self.metrics.items() if name not in NOT_SHOWN}
+
+    @property
     def tested(self) -> bool:
         """Whether it is one of launch sets, with verdicts."""
         return self.launches is not ABSENT
@@ -363,6 +368,5 @@ class GateEntry(Open):
 
     outcome: Literal["pass", "fail", "inconclusive"]
     exit_code: int
-    on_inconclusive: Literal["4", "pass", "fail"]
     basis: Literal["launches", "single runs"]
     conditions: list[JudgedCondition]

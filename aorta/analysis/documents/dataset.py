@@ -11,6 +11,7 @@ import msgspec
 
 from aorta.analysis.documents import ABSENT, Open, Unpublished
 from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.metrics import NOT_SHOWN
 from aorta.autopsy.verdict import Verdict
 from aorta.records.schema import InstrumentMode
 
@@ -379,6 +380,11 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     def described(self) -> dict[str, Described]:
         """Metric -> its statistics; empty where no step is used."""
         return self.metrics or {}
+
+    @property
+    def shown(self) -> dict[str, Described]:
+        """Those that text and page show."""
+        return {name: entry for name, entry in self.described.items() if name not in NOT_SHOWN}
 
     @property
     def matched(self) -> list[CollectiveEntry]:

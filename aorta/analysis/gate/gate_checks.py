@@ -95,7 +95,6 @@ def _wrong(text: str, at: int, what: str) -> InputError:
 
 
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
-OnInconclusive: TypeAlias = Literal["4", "pass", "fail"]
 SINGLE: Final = "one launch per side: threshold only, no statistics"
 _UNLIKE: Final = (
     "the two runs did not do the same work: they differ in {keys}. Compare runs that did, or allow it with "
@@ -104,14 +103,11 @@ _UNLIKE: Final = (
 _ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
 
 
-def evaluate(
-    conditions: Sequence[Condition], comparison: Comparison, on_inconclusive: OnInconclusive = "4"
-) -> GateEntry:
+def evaluate(conditions: Sequence[Condition], comparison: Comparison) -> GateEntry:
     """Judge every condition.
 
     Args:
         comparison: rests on launch sets where it has `launches`, otherwise on two single runs.
-        on_inconclusive: what an inconclusive gate ends with: exit code 4, 0 (`pass`) or 3 (`fail`).
 
     Returns:
         What `summary.json` holds of it. Fail outweighs inconclusive, which outweighs pass.
@@ -123,10 +119,8 @@ def evaluate(
     ]
     outcomes: set[Outcome] = {each.outcome for each in judged}
     outcome: Outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
-    failed, undecided = GateFailed.exit_code, Inconclusive.exit_code
-    chosen = {"4": undecided, "pass": EXIT_OK, "fail": failed}[on_inconclusive]
-    exit_code = {"pass": EXIT_OK, "fail": failed, "inconclusive": chosen}[outcome]
-    return GateEntry(outcome, exit_code, on_inconclusive, "launches" if of_launches else "single runs", judged)
+    codes = {"pass": EXIT_OK, "fail": GateFailed.exit_code, "inconclusive": Inconclusive.exit_code}
+    return GateEntry(outcome, codes[outcome], "launches" if of_launches else "single runs", judged)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,8 @@
-"""Parses the gate's options, judges its conditions, and writes the result as text, JUnit XML and Markdown.
+"""Parses the gate's options, judges its conditions, and writes the result as text, and with the summary as
+GitHub-flavoured Markdown for the page of a CI job ($GITHUB_STEP_SUMMARY).
 
-Two parts. *Options*: added to a parser; later they put `gate` into a summary and give an exit code and text. *Output*:
-for a terminal; as JUnit XML with one test case per condition; with its summary, as GitHub-flavoured Markdown for the
-page of a CI job ($GITHUB_STEP_SUMMARY). The XML follows the schema that Jenkins' xUnit plug-in publishes
-(junit-10.xsd); GitHub, GitLab and Azure read the same. A failed condition is a `failure`, an inconclusive one an
-`error`, or what `--inconclusive` makes of it: `failure` or `skipped`. Times are left out: nothing was timed.
-
-Must not: judge or compute a number for the output, let text of a file or a label become markup, or a character that XML
-does not allow, or import pandas: conditions are parsed together with the other arguments.
+Must not: judge or compute a number for the output, let text of a file or a label become markup, or import pandas:
+conditions are parsed together with the other arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
-from xml.etree import ElementTree
 
 from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.compare.verdict import is_comparable, short_headline, title, verdict_label
@@ -62,7 +56,7 @@ def interval(judged: JudgedCondition) -> str:
 
 
 def gate_text(result: GateEntry, style: Style = PLAIN) -> str:
-    """Return the headline, one line per condition, and a note where `--inconclusive` changed the exit code."""
+    """Return the headline, and one line per condition."""
     lines = [style.verdict(_TONES[result.outcome], f"{headline(result)} (exit code {result.exit_code})", bold=True)]
     for judged in result.conditions:
         word = style.verdict(_TONES[judged.outcome], _WORDS[judged.outcome])
@@ -71,61 +65,7 @@ def gate_text(result: GateEntry, style: Style = PLAIN) -> str:
         plain = f"  {_WORDS[judged.outcome]}  {judged.condition}: {measured}{around}: {judged.reason}"
         filled = textwrap.fill(plain, style.width, subsequent_indent=" " * 8, break_long_words=False)
         lines.append(filled.replace(_WORDS[judged.outcome], word, 1))
-    if result.outcome == "inconclusive" and result.on_inconclusive != "4":
-        lines.append(f"  --inconclusive {result.on_inconclusive} was asked for")
     return "\n".join(lines)
-
-
-_NOT_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Everything outside the production Char of XML 1.0, section 2.2."""
-_UNDECIDED: Final = {"4": "error", "fail": "failure", "pass": "skipped"}
-
-
-def junit_xml(result: GateEntry, comparison: Comparison) -> str:
-    """Return the XML document with its declaration; ends with a newline."""
-    names = {"pass": None, "fail": "failure", "inconclusive": _UNDECIDED[result.on_inconclusive]}
-    elements = [names[judged.outcome] for judged in result.conditions]
-    counts = {
-        "tests": str(len(elements)),
-        "failures": str(elements.count("failure")),
-        "errors": str(elements.count("error")),
-    }
-    root = ElementTree.Element("testsuites", {"name": "aorta gate", **counts})
-    suite = ElementTree.SubElement(
-        root, "testsuite", {"name": _clean(_name(comparison)), **counts, "skipped": str(elements.count("skipped"))}
-    )
-    for judged, element in zip(result.conditions, elements, strict=True):
-        case = ElementTree.SubElement(
-            suite, "testcase", {"name": _clean(judged.condition), "classname": f"aorta.gate.{_clean(judged.metric)}"}
-        )
-        details = f"{quantity(judged, judged.value)}: {judged.reason}"
-        if element is not None:
-            attributes = {"message": _clean(details)} | ({} if element == "skipped" else {"type": judged.outcome})
-            ElementTree.SubElement(case, element, attributes).text = _clean(_details(judged, comparison))
-        ElementTree.SubElement(case, "system-out").text = _clean(details)
-    ElementTree.SubElement(suite, "system-out").text = _clean(headline(result))
-    ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _name(comparison: Comparison) -> str:
-    return f"{comparison.candidate} against {comparison.reference}"
-
-
-def _details(judged: JudgedCondition, comparison: Comparison) -> str:
-    lines = [
-        _name(comparison),
-        f"condition: {judged.condition}",
-        f"measured: {quantity(judged, judged.value)}, interval {interval(judged)}, "
-        f"p {'null' if judged.p is None else format(judged.p, '.3g')}",
-        f"reason: {judged.reason}",
-    ]
-    return "\n".join([*lines, *filter(None, [comparison.sentence])])
-
-
-def _clean(text: str) -> str:
-    """Replace characters that XML cannot hold even when escaped by the replacement character."""
-    return _NOT_XML.sub("\ufffd", text)
 
 
 _MARKS: Final = {"pass": "✅", "fail": "❌", "inconclusive": "❔"}
@@ -214,7 +154,7 @@ def _metrics(comparison: Comparison) -> list[str]:
             escaped(entry.unit),
             escaped((verdict_label(entry) if entry.verdict else "-") if entry.tested else entry.judgement),
         ]
-        for name, entry in comparison.metrics.items()
+        for name, entry in comparison.shown.items()
         if not (entry.unknown or is_zero(entry))
     ]
     changes = ["difference", "ratio"] if apart else []
@@ -247,8 +187,8 @@ def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--fail-on`, `--inconclusive`, `--junit` and `--markdown`. A malformed condition ends the command with exit
-    code 2 before anything is read.
+    """Add `--fail-on` and `--markdown`. A malformed condition ends the command with exit code 2 before anything is
+    read.
     """
     group = parser.add_argument_group("gate", "exit code 3 if the candidate fails, 4 if the data cannot decide")
     group.add_argument(
@@ -261,39 +201,18 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "NUMBER%% is a part of the reference; repeatable",
     )
     group.add_argument(
-        "--inconclusive",
-        choices=("4", "pass", "fail"),
-        default="4",
-        help="what a gate ends with that cannot decide (default: exit code 4)",
-    )
-    group.add_argument("--junit", metavar="FILE", help="write the gate's result as JUnit XML")
-    group.add_argument(
         "--markdown", metavar="FILE", help="append a summary in Markdown, as $GITHUB_STEP_SUMMARY wants it"
     )
-
-
-def check_gate_options(options: argparse.Namespace) -> None:
-    """Check the options against each other; to be called before anything is read.
-
-    Raises:
-        InputError: there are conditions but nothing to compare, or an option that needs a condition has none.
-    """
-    if options.fail_on and (options.reference is None or options.candidate is None):
-        raise InputError("--fail-on judges a difference: give --reference and --candidate")
-    if not options.fail_on and options.junit is not None:
-        raise InputError("--junit writes the result of a gate: give at least one --fail-on")
-    if not options.fail_on and options.inconclusive != "4":
-        raise InputError(f"--inconclusive {options.inconclusive} is for a gate: give at least one --fail-on")
 
 
 def judge(options: argparse.Namespace, summary: Summary) -> None:
     """Judge the conditions and put the result into the summary as `gate`. Without a condition adds no key."""
     if options.fail_on:
-        summary.gate = evaluate(options.fail_on, summary.comparison, options.inconclusive)
+        summary.gate = evaluate(options.fail_on, summary.comparison)
 
 
 def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN) -> tuple[int, str]:
-    """Write the files of `--junit` and `--markdown`.
+    """Write the file of `--markdown`.
 
     Args:
         summary: what `judge` was given.
@@ -303,18 +222,20 @@ def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN
         The exit code, and the text for the terminal (empty without a gate).
 
     Raises:
-        InputError: a file cannot be written.
+        InputError: the file cannot be written.
     """
-    result, written = known(summary.gate), list[str]()
-    if result is not None and options.junit is not None:
-        _write(options.junit, junit_xml(result, summary.comparison), "w", "--junit")
-        written.append(options.junit)
-    if options.markdown is not None:
-        _write(options.markdown, markdown_summary(summary), "a", "--markdown")
-        written.append(options.markdown)
-    if result is None:
-        return EXIT_OK, "\n".join(written)
-    return result.exit_code, "\n".join([gate_text(result, style), *written])
+    result, name = known(summary.gate), options.markdown
+    if name is not None:
+        try:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            with Path(name).open("a", encoding="utf-8") as file:
+                file.write(markdown_summary(summary))
+        except OSError as error:
+            raise InputError(
+                f"{name}: cannot be written: {error.strerror or error}. Give another file to --markdown"
+            ) from error
+    code, text = (EXIT_OK, "") if result is None else (result.exit_code, gate_text(result, style))
+    return code, "\n".join(filter(None, [text, name]))
 
 
 def _condition(text: str) -> Condition:
@@ -322,15 +243,3 @@ def _condition(text: str) -> Condition:
         return parse_condition(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _write(name: str, text: str, mode: str, option: str) -> None:
-    path = Path(name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise InputError(
-            f"{name}: cannot be written: {error.strerror or error}. Give another file to {option}"
-        ) from error

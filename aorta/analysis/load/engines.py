@@ -99,7 +99,7 @@ class Dask:
         try:
             import distributed
         except ImportError as error:
-            raise ToolMissing(f"--engine dask needs the package distributed: {install_command('dask')}") from error
+            raise ToolMissing(f"--scheduler needs the package distributed: {install_command('dask')}") from error
         try:
             client = distributed.Client(self.scheduler, timeout=_CONNECT, set_as_default=False)
         except (OSError, ValueError) as error:

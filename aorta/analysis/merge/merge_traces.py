@@ -61,7 +61,6 @@ def merge(
     align: Align = "clock",
     window: str | None = None,
     clock_sync: Path | None = None,
-    records: bool = True,
     overwrite: bool = False,
 ) -> Merged:
     """Write the merged file. The options are those of the command line.
@@ -90,7 +89,7 @@ def merge(
             span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
             for _ in mine:
                 done()
-            record = record_of(mine[0][1], folders) if records else None
+            record = record_of(mine[0][1], folders)
             if record is None or span is None:
                 continue
             tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
@@ -99,7 +98,7 @@ def merge(
             seen[rank], groups[rank], merged.steps[rank] = tracks.collectives, tracks.groups, tracks.steps
             notes += tracks.problems
             _compare_labels(merged, rank, labels, tracks.collectives)
-        if records and not seen:
+        if not seen:
             merged.causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
         check_collectives(merged.causality, seen, groups)
         writer.finish(_metadata(merged, output, align, base_ns))
@@ -210,7 +209,6 @@ def merge_traces(arguments: Sequence[str]) -> int:
         align=options.align,
         window=options.window,
         clock_sync=Path(options.clock_sync) if options.clock_sync else None,
-        records=not options.no_records,
         overwrite=options.overwrite,
     )
     for note in merged.notes:
@@ -282,7 +280,6 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--clock-sync", metavar="FILE", help="default: clock_sync.json of the run, else as the traces say"
     )
-    words.add_argument("--no-records", action="store_true", help="leave out the tracks of rank_<rank>_metrics.jsonl")
     words.add_argument("--check", action="store_true", help="fail when an effect comes before its cause")
     words.add_argument("--overwrite", action="store_true", help="replace the output file")
     return words

@@ -18,7 +18,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.gate.gate_command import add_gate_arguments, check_gate_options, judge, run_gate
+from aorta.analysis.gate.gate_command import add_gate_arguments, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.kernel_classifier import add_comm_pattern
 from aorta.analysis.load.locations import Location, launch_folders
@@ -54,7 +54,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
         to_stdout(report_many(many, options, rules))
         return EXIT_OK
     _name_sides(options)
-    check_gate_options(options)
+    if options.fail_on and (options.reference is None or options.candidate is None):
+        raise InputError("--fail-on judges a difference: give --reference and --candidate")
     if options.tables is not None:
         check_format(options.tables)
     _check_loggers(options.log)
@@ -108,7 +109,7 @@ def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
 
 def _command(arguments: Sequence[str]) -> str:
     """Return the same command, to be copied and added to."""
-    return shlex.join(["aorta", "report", *(word for word in arguments if word not in ("--brief", "--all"))])
+    return shlex.join(["aorta", "report", *(word for word in arguments if word != "--all")])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,10 +133,10 @@ def parser() -> argparse.ArgumentParser:
         "candidate that is compared with it. Folders that hold ranks of one run, as nodes without a shared disk leave "
         "them, are one",
     )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--all", action="store_true", help="print everything: all metrics, collectives, notes, files")
-    length.add_argument(
-        "--brief", action="store_true", help="print the answer in at most 25 lines, which is the default"
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="print everything: all metrics, collectives, notes, files; otherwise the answer in at most 25 lines",
     )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"
@@ -151,10 +152,11 @@ def parser() -> argparse.ArgumentParser:
         help="default: reports/LABEL/ or reports/CANDIDATE-vs-REFERENCE/ where you are, of an A/B reports/PLAN/",
     )
     parser.add_argument(
-        "--engine", choices=("local", "dask"), default="local", help="what reads the files: this machine, or a cluster"
+        "--scheduler", metavar="ADDRESS", help="of a Dask cluster whose workers read the files: tcp://HOST:8786, say"
     )
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that is there: tcp://HOST:8786, say")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes of --engine local (default: one a core)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="processes that read the files here (default: one a core)"
+    )
     parser.add_argument(
         "--html",
         action=argparse.BooleanOptionalAction,
@@ -266,10 +268,8 @@ def _engine(options: argparse.Namespace) -> Engine:
     Raises:
         InputError: words that do not go together.
     """
-    if options.jobs is not None and (options.jobs < 1 or options.engine == "dask"):
-        raise InputError(f"--jobs {options.jobs}: at least 1, and only with --engine local")
-    if (options.engine == "dask") != (options.scheduler is not None):
-        raise InputError("--engine dask needs --scheduler ADDRESS, and --scheduler needs --engine dask")
+    if options.jobs is not None and (options.jobs < 1 or options.scheduler is not None):
+        raise InputError(f"--jobs {options.jobs}: at least 1, and not with --scheduler, whose workers read")
     return Local(options.jobs) if options.scheduler is None else Dask(options.scheduler)
 
 

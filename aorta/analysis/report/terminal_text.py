@@ -53,7 +53,6 @@ _NOT_JUDGED: Final = (
 _POOLED: Final = "  as ratio of sums over steps"
 _DENOMINATOR: Final = {
     "overlap_ratio": "hidden/comm",
-    "overlap_over_compute": "hidden/compute",
     "exposed_share": "exposed/step",
     "overlap_efficiency": "saved/min(Tc,Tm)",
     "compute_slowdown": "added/isolated",
@@ -159,7 +158,7 @@ def _set_lines(entry: DatasetEntry) -> list[str]:
 
 def dataset_table(label: str, entry: DatasetEntry) -> str:
     """Return every metric of one dataset over its steps and ranks."""
-    metrics = entry.described
+    metrics = entry.shown
     rows: list[tuple[str, ...]] = [(label, "median", "p5", "p95", "mean", "rank spread")]
     zeros = [name for name, values in metrics.items() if values.min == values.max == values.nulls == 0]
     for name, values in metrics.items():
@@ -247,7 +246,7 @@ def shown_first(comparison: Comparison) -> list[str]:
     """Return the names of the metrics, but those without a value on both sides and those of 0 on both: the primary and
     the job step first, then what has a verdict, then the rest.
     """
-    metrics = comparison.metrics
+    metrics = comparison.shown
     names = [name for name, pair in metrics.items() if pair.bounded or not (pair.unknown or is_zero(pair))]
     primary = comparison.deciding
     return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, known(metrics[name].verdict) is None))
@@ -319,7 +318,7 @@ def comparison_details(comparison: Comparison) -> str:
     if any(unshared.values()):
         counts = f"{unshared['reference']} of the reference, {unshared['candidate']} of the candidate"
         lines.append(f"  collectives (kind, group, size, bytes) that the other side does not have: {counts}")
-    metrics = comparison.metrics
+    metrics = comparison.shown
     lines += _zeros(
         "median 0 on both sides",
         [name for name, pair in metrics.items() if pair.reference == pair.candidate == 0],

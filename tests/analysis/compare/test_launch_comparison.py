@@ -306,6 +306,6 @@ def test_the_folder_of_an_ab_is_compared_side_against_side(
     monkeypatch.chdir(tmp_path)
     for side, ratios in (("reference", (0.8, 0.81, 0.82, 0.83)), ("candidate", (0.6, 0.61, 0.62, 0.63))):
         launch_set(tmp_path / "artifacts" / "mine" / side, ratios)
-    assert overlap_report([named, "--brief"]) == 0
+    assert overlap_report([named]) == 0
     found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
     assert (found["reference"], found["candidate"]) == ("reference", "candidate")

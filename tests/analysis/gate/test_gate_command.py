@@ -1,4 +1,4 @@
-"""The gate on a command line: exit codes, JUnit XML and the page of a CI job."""
+"""The gate on a command line: exit codes and the page of a CI job."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import argparse
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.documents import as_json
-from aorta.analysis.documents.comparison import GateEntry
 from aorta.analysis.gate import gate_command
 from aorta.analysis.gate.gate_checks import parse_condition
-from aorta.analysis.gate.gate_command import LIMIT_BYTES, add_gate_arguments, check_gate_options, escaped
+from aorta.analysis.gate.gate_command import LIMIT_BYTES, add_gate_arguments, escaped
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import InputError
-from tests.analysis.by_json import ended, evaluate, junit_xml, markdown_summary
+from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch
 from tests.analysis.gate.comparisons import comparison, metric
 
@@ -39,23 +37,16 @@ IDLE = {"comparison": comparison(idle_ms=metric(1, 5))}
 
 @pytest.mark.spec("D23")
 def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
-    files = "--junit", str(tmp_path / "new" / "gate.xml"), "--markdown", str(tmp_path / "page.md")
+    files = "--markdown", str(tmp_path / "page.md")
     (tmp_path / "page.md").write_text("# an earlier step\n")
     summary = dict(IDLE)
     code, text = ended(options("--fail-on", "idle_ms>1", "--fail-on", "idle_ms>50", *files), summary)
     assert code == 3
     assert text.startswith("gate failed: 1 failed, 1 passed of 2 conditions (exit code 3)\n")
-    assert text.splitlines()[-2:] == [str(tmp_path / "new" / "gate.xml"), str(tmp_path / "page.md")]
-    assert ElementTree.parse(tmp_path / "new" / "gate.xml").getroot().get("failures") == "1"
+    assert text.splitlines()[-1] == str(tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text().startswith("# an earlier step\n### ❌")
     assert summary["gate"]["outcome"] == "fail"
     json.dumps(summary, allow_nan=False)
-
-
-def test_how_an_inconclusive_gate_ends_can_be_chosen() -> None:
-    chosen = ((), ("--inconclusive", "pass"), ("--inconclusive", "fail"))
-    codes = [ended(options("--fail-on", "copy_ms>50", *words), dict(IDLE))[0] for words in chosen]
-    assert codes == [4, 0, 3]
 
 
 def test_without_a_condition_nothing_is_judged(tmp_path: Path) -> None:
@@ -77,99 +68,16 @@ def test_the_command_judges_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [result.outcome for result in results] == ["fail"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sides", "message"),
-    [
-        (["--fail-on", "idle_ms>1"], False, "give --reference and --candidate"),
-        (["--junit", "x.xml"], True, "give at least one --fail-on"),
-        (["--inconclusive", "pass"], True, "give at least one --fail-on"),
-    ],
-)
-def test_words_that_do_not_go_together(words: list[str], sides: bool, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check_gate_options(options(*words, sides=sides))
-    check_gate_options(options("--fail-on", "idle_ms>1"))
+def test_a_condition_without_something_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overlap_report(["--reference", "cuda", "--fail-on", "idle_ms>1"]) == 2
+    assert "--fail-on judges a difference: give --reference and --candidate" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    wrong = str(tmp_path / "file" / "gate.xml")
-    with pytest.raises(InputError, match=r"gate\.xml: cannot be written: .*--junit"):
-        ended(options("--fail-on", "idle_ms>1", "--junit", wrong), dict(IDLE))
-
-
-CONDITIONS = [parse_condition(text) for text in ("idle_ms>1", "copy_ms>10%", "idle_ms>500%")]
-
-# junit-10.xsd of Jenkins' xUnit plug-in: element -> allowed attributes (* required), allowed children
-RULES: dict[str, tuple[set[str], set[str], set[str]]] = {
-    "testsuites": ({"name", "tests", "failures", "errors", "time"}, set(), {"testsuite"}),
-    "testsuite": (
-        {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname", "id", "package"},
-        {"name"},
-        {"properties", "testcase", "system-out", "system-err"},
-    ),
-    "testcase": (
-        {"name", "classname", "assertions", "time", "status", "file"},
-        {"name", "classname"},
-        {"skipped", "error", "failure", "system-out", "system-err"},
-    ),
-    "failure": ({"message", "type"}, set(), set()),
-    "error": ({"message", "type"}, set(), set()),
-    "skipped": ({"message", "type"}, set(), set()),
-    "system-out": (set(), set(), set()),
-}
-
-
-def check(element: ElementTree.Element) -> None:
-    allowed, required, children = RULES[element.tag]
-    assert required <= set(element.attrib) <= allowed, element.tag
-    for child in element:
-        assert child.tag in children, f"{child.tag} in {element.tag}"
-        check(child)
-
-
-def result(on_inconclusive: str = "4") -> GateEntry:
-    return evaluate(CONDITIONS, IDLE["comparison"], on_inconclusive)
-
-
-@pytest.mark.parametrize(("choice", "element"), [("4", "error"), ("fail", "failure"), ("pass", "skipped")])
-def test_the_shape_and_the_counts(choice: str, element: str) -> None:
-    root = ElementTree.fromstring(junit_xml(result(choice), IDLE["comparison"]))
-    check(root)
-    (suite,) = root
-    cases = suite.findall("testcase")
-    assert [case.get("name") for case in cases] == ["idle_ms>1", "copy_ms>10%", "idle_ms>500%"]
-    assert [[child.tag for child in case if child.tag != "system-out"] for case in cases] == [
-        ["failure"],
-        [element],
-        [],
-    ]
-    for holder in (root, suite):
-        for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            if holder.get(attribute) is not None:
-                assert int(holder.get(attribute, "")) == len(list(holder.iter(tag)))
-        assert holder.get("tests") == "3"
-    failure = suite.find("testcase/failure")
-    assert failure is not None
-    assert "+4.000 ms" in failure.get("message", "")
-
-
-def test_the_attribution_stands_in_a_failure() -> None:
-    sentence = "81 % of the 12.3 ms is <allgather> & more"
-    root = ElementTree.fromstring(junit_xml(result(), {**IDLE["comparison"], "attribution": {"sentence": sentence}}))
-    failure = root.find("testsuite/testcase/failure")
-    assert failure is not None
-    assert failure.text is not None
-    assert failure.text.endswith(sentence)
-
-
-@given(st.text(), st.text())
-def test_any_label_gives_a_document_that_can_be_read(label: str, sentence: str) -> None:
-    compared = {**IDLE["comparison"], "candidate": label, "attribution": {"sentence": sentence}}
-    root = ElementTree.fromstring(junit_xml(result(), compared).encode("utf-8", "surrogatepass"))
-    check(root)
-    if label.isascii() and label.isprintable():
-        assert root[0].get("name") == f"{label} against cuda"
+    wrong = str(tmp_path / "file" / "page.md")
+    with pytest.raises(InputError, match=r"page\.md: cannot be written: .*--markdown"):
+        ended(options("--fail-on", "idle_ms>1", "--markdown", wrong), dict(IDLE))
 
 
 ROW = {

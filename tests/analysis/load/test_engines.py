@@ -169,9 +169,7 @@ def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> 
 
 
 def test_the_words_choose_the_engine() -> None:
-    chosen = [
-        _engine(parser().parse_args(words)) for words in ([], ["--jobs", "3"], ["--engine", "dask", "--scheduler", "a"])
-    ]
+    chosen = [_engine(parser().parse_args(words)) for words in ([], ["--jobs", "3"], ["--scheduler", "a"])]
     assert chosen == [Local(), Local(3), Dask("a")]
 
 
@@ -192,10 +190,8 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "dask"], "--engine dask needs --scheduler ADDRESS"),
-        (["--scheduler", "tcp://a:1"], "--scheduler needs --engine dask"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
-        (["--engine", "dask", "--scheduler", "tcp://a:1", "--jobs", "2"], "--jobs 2: at least 1, and only with"),
+        (["--scheduler", "tcp://a:1", "--jobs", "2"], "--jobs 2: at least 1, and not with --scheduler"),
     ],
 )
 def test_words_that_do_not_go_together(

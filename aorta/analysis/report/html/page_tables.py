@@ -81,7 +81,7 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
         direction = Column("direction", tip="of the difference; not tested for significance")
         columns = [Column("metric"), direction, *sides, Column("unit"), *plain]
     rows, nulls, zeros, apart = [], [], [], is_comparable(comparison)
-    for name, pair in comparison.metrics.items():
+    for name, pair in comparison.shown.items():
         if pair.unknown and not pair.bounded:
             nulls.append(f"{name}: {pair.judgement_reason}")
             continue
@@ -149,7 +149,7 @@ def dataset_table(label: str, entry: DatasetEntry, definitions: Mapping[str, Met
         Column("nulls", True),
     )
     rows, nulls = [], []
-    for name, found in entry.described.items():
+    for name, found in entry.shown.items():
         ends = known(found.bounds)
         if found.median is None and not ends:
             nulls.append(f"{name}: {found.reason}")

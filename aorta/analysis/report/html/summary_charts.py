@@ -51,7 +51,7 @@ def effect_charts(comparison: Comparison) -> list[Chart]:
     """
     if not is_comparable(comparison):
         return []
-    pairs = {name: pair for name, pair in comparison.metrics.items() if _has_interval(pair)}
+    pairs = {name: pair for name, pair in comparison.shown.items() if _has_interval(pair)}
     order = sorted(pairs, key=lambda name: _importance(name, pairs[name]))
     kinds = {
         "difference": ("ratios", "Candidate less reference.", "percentage points"),
