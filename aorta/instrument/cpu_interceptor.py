@@ -10,8 +10,9 @@ Must not change a value, an exception, a dtype or an order.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -142,9 +143,10 @@ class CpuInterceptor:
         self._progress = recorder.progress
         self.clock, self._groups = clock, groups
         self._on_issue, self._on_wait, self._on_call = recorder.on_issue, recorder.on_wait, recorder.on_call
+        self._add_underway = recorder.add_underway
         self._links, self._shortest_call_ns = links, shortest_call_ns
         self._kept = KeptAlive()
-        self._count: dict[str, int] = {}
+        self._count: dict[str, Iterator[int]] = {}
         self._calls = {
             name: _Call(operator, number, position_of_group(name), position_of_async_op(name), position_of_peer(name))
             for number, (name, operator) in enumerate(offered().items())
@@ -156,6 +158,13 @@ class CpuInterceptor:
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         """Handle one call of an operator."""
+        self._add_underway(1)
+        try:
+            return self._issue(name, args, original)
+        finally:
+            self._add_underway(-1)
+
+    def _issue(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
         call = self._calls[name]
         operator, group_at, async_at = call.operator, call.group_at, call.async_at
         tensor = first_tensor(args)
@@ -212,9 +221,8 @@ class CpuInterceptor:
             self._links.close()
 
     def _next(self, counter: str) -> int:
-        count = self._count.get(counter, 0)
-        self._count[counter] = count + 1
-        return count
+        # Atomic: threads of one process issue collectives of one group.
+        return next(self._count.setdefault(counter, itertools.count()))
 
     def _note_progress(self, call: _Call, member: Member, args: tuple[Any, ...], issued: InFlight) -> None:
         """Note a collective in the rank's progress file; sends and receives are counted by peer, as both ranks agree on

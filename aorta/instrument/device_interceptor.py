@@ -216,12 +216,21 @@ class DeviceInterceptor(CpuInterceptor):
 
     def _batch_begins(self, group: dist.ProcessGroup) -> None:
         if self._member(group).on_device:
+            self._add_underway(1)
             self._batches[self._member(group).name] = _Batch()
 
     def _batch_ends(self, group: dist.ProcessGroup, launch: Callable[[], Work | None]) -> Work | None:
         name = self._member(group).name
         batch = self._batches.pop(name, None)
-        if batch is None or not batch.rows:
+        if batch is None:
+            return launch()
+        try:
+            return self._launch(name, batch, launch)
+        finally:
+            self._add_underway(-1)
+
+    def _launch(self, name: str, batch: _Batch, launch: Callable[[], Work | None]) -> Work | None:
+        if not batch.rows:
             return launch()
         number = next(self._launches)
         computes = self._streams.computes()

@@ -125,11 +125,15 @@ class OpenStep:
         native_events: adds what compiled code recorded, if anything.
         kernels: those of the profiler's window that the step is part of, if of any.
         noted: indices of its collectives in the rank's progress file.
+        continues: it has all that was issued since the step before it ended.
+        outside: how many collectives were issued since then that are part of no step.
+        ahead_before, ahead_after: from how few to how many collectives `issued_before` and `issued_after` may be ahead of
+            what was recorded until then, as other threads issue some at that moment.
     """
 
     facts: StepFacts
-    start: Mark
-    issued_before: dict[int, int | None]
+    start: Mark = None
+    issued_before: dict[int, int | None] = field(default_factory=dict)
     unseen: Unseen | None = None
     no_copies: str | None = NO_COPIES
     end: Mark | None = None
@@ -155,6 +159,10 @@ class OpenStep:
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None
     noted: range = range(0)
+    continues: bool = False
+    outside: int = 0
+    ahead_before: tuple[int, int] = (0, 0)
+    ahead_after: tuple[int, int] = (0, 0)
 
     def marks(self) -> Iterator[Mark | None]:
         """Yield all marks recorded by Python code."""

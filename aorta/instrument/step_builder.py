@@ -74,6 +74,7 @@ class StepBuilder:
         self._stall_cutoff_ns, self._no_values = stall_cutoff_ns, no_values
         self._marks = MarkReader(clock, groups)
         self._copying: list[Interval] = []
+        self._ahead = (0, 0)
 
     def line(self, step: OpenStep) -> Step:
         """Return the step's line; its marks are returned to the clock."""
@@ -324,11 +325,14 @@ class StepBuilder:
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
         # Collectives that the backend does not count itself are left out of the comparison.
         seen = sum(issued.counted for issued in step.collectives)
+        issued = self._issued_between(step)
         if step.unseen is not None:
-            return Coverage(seen, self._issued_between(step), complete=False, reason=step.unseen.reason)
+            self._ahead = step.ahead_after
+            return Coverage(seen, issued, complete=False, reason=step.unseen.reason, outside=step.outside)
         unfinished = sum(row.end_ns is None for row in rows)
         untimed = [one.untimed for one in step.collectives if one.untimed is not None]
-        issued = self._issued_between(step)
+        if issued is not None and self._accounts_for(step, issued - seen):
+            issued = seen
         if step.captured:
             reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
         elif untimed:
@@ -340,8 +344,19 @@ class StepBuilder:
         elif issued != seen:
             reason = f"the backends counted {issued} collectives, AORTA saw {seen}"
         else:
-            return Coverage(seen, issued, complete=True)
-        return Coverage(seen, issued, complete=False, reason=reason)
+            return Coverage(seen, issued, complete=True, outside=step.outside)
+        return Coverage(seen, issued, complete=False, reason=reason, outside=step.outside)
+
+    def _accounts_for(self, step: OpenStep, more: int) -> bool:
+        """Return whether calls of other threads, underway when the step began or ended, explain that the backends
+        counted so many `more` than it has. What they leave open is carried over to the step that continues it.
+        """
+        least, most = (ahead + more for ahead in (self._ahead if step.continues else step.ahead_before))
+        low, high = step.ahead_after
+        found = max(least, low), min(most, high)
+        accounted = found[0] <= found[1]
+        self._ahead = found if accounted else step.ahead_after
+        return accounted
 
     @staticmethod
     def _issued_between(step: OpenStep) -> int | None:

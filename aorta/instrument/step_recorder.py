@@ -6,6 +6,7 @@ a sink, in order, some steps late (R4). Must not wait for anything inside the lo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -104,6 +105,7 @@ class StepRecorder:
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
         steps_written: how many steps the sink has received.
+        outside: how many collectives were issued since the last step ended that are part of none.
     """
 
     def __init__(
@@ -119,6 +121,11 @@ class StepRecorder:
         self._clock, self._builder = clock, builder
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._current: OpenStep | None = None
+        self._between = False
+        self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
+        # What other threads add to a step must not come behind its reading; native rows have a lock of their own.
+        self._lock = threading.Lock()
+        self._thread, self._underway = threading.get_ident(), 0
         self._unread: deque[OpenStep] = deque()
         self.unseen: Unseen | None = None
         self.no_copies: str | None = NO_COPIES
@@ -128,7 +135,7 @@ class StepRecorder:
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
-        self.steps_written = 0
+        self.steps_written = self.outside = 0
 
     # --- while a step runs -------------------------------------------------------------------------------------------
 
@@ -138,34 +145,50 @@ class StepRecorder:
         self.begin(facts)
         try:
             yield
-            self.end()
-        finally:
+        except BaseException:
             self.abandon()
+            raise
+        self.end()
 
-    def begin(self, facts: StepFacts) -> None:
-        """Begin a step; one that was open is discarded."""
-        self.abandon()
+    def begin(self, facts: StepFacts, *, continues: bool = False) -> None:
+        """Begin a step on the calling thread; one that was open is discarded.
+
+        Args:
+            continues: what was issued since the last step ended is part of this one, although it began before it.
+                Otherwise it is part of none, and only counted.
+        """
+        continues = continues and self._between
+        if not continues:
+            self._discard(OpenStep(facts))
+        begun = self._current
+        assert begun is not None  # made above, or when the last step ended
         self._clock.new_epoch()
         self.progress.begin_step(facts.global_step)
         self.on_begin()
-        # A mark would become part of a graph that is being captured: then only the host's clock tells.
-        start = self._clock.mark() or time.perf_counter_ns()
-        begun = OpenStep(facts, start, self._issued_by_backends(), self.unseen, self.no_copies)
-        begun.kernels, begun.noted = self.kernels, range(issued := self.progress.issued, issued)
+        self._thread, self._between = threading.get_ident(), False
         if self.compiled_interceptor is not None:
-            self.compiled_interceptor.begin()
-        self._current = begun
+            self.outside += self.compiled_interceptor.begin(continues=continues)
+        # A mark would become part of a graph that is being captured: then only the host's clock tells.
+        begun.facts, begun.start = facts, self._clock.mark() or time.perf_counter_ns()
+        begun.unseen, begun.no_copies, begun.continues = self.unseen, self.no_copies, continues
+        begun.issued_before, begun.ahead_before = self._counted if continues else self._issued_so_far()
+        begun.kernels, begun.noted = self.kernels, range(issued := self.progress.issued, issued)
+        begun.outside, self.outside = self.outside, 0
 
     def end(self) -> None:
-        """End the open step."""
+        """End the open step. What is issued from now on is part of the next one, where that continues it."""
         done = self._current
         assert done is not None  # begin comes before end
-        done.end, done.issued_after = self._clock.mark(), self._issued_by_backends()
+        done.end = self._clock.mark()
         if done.end is None or on_host(done.start) != on_host(done.end):
             done.start, done.end = self._on_host(done.start), self._on_host(done.end)
             done.unseen = Unseen(_CAPTURED, compute=True)
+        with self._lock:
+            self._current = OpenStep(done.facts)
+            self._between = True
         if self.compiled_interceptor is not None:
             done.native_events = self.compiled_interceptor.end()  # also reports how many collectives were captured
+        done.issued_after, done.ahead_after = self._counted = self._issued_so_far()
         done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
         self.progress.end_step()
         done.user_marks = self.user_marks.take()
@@ -175,21 +198,40 @@ class StepRecorder:
             elif noted := self.gradients.take():
                 done.gradients, self.gradients = noted, None
         self._unread.append(done)
-        self._current = None
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
             self.catch_up()
 
     def abandon(self) -> None:
-        """Discard the open step, if any."""
-        abandoned, self._current = self._current, None
-        if abandoned is None:
+        """Discard the open step, if any, and record nothing until the next one begins."""
+        if self._current is None:
             return
-        self._forget(*abandoned.marks())
-        self.user_marks.take()
-        if self.gradients is not None:
-            self.gradients.forget()
+        if not self._between:
+            self.user_marks.take()
+            if self.gradients is not None:
+                self.gradients.forget()
+        self._discard()
         if self.compiled_interceptor is not None:
-            self.compiled_interceptor.abandon()
+            self.outside += self.compiled_interceptor.abandon()
+
+    def _discard(self, following: OpenStep | None = None) -> None:
+        """Drop what Python code recorded since the last step ended, and count its collectives."""
+        with self._lock:
+            dropped, self._current, self._between = self._current, following, False
+        if dropped is not None:
+            self._forget(*dropped.marks())
+            self.outside += len(dropped.collectives)
+
+    def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
+        """Return what each backend has counted, and from how few to how many collectives it may be ahead of what is
+        recorded in the steps that have ended: a call of another thread is counted while it is underway, and so is what
+        was issued since.
+        """
+        native = self.compiled_interceptor
+        underway = self._underway if native is None else native.underway()
+        counted = self._issued_by_backends()
+        assert self._current is not None  # a step begins, or the next one was prepared
+        since = len(self._current.collectives) if native is None else native.count()
+        return counted, (-underway, since)
 
     def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
         """Return a `with` block of work that is neither compute nor communication.
@@ -213,38 +255,58 @@ class StepRecorder:
         rows = None if self._current is None or self.unseen is not None else self._current.compute
         return _Bracket(self._clock, rows, block, phase)
 
+    def add_underway(self, calls: int) -> None:
+        """Note that calls of backends begin, or have returned (-1): meanwhile they may have counted their collectives
+        or not.
+        """
+        with self._lock:
+            self._underway += calls
+
     def on_issue(self, issued: InFlight) -> None:
         """Note that a collective is about to be issued."""
-        if self._current is not None:
-            self._current.collectives.append(issued)
+        with self._lock:
+            if self._current is not None:
+                self._current.collectives.append(issued)
+            else:
+                self.outside += 1
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
         """Note that the caller was waiting for a collective between these marks."""
-        if self._current is not None:
-            self._current.stalls.append((begin, end))
-        else:
-            self._forget(begin, end)
+        with self._lock:
+            if self._current is not None:
+                self._current.stalls.append((begin, end))
+                return
+        self._forget(begin, end)
 
     def on_call(self, begin_ns: int, end_ns: int) -> None:
-        """Note a backend's call, on the host's clock; whether it is a stall depends on the cut-off."""
-        if self._current is not None:
-            self._current.calls.append((begin_ns, end_ns))
+        """Note a backend's call, on the host's clock; whether it is a stall depends on the cut-off. On another thread
+        than the one that trains it holds up no computation.
+        """
+        with self._lock:
+            if self._current is not None and threading.get_ident() == self._thread:
+                self._current.calls.append((begin_ns, end_ns))
 
     def on_wait(self, wait: Waited) -> None:
-        """Note that what computes waited for a collective."""
-        if self._current is not None:
-            self._current.waits.append(wait)
-        else:
-            self._forget(wait.begin, wait.end)
+        """Note that what computes waited for a collective. A wait on the host, on another thread than the one that
+        trains, holds up no computation.
+        """
+        if on_host(wait.begin) and threading.get_ident() != self._thread:
+            return
+        with self._lock:
+            if self._current is not None:
+                self._current.waits.append(wait)
+                return
+        self._forget(wait.begin, wait.end)
 
     def on_stream_wait(self, begin: Mark, end: Mark, joined: tuple[Name, ...]) -> None:
         """Note that between these marks the compute stream may have waited for a stream of the strategy, and so for the
         collectives that this one had `joined`; the part that coincides with communication is a stall.
         """
-        if self._current is not None:
-            self._current.stream_waits.append((begin, end, joined))
-        else:
-            self._forget(begin, end)
+        with self._lock:
+            if self._current is not None:
+                self._current.stream_waits.append((begin, end, joined))
+                return
+        self._forget(begin, end)
 
     def on_bucket_ready(self, size_bytes: int) -> None:
         """Note that the gradients of a bucket are ready, which is reduced later."""
@@ -311,6 +373,7 @@ class StepRecorder:
 
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""
+        self.abandon()
         self._give_up_kernels()
         self._clock.drain()
         # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
@@ -323,6 +386,7 @@ class StepRecorder:
 
     def salvage(self) -> None:
         """Write the remaining steps that can be read; after an error, when the device may never answer."""
+        self.abandon()
         self._give_up_kernels()
         while self._unread and self._readable(self._unread[0], late=True):
             self._write(self._unread.popleft())

@@ -28,23 +28,29 @@ class KeptAlive:
     A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
     half is gone would never return. A handle is released once it was waited for. DDP never waits (it keeps the future
     and drops the handle): a handle that has completed and is referenced only here releases the backend's work, whose
-    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well.
+    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well. It takes the future before
+    it issues its next collective, so the last handle of a thread is left as it is, whatever other threads issue.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
+        self._lock = threading.RLock()  # entered again where what is released here runs Python code
+        self._last_of: dict[int, int] = {}
         self._full: OrderedDict[int, TimedWork] = OrderedDict()
         self._completed: OrderedDict[int, TimedWork] = OrderedDict()
 
     def hold(self, work: TimedWork) -> None:
         """Keep `work` until it was waited for, or has completed and `capacity` newer ones have been added."""
-        self._look_at_oldest()
-        self._full[id(work)] = work
+        with self._lock:
+            self._last_of[threading.get_ident()] = id(work)
+            self._look_at_oldest()
+            self._full[id(work)] = work
 
     def release(self, work: TimedWork) -> None:
         """Release `work`, which was waited for."""
-        if self._full.pop(id(work), None) is None:
-            self._completed.pop(id(work), None)
+        with self._lock:
+            if self._full.pop(id(work), None) is None:
+                self._completed.pop(id(work), None)
 
     def __len__(self) -> int:
         return len(self._full) + len(self._completed)
@@ -52,8 +58,8 @@ class KeptAlive:
     def _look_at_oldest(self) -> None:
         for _ in range(min(_LOOKS, len(self._full))):
             number, oldest = next(iter(self._full.items()))
-            if sys.getrefcount(oldest) > _HELD_HERE_ALONE:
-                # Python code still references it and may use it; check the ones after it, which may be as old.
+            if sys.getrefcount(oldest) > _HELD_HERE_ALONE or number in self._last_of.values():
+                # Its caller may still use it; check the ones after it, which may be as old.
                 self._full.move_to_end(number)
                 continue
             if not oldest.is_completed():

@@ -283,13 +283,15 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 class Coverage(msgspec.Struct, frozen=True):
     """Collectives seen at the dispatcher, against those the process groups' own sequence counters say were issued (R8).
     Sends and receives of NCCL and RCCL are in neither: their counters leave them out. `issued` is null where a backend
-    keeps no counter; `reason` says why coverage is incomplete or unknown.
+    keeps no counter; `reason` says why coverage is incomplete or unknown. `outside`: how many collectives were seen
+    between this step and the one before it that are part of no step (checkpoints, evaluation).
     """
 
     seen: Integer
     issued: Integer | None
     complete: bool
     reason: str | None = None
+    outside: Integer = 0
 
 
 class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
@@ -423,7 +425,9 @@ class DeviceClockFacts(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
-    """Last line. A file without one belongs to a process that was killed."""
+    """Last line. A file without one belongs to a process that was killed. `outside`: as in `Coverage`, behind the last
+    step.
+    """
 
     reason: Literal["completed", "signal", "error"]
     exit_code: Integer
@@ -433,6 +437,7 @@ class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     signal: str | None = None
     error: str | None = None
     device_clock: DeviceClockFacts | None = None
+    outside: Integer = 0
 
 
 Line: TypeAlias = Header | Step | Anchor | Calibration | Footer

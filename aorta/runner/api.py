@@ -93,7 +93,7 @@ class Recording:
         with self._recorder.progress.phase("trace"):
             self._profiler.step()
         self._next += 1
-        self._begin()
+        self._begin(continues=True)
 
     def restart(self) -> None:
         """Begin the current step here instead: after an evaluation or a checkpoint, which are no part of it."""
@@ -153,9 +153,9 @@ class Recording:
         self._recorder.abandon()
         self._markers.end()
 
-    def _begin(self) -> None:
+    def _begin(self, *, continues: bool = False) -> None:
         self._calibrator.before(self._next)
-        self._recorder.begin(self._facts())
+        self._recorder.begin(self._facts(), continues=continues)
         self._markers.begin(self._next)
 
     def _facts(self) -> StepFacts:

@@ -158,6 +158,7 @@ class RankRecordWriter:
             signal=None if ending.signal is None else ending.signal.name,
             error=error,
             device_clock=device_clock,
+            outside=instrument.recorder.outside,
         )
         self.writer.write(footer)
         self._footer = footer

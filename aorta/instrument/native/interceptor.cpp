@@ -199,25 +199,28 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::shared_ptr<Step>& step() const { return step_; }
   std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
 
-  void begin() {
+  // Returns how many collectives were dropped: all since the last step, unless this one `continues` it.
+  size_t begin(bool continues) {
     if (device_) {
       device_->begin();
     }
-    let_go(*end());  // marks of an abandoned step
-    step_->begin();
+    return dropped(step_->begin(continues));
   }
+  size_t abandon() { return dropped(step_->abandon()); }
+  size_t count() const { return step_->count(); }
+  int64_t underway() const { return step_->underway(); }
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
-  // Stop recording; returns the events since `begin`, which Python converts later (`rows_of`).
+  // End the step; returns its events, which Python converts later (`rows_of`).
   std::unique_ptr<Noted> end() {
     return std::make_unique<Noted>(step_->end());
   }
 
-  // Return to the clock the marks that will not be read.
-  void let_go(const Noted& noted) {
+  // Return to the clock the marks that will not be read; how many collectives had them.
+  size_t dropped(const Noted& noted) {
     if (!device_) {
-      return;
+      return noted.collectives.size();
     }
     for (const Collective& row : noted.collectives) {
       if (row.span) {
@@ -233,6 +236,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       device_->clock().release(copy.start);
       device_->clock().release(copy.end);
     }
+    return noted.collectives.size();
   }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -253,6 +257,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // The host waits for a barrier, whatever its backend.
     const bool on_device =
         tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
+    const aorta::Underway underway(step_);
     Collective row = issued(index, group, arguments, tensor, on_device);
     const auto original = [&](bool synchronously = false) {
       const Label label(op, row);
@@ -277,7 +282,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
       if (!device_) {
-        step_->wait({row.name(), row.issue_ns, End::moment_ns(row.end->both()), /*blocked=*/false, /*over=*/true});
+        const int64_t end_ns = End::moment_ns(row.end->both());
+        step_->wait_on_host({row.name(), row.issue_ns, end_ns, /*blocked=*/false, /*over=*/true});
       }
       return;
     }
@@ -294,7 +300,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   void batch_begins(const c10::intrusive_ptr<ProcessGroup>& process_group) {
     Group& group = group_of(process_group);
     if (group.on_device) {
-      group.batch = std::make_shared<Batch>();
+      group.batch = std::make_shared<Batch>(step_);
     }
   }
 
@@ -340,6 +346,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
  private:
   // The operations that a backend has coalesced so far.
   struct Batch {
+    explicit Batch(std::shared_ptr<Step> step) : underway(std::move(step)) {}
+    aorta::Underway underway;
     std::vector<std::shared_ptr<Span>> spans;
     std::vector<IValue> tensors;
     bool stacks = false;
@@ -719,7 +727,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)
-      .def("let_go", &Tap::let_go)
+      .def("abandon", &Tap::abandon)
+      .def("count", &Tap::count)
+      .def("underway", &Tap::underway)
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())

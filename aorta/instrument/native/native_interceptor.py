@@ -91,21 +91,35 @@ class NativeCpuInterceptor:
         self._tap.open()
         return cast(Interception, self._tap)
 
-    def begin(self) -> None:
-        """Start recording events."""
-        if self._tap is not None:
-            self._tap.begin()
-            self.ranges.begin()
+    def begin(self, *, continues: bool) -> int:
+        """Begin a step; returns how many collectives since the last one belong to none: 0 where it `continues` that."""
+        if self._tap is None:
+            return 0
+        self.ranges.begin()
+        return int(self._tap.begin(continues))
 
     def end(self) -> NativeEvents | None:
-        """Stop recording; the returned callable adds the events since `begin` to a step. None after `close`."""
+        """End a step; the returned callable adds its events to it. None after `close`. What is recorded from now on is
+        part of the next step, where that continues this one.
+        """
         if self._tap is None:
             return None
         return partial(self._add, self._tap.end(), self.ranges.end())
 
-    def abandon(self) -> None:
-        """Stop recording, and discard the events since `begin`."""
-        self.end()
+    def underway(self) -> int:
+        """Return how many calls of backends have not returned."""
+        return 0 if self._tap is None else int(self._tap.underway())
+
+    def count(self) -> int:
+        """Return how many collectives were recorded since the last step ended."""
+        return 0 if self._tap is None else int(self._tap.count())
+
+    def abandon(self) -> int:
+        """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
+        if self._tap is None:
+            return 0
+        self.ranges.forget()
+        return int(self._tap.abandon())
 
     def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
         rows, calls, waits, copies = noted.rows()
@@ -243,20 +257,15 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             interception.callback(each.close)
         return interception
 
-    def begin(self) -> None:
+    def begin(self, *, continues: bool) -> int:
         self._streams.compute = self._streams.current()
-        super().begin()
+        return super().begin(continues=continues)
 
     def end(self) -> NativeEvents | None:
         if self._tap is not None:
             for _ in range(self._tap.take_captured()):
                 self._on_captured()
         return super().end()
-
-    def abandon(self) -> None:
-        if self._tap is not None:
-            self._tap.let_go(self._tap.end())
-            self.ranges.forget()
 
     def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.read(noted)

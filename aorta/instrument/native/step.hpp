@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -157,19 +158,34 @@ struct Noted {
   std::vector<Copied> copies;
 };
 
-// The events of one step. Written from any thread; between two steps nothing is recorded.
+// The events of one step, and from its end on those of the next one. Written from any thread.
 class Step {
  public:
-  void begin() {
+  // Begin a step on the thread that trains. Returns the events since the last one, unless the step `continues` it:
+  // then they are its own.
+  Noted begin(bool continues) {
     const std::lock_guard<std::mutex> held(mutex_);
-    noted_ = {};
     open_ = true;
+    trains_ = std::this_thread::get_id();
+    return continues ? Noted{} : std::exchange(noted_, {});
   }
 
   Noted end() {
     const std::lock_guard<std::mutex> held(mutex_);
+    return std::exchange(noted_, {});
+  }
+
+  // Record nothing more until the next step begins.
+  Noted abandon() {
+    const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
     return std::exchange(noted_, {});
+  }
+
+  // How many collectives were recorded since the last step ended.
+  size_t count() const {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return noted_.collectives.size();
   }
 
   bool is_open() const {
@@ -187,13 +203,34 @@ class Step {
     }
   }
 
+  // How many calls of backends have begun and not returned: they may have counted their collectives or not.
+  int64_t underway() const {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return underway_;
+  }
+
+  void add_underway(int64_t calls) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    underway_ += calls;
+  }
+
+  // A call on the host; on another thread than the one that trains it holds up no computation.
   void call(int64_t begin_ns, int64_t end_ns) {
     const std::lock_guard<std::mutex> held(mutex_);
-    if (open_) {
+    if (open_ && std::this_thread::get_id() == trains_) {
       noted_.calls.emplace_back(begin_ns, end_ns);
     }
   }
 
+  // A wait on the host, likewise.
+  void wait_on_host(Waited waited) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (open_ && std::this_thread::get_id() == trains_) {
+      noted_.waits.push_back(std::move(waited));
+    }
+  }
+
+  // A wait of the compute stream.
   void wait(Waited waited) {
     const std::lock_guard<std::mutex> held(mutex_);
     if (open_) {
@@ -223,7 +260,20 @@ class Step {
  private:
   mutable std::mutex mutex_;
   bool open_ = false;
+  std::thread::id trains_;
+  int64_t underway_ = 0;
   Noted noted_;
+};
+
+// One call of the backend, from before its collectives are recorded until it returns or fails.
+class Underway {
+ public:
+  explicit Underway(std::shared_ptr<Step> step) : step_(std::move(step)) { step_->add_underway(1); }
+  Underway(const Underway&) = delete;
+  ~Underway() { step_->add_underway(-1); }
+
+ private:
+  const std::shared_ptr<Step> step_;
 };
 
 // Wraps the backend's work, and records when its caller waited.
@@ -246,7 +296,7 @@ class TimedWork final : public Work {
       const int64_t begin_ns = now_ns();
       const auto waited = [&](bool over) {
         if (step_) {
-          step_->wait({of_, begin_ns, now_ns(), blocked, over});
+          step_->wait_on_host({of_, begin_ns, now_ns(), blocked, over});
         }
       };
       try {
