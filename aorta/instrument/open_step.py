@@ -127,7 +127,7 @@ class OpenStep:
         noted: indices of its collectives in the rank's progress file.
         continues: it has all that was issued since the step before it ended.
         outside: how many collectives were issued since then that are part of no step.
-        ahead_before, ahead_after: from how few to how many collectives `issued_before` and `issued_after` may be ahead of
+        ahead_before, ahead_after: how few and how many collectives `issued_before` and `issued_after` may be ahead of
             what was recorded until then, as other threads issue some at that moment.
     """
 

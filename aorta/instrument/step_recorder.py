@@ -219,7 +219,7 @@ class StepRecorder:
             dropped, self._current, self._between = self._current, following, False
         if dropped is not None:
             self._forget(*dropped.marks())
-            self.outside += len(dropped.collectives)
+            self.outside += dropped.outside + len(dropped.collectives)
 
     def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
         """Return what each backend has counted, and from how few to how many collectives it may be ahead of what is

@@ -28,8 +28,8 @@ class KeptAlive:
     A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
     half is gone would never return. A handle is released once it was waited for. DDP never waits (it keeps the future
     and drops the handle): a handle that has completed and is referenced only here releases the backend's work, whose
-    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well. It takes the future before
-    it issues its next collective, so the last handle of a thread is left as it is, whatever other threads issue.
+    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well. It takes the future
+    before it issues its next collective, so the last handle of a thread stays as it is, whatever other threads issue.
     """
 
     def __init__(self, capacity: int = 1024) -> None:

@@ -40,6 +40,7 @@ class Seen:
         self.waits: list[Waited] = []
         self.calls: list[tuple[int, int]] = []
         self.on_issue, self.on_wait, self.progress = self.rows.append, self.waits.append, Progress()
+        self.add_underway = lambda _calls: None
 
     def on_call(self, begin_ns: int, end_ns: int) -> None:
         self.calls.append((begin_ns, end_ns))

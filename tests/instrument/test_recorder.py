@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from aorta.instrument import step_recorder as recorder_module
-from aorta.instrument.in_flight import InFlight
-from aorta.instrument.open_step import Scalar
+from aorta.instrument.in_flight import InFlight, Name, Waited
+from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import MAX_STEPS_LATE
 from aorta.timeline.overlap import Unseen
 from tests.instrument.steps import MS, Pending, Rig
@@ -147,6 +149,71 @@ def test_what_happens_between_steps_belongs_to_none(rig: Rig) -> None:
         pass
     line = rig.lines[0]
     assert (line.collectives, line.stalls, line.compute, line.aux, line.loss) == ([], [], [], [], None)
+
+
+def test_what_is_issued_between_steps_is_part_of_the_step_that_continues(rig: Rig) -> None:
+    with rig.step(0, 10):
+        pass
+    rig.collective(rig.clock.at(12), rig.clock.at(22), issue_ms=12)
+    rig.clock.now_ns = 20 * MS
+    rig.recorder.begin(StepFacts(0, 1, 1, None, warmup=False), continues=True)
+    rig.compute(20, 30)
+    rig.recorder.end()
+    line = rig.lines[1]
+    assert [row.issue_ns for row in line.collectives] == [-8 * MS]
+    assert (line.coverage.seen, line.coverage.outside, line.coverage.complete) == (1, 0, True)
+    assert line.overlap["comm_ms"] == 2  # its part in this step
+
+
+def test_what_is_part_of_no_step_is_counted(rig: Rig) -> None:
+    with rig.step(0, 10):
+        pass
+    rig.collective(rig.clock.at(12), rig.clock.at(13))
+    with pytest.raises(RuntimeError), rig.step(15, 16):  # noqa: PT012  the failure is the step's
+        rig.collective(rig.clock.at(15), rig.clock.at(16))
+        raise RuntimeError
+    rig.collective(rig.clock.at(17), rig.clock.at(18))
+    with rig.step(20, 30):
+        pass
+    rig.collective(rig.clock.at(31), rig.clock.at(32))
+    rig.recorder.finish()
+    assert [line.coverage.outside for line in rig.lines] == [0, 3]
+    assert rig.recorder.outside == 1
+    assert all(line.coverage.complete for line in rig.lines)
+
+
+def test_a_call_of_another_thread_that_is_underway_at_a_steps_end_is_not_missing_and_one_that_was_missed_is(
+    rig: Rig,
+) -> None:
+    def follow(number: int) -> None:
+        rig.recorder.begin(StepFacts(0, number, number, None, warmup=False), continues=True)
+
+    follow(0)
+    rig.recorder.add_underway(1)
+    rig.collective(rig.clock.at(1), rig.clock.at(2))
+    rig.counted[1] = 0  # not yet counted
+    rig.recorder.end()
+    follow(1)
+    rig.recorder.add_underway(-1)
+    rig.counted[1] = 1
+    rig.recorder.end()
+    follow(2)
+    rig.counted[1] = 2  # one that nobody saw
+    rig.recorder.end()
+    follow(3)
+    rig.recorder.end()
+    assert [line.coverage.complete for line in rig.lines] == [True, True, False, True]
+    assert rig.lines[2].coverage.reason == "the backends counted 1 collectives, AORTA saw 0"
+
+
+def test_waits_and_calls_of_other_threads_hold_up_no_computation(rig: Rig) -> None:
+    with rig.step(0, 10):
+        wait = Waited(Name("0", 0), 1 * MS, 4 * MS)
+        other = threading.Thread(target=lambda: (rig.recorder.on_wait(wait), rig.recorder.on_call(1 * MS, 4 * MS)))
+        other.start()
+        other.join()
+    assert rig.lines[0].stalls == []
+    assert rig.lines[0].waits == []
 
 
 def test_at_the_tail_what_the_backend_has_completed_ends_at_the_latest(rig: Rig) -> None:

@@ -59,6 +59,7 @@ def test_the_marks_of_an_abandoned_step_and_of_none_go_back() -> None:
         rig.recorder.abandon()
         rig.recorder.begin(StepFacts(0, 1, 1, 0.0, warmup=False))
     rig.recorder.on_wait(Waited(Name("0", 0), fifth := rig.clock.at(1), sixth := rig.clock.at(4)))
+    rig.recorder.abandon()
     assert [mark for mark in forgotten if mark in (first, second, third, fourth, fifth, sixth)] == [
         first,
         second,

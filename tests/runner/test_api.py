@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.records.schema import Footer
 from aorta.runner import api_arguments
-from tests.runs import HANGS_S, ROOT, environment, record
+from tests.runner import talking_threads
+from tests.runs import HANGS_S, ROOT, environment, program, record, succeeded
 
 
 @pytest.fixture
@@ -315,3 +317,20 @@ def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path: Path) -> No
     assert told.error == "rank 1: ValueError: bad batch"
     assert (met.reason, met.exit_code, met.steps_written) == ("error", 1, 2)
     assert (met.error or "").startswith("rank 0: RuntimeError")
+
+
+@pytest.mark.dist
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("timed", ["native", "python"])
+def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: Path, strategy: str, timed: str) -> None:
+    count = 250
+    succeeded(program("tests.runner.talking_threads", str(tmp_path), str(count), strategy, timed))
+    for rank in (0, 1):
+        read = record(tmp_path, rank)
+        seen = Counter(
+            row.group for step in read.steps for row in step.collectives if row.bytes == talking_threads.ITEMS * 4
+        )
+        assert list(seen.values()) == [count] * talking_threads.THREADS
+        assert [step.global_step for step in read.steps if not step.coverage.complete] == []
+        assert sum(step.coverage.outside for step in read.steps) == 0

@@ -91,7 +91,7 @@ class NativeCpuInterceptor:
         self._tap.open()
         return cast(Interception, self._tap)
 
-    def begin(self, *, continues: bool) -> int:
+    def begin(self, *, continues: bool = False) -> int:
         """Begin a step; returns how many collectives since the last one belong to none: 0 where it `continues` that."""
         if self._tap is None:
             return 0
@@ -257,7 +257,7 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             interception.callback(each.close)
         return interception
 
-    def begin(self, *, continues: bool) -> int:
+    def begin(self, *, continues: bool = False) -> int:
         self._streams.compute = self._streams.current()
         return super().begin(continues=continues)
 
