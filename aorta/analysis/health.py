@@ -66,6 +66,8 @@ class Health:
     out.
     """
     coverage_reasons: Mapping[str, int] = field(default_factory=dict)
+    outside: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> collectives that are part of no step, as of checkpoints; ranks without any are left out."""
     fabric: Mapping[str, object] | None = None
     held: EmulationCounts | None = None
     """In how many rows the emulated network determined the times; None on a real one."""
@@ -132,6 +134,11 @@ class Health:
                 f"coverage not complete in {sum(self.uncovered_steps.values())} step(s) of rank "
                 f"{listed(tuple(self.uncovered_steps))}: {reason}"
             )
+        if self.outside:
+            notes.append(
+                f"{max(self.outside.values())} collectives of a rank were issued between steps (checkpoints, "
+                "evaluation) and are in no metric"
+            )
         if self.timed_from_python is not None:
             notes.append(
                 f"collectives were timed from Python ({self.timed_from_python}): {python_cost(self.platform)}, so less "
@@ -157,6 +164,7 @@ class Health:
             steps_not_on_all_ranks=list(self.partial_steps),
             steps_not_covered={str(rank): count for rank, count in self.uncovered_steps.items()},
             coverage_reasons=dict(self.coverage_reasons),
+            collectives_outside_steps={str(rank): count for rank, count in self.outside.items()},
             timed_from_python=self.timed_from_python,
             instrument_modes=list(self.instrument_modes),
             emulated_fabric=dict(self.fabric) if self.fabric is not None else None,

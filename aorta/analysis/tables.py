@@ -302,12 +302,14 @@ class CoverageFacts:
         uncovered: number of steps in which not every collective is known to have been seen (R8).
         reasons: why -> in how many of them.
         first_missed: the first global step in which fewer or more were seen than issued.
+        outside: number of collectives that are part of no step.
     """
 
     end_sources: Mapping[str | None, int] = field(default_factory=dict)
     uncovered: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
     first_missed: int | None = None
+    outside: int = 0
 
 
 @dataclass

@@ -46,7 +46,7 @@ def main(folder: Path, count: int, strategy: str, timed: str) -> None:
     groups = [dist.new_group() for _ in range(THREADS)]
 
     def talk(group: dist.ProcessGroup) -> None:
-        # A stream of its own: on one stream, collectives of two groups in different orders wait for each other for ever.
+        # A stream of its own: on one, collectives of two groups in other orders wait for each other for ever.
         with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
             for _ in range(count):
                 dist.all_reduce(torch.ones(ITEMS, device=device), group=group)

@@ -289,7 +289,7 @@ class _Columns:
             isolated=self._isolated(),
             gradient_order=self.gradient_order,
             expert_load=self.expert_load,
-            covered=coverage_facts(steps, collectives),
+            covered=coverage_facts(steps, collectives, footer),
             problems=tuple(texts),
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,

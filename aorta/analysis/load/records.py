@@ -128,6 +128,7 @@ def _health(
         partial_steps=partial_steps(ranks.values()),
         uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
         coverage_reasons=dict(reasons.most_common()),
+        outside={rank: tables.covered.outside for rank, tables in ranks.items() if tables.covered.outside},
         instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
         fabric=fabric,
         # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.

@@ -132,7 +132,7 @@ def _ending(footer: Footer | None) -> str:
             return COMPLETED
 
 
-def coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
+def coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None) -> CoverageFacts:
     """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
     reasons, uncovered, first = Counter[str](), 0, None
     assert steps.coverage is not None
@@ -155,7 +155,11 @@ def coverage_facts(steps: Steps, collectives: Collectives) -> CoverageFacts:
     for name, count in zip(collectives.names, counts, strict=True):
         if count:
             found[name.end_source] += count
-    return CoverageFacts(dict(found), uncovered, dict(reasons), first)
+    outside = sum(
+        steps.coverages[code].outside * count for code, count in enumerate(np.bincount(steps.coverage).tolist())
+    )
+    outside += 0 if footer is None else footer.outside
+    return CoverageFacts(dict(found), uncovered, dict(reasons), first, outside)
 
 
 _ANOTHER_LINE: Final = "another line stands there now"
