@@ -23,7 +23,7 @@ from aorta.train_command import compose as main
 from tests.config.conftest import Noting
 from tests.docs.pages import PAGES, ROOT, fenced, name, section
 
-WITHOUT_WORDS = {"demo.sh", "setup.sh"}
+WITHOUT_WORDS = {"demo.sh"}
 SCRIPTS = {
     "analysis/merge_traces.py": "merge",
     "analysis/overlap_report.py": "report",
@@ -125,6 +125,9 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
         case [".venv/bin/python", "-m", "pip", "install", *rest]:
             places = [word for word in rest if word.startswith("https:")]
             assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
+        case ["bash", "scripts/setup.sh", *rest]:
+            taken = re.search("allowed: ([^\"]+)", (ROOT / "scripts/setup.sh").read_text())
+            assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--\w+", taken[1]))
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]
