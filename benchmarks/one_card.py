@@ -1,0 +1,184 @@
+"""What `scripts/one_card.sh` asks of a card that is no command of AORTA: `python -m benchmarks.one_card PART ...`.
+
+    facts                    what it is measured on: Python, torch, CUDA or HIP, NCCL or RCCL, the devices
+    cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn: both modes, both interceptors
+    record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
+    stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
+
+Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are two.
+Each prints one JSON object last. Exit 1: `record` found no calibration, a problem in it, or a ratio of the kernels that is
+outside of what the marks allow.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+import aorta
+from aorta.distributed import cuda
+from aorta.distributed.process_group import process_group
+from aorta.distributed.topology import read_topology
+from aorta.records.reader import stream
+from aorta.records.schema import Calibration, Step
+from aorta.runner.manual_loop import Loop, resolved
+from tests.simulated import device as simulated
+from tests.simulated import load
+
+WARM_UP, BLOCK = 5, 10
+STUCK_S, SETTLES_S = 120, 5
+"""How long the kernel lasts, and when after the last launch each rank writes its ring."""
+HOLDS_WITHIN = 0.02
+"""As `aorta check-gpu` asks of ratios."""
+
+
+def show(figures: dict[str, Any]) -> None:
+    """The last line."""
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+def facts() -> dict[str, Any]:
+    """What it is measured on."""
+    devices = [torch.cuda.get_device_properties(index) for index in range(cuda.device_count())]
+    collectives = torch.cuda.nccl.version() if devices and dist.is_nccl_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": collectives and ".".join(map(str, collectives)),
+        "devices": [f"{device.name}, {device.total_memory >> 20} MiB" for device in devices],
+    }
+
+
+def cost(pairs: int, words: list[str]) -> dict[str, Any]:
+    """Median step times of alternating blocks, by mode and interceptor."""
+    topology, device = read_topology(), torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    found: dict[str, Any] = {}
+    with process_group(topology, device, 300):
+        for mode, native in product(("observe", "dedicated"), (True, False)):
+            own = [f"instrument.mode={mode}", f"instrument.native={str(native).lower()}"]
+            loop = Loop(resolved("training.device=cuda", *words, *own).config, topology, device, lambda _line: None)
+            for _ in range(WARM_UP):
+                loop.step()
+            blocks: dict[str, list[float]] = {"off": [], "on": []}
+            for turn in range(pairs):
+                for arm in ("off", "on") if turn % 2 == 0 else ("on", "off"):
+                    blocks[arm].append(_block_ms(loop, on=arm == "on"))
+            loop.finish()
+            off, on = median(blocks["off"]), median(blocks["on"])
+            found[f"{mode} {'native' if native else 'python'}"] = {
+                "off_ms": off,
+                "on_ms": on,
+                "on_over_off": on / off if off else None,
+            }
+            del loop
+            gc.collect()
+            torch.cuda.empty_cache()
+    return found
+
+
+def _block_ms(loop: Loop, *, on: bool) -> float:
+    with nullcontext() if on else loop.instrument.paused():
+        loop.step()
+        torch.accelerator.synchronize()
+        begin = time.perf_counter_ns()
+        for _ in range(BLOCK):
+            loop.step()
+        torch.accelerator.synchronize()
+    return (time.perf_counter_ns() - begin) / 1e6 / BLOCK
+
+
+def record(run: Path) -> tuple[dict[str, Any], bool]:
+    """What the run's first rank says of its calibration, and of a host that is slower than the device."""
+    lines = list(stream(run / "rank_0_metrics.jsonl", []))
+    steps = [line for line in lines if isinstance(line, Step)]
+    calibrations = [line for line in lines if isinstance(line, Calibration)]
+    told = {
+        "calibrations": [msgspec.to_builtins(line) for line in calibrations],
+        "host_lead_ms": _median(steps, "host_lead_ms"),
+        "undecided_share": _median(steps, "undecided_share"),
+        "overlap_ratio": _median(steps, "overlap_ratio"),
+    }
+    held = all(
+        line.problem is None
+        and (
+            line.ratio_by_kernels is None
+            or line.ratio_by_marks is None
+            or line.ratio_by_kernels <= line.ratio_by_marks + HOLDS_WITHIN
+        )
+        for line in calibrations
+    )
+    return told, bool(calibrations) and held
+
+
+def _median(steps: list[Step], name: str) -> float | None:
+    values = [value for step in steps if (value := step.overlap.get(name)) is not None]
+    return median(values) if values else None
+
+
+def stuck(folder: Path) -> None:
+    """One rank."""
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", rank % cuda.device_count())
+    torch.cuda.set_device(device)
+    if cuda.device_count() == 1:  # NCCL refuses two ranks of one host on one device
+        os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}
+    if load.loaded():
+        simulated.real_delays(sleep_ns=STUCK_S * 1_000_000_000)
+    dist.init_process_group("nccl", device_id=device)
+    x = torch.ones(1024, device=device)
+    with aorta.record(folder / "run", watchdog_timeout_s=0) as recording:
+        for step in range(5):
+            if step == 4 and rank == 1:
+                cuda.spin(STUCK_S * 2_000_000_000)
+            dist.all_reduce(x)
+            if step == 4:
+                threading.Timer(SETTLES_S, _leave_ring, (folder, rank)).start()
+            torch.cuda.synchronize()
+            recording.step()
+
+
+def _leave_ring(folder: Path, rank: int) -> None:
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)  # of builds with NCCL
+    if dump is not None:
+        (folder / f"comm_lib_trace_rank_{rank}").write_bytes(dump())
+    (folder / f"settled_{rank}").touch()
+
+
+def main(words: list[str]) -> int:
+    """Run one part."""
+    match words:
+        case ["facts"]:
+            show(facts())
+        case ["cost", pairs, *overrides]:
+            show(cost(int(pairs), overrides))
+        case ["record", run]:
+            told, held = record(Path(run))
+            show(told)
+            return 0 if held else 1
+        case ["stuck", folder]:
+            stuck(Path(folder))
+        case _:
+            sys.stderr.write(__doc__ or "")
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
