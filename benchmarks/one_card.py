@@ -5,9 +5,9 @@
     record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
     stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
 
-Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are two.
-Each prints one JSON object last. Exit 1: `record` found no calibration, a problem in it, or a ratio of the kernels that is
-outside of what the marks allow.
+Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are
+two. Each prints one JSON object last. Exit 1: `record` found no calibration, a problem in it, or a ratio of the kernels
+that is outside of what the marks allow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from aorta.runner.manual_loop import Loop, resolved
 from tests.simulated import device as simulated
 from tests.simulated import load
 
-WARM_UP, BLOCK = 5, 10
+WARM_UP, BLOCK = 3, 5
 STUCK_S, SETTLES_S = 120, 5
 """How long the kernel lasts, and when after the last launch each rank writes its ring."""
 HOLDS_WITHIN = 0.02

@@ -29,7 +29,6 @@ SCRIPTS = {
     "analysis/overlap_report.py": "report",
     "analysis/rpc_report.py": "rpc",
     "scripts/ab.sh": "ab",
-    "scripts/gpu_check.sh": "check-gpu",
     "train.py": "train",
 }
 """Script -> the command of `aorta` that it is."""
@@ -126,8 +125,10 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             places = [word for word in rest if word.startswith("https:")]
             assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
         case ["bash", "scripts/setup.sh", *rest]:
-            taken = re.search("allowed: ([^\"]+)", (ROOT / "scripts/setup.sh").read_text())
+            taken = re.search('allowed: ([^"]+)', (ROOT / "scripts/setup.sh").read_text())
             assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--\w+", taken[1]))
+        case ["bash", "scripts/one_card.sh", _, *rest]:
+            compose(["experiment=full", *rest], tmp_path, monkeypatch)
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]

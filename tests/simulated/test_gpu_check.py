@@ -21,8 +21,20 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark
 
 def check(path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES="2")
-    own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
-    command = ["bash", "scripts/gpu_check.sh", "--json", str(path), "--strategies", "ddp", "--pairs", "1", *words]
+    own |= variables
+    command = [
+        sys.executable,
+        "-m",
+        "aorta",
+        "check-gpu",
+        "--json",
+        str(path),
+        "--strategies",
+        "ddp",
+        "--pairs",
+        "1",
+        *words,
+    ]
     return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
