@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import aorta
 from aorta.distributed import cuda
@@ -142,8 +143,8 @@ def stuck(folder: Path) -> None:
     if load.loaded():
         simulated.real_delays(sleep_ns=STUCK_S * 1_000_000_000)
     dist.init_process_group("nccl", device_id=device)
-    x = torch.ones(1024, device=device)
-    with aorta.record(folder / "run", watchdog_timeout_s=0) as recording:
+    x, model = torch.ones(1024, device=device), nn.Linear(4, 4).to(device)
+    with aorta.record(folder / "run", model=model, watchdog_timeout_s=0) as recording:
         for step in range(5):
             if step == 4 and rank == 1:
                 cuda.spin(STUCK_S * 2_000_000_000)
@@ -157,7 +158,8 @@ def stuck(folder: Path) -> None:
 def _leave_ring(folder: Path, rank: int) -> None:
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)  # of builds with NCCL
     if dump is not None:
-        (folder / f"comm_lib_trace_rank_{rank}").write_bytes(dump())
+        (folder / "rings").mkdir(exist_ok=True)
+        (folder / "rings" / f"comm_lib_trace_rank_{rank}").write_bytes(dump())
     (folder / f"settled_{rank}").touch()
 
 

@@ -41,7 +41,7 @@ trained() { # LABEL OVERRIDE...: one process that stands for eight ranks; the re
 }
 
 run_part() { # PART
-    local code=0 ranks strategy tool waited=0
+    local code=0 evidence ranks strategy tool waited=0
     case $1 in
         facts)
             for tool in g++ nvcc nvidia-cuda-mps-control nsys; do
@@ -84,16 +84,19 @@ run_part() { # PART
             ;;
         hang)
             mkdir -p "$out/hang"
+            evidence=("$out/hang/run")
             "$python" -m torch.distributed.run --standalone --nproc_per_node 2 --module benchmarks.one_card stuck "$out/hang" &
             ranks=$!
             while ((waited < 60)) && ! [[ -e $out/hang/settled_0 && -e $out/hang/settled_1 ]] && kill -0 "$ranks"; do
                 sleep 1
                 waited=$((waited + 1))
             done
-            "$python" -m aorta autopsy "$out/hang/run" "$out/hang" --live || code=$?
+            if [[ -d $out/hang/rings ]]; then evidence+=("$out/hang/rings"); fi # of torch with NCCL
+            "$python" -m aorta autopsy "${evidence[@]}" --live >"$out/hang/autopsy.txt" || code=$?
             kill "$ranks" || true
             wait "$ranks" || true
-            printf 'autopsy ended with %s (3: a cause was found)\n' "$code"
+            cat "$out/hang/autopsy.txt"
+            printf 'autopsy ended with %s (3: a cause was found): %s\n' "$code" "$(head -n 1 "$out/hang/autopsy.txt")"
             ((code == 3))
             ;;
     esac
