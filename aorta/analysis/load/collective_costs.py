@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, places
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, collectives_of, places
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
@@ -122,7 +122,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
         for index, (kind, group, size) in enumerate(found.tolist()):
             own = comm.take(np.flatnonzero(inverse.reshape(-1) == index))
             lane = arrays.merge(own.spans)
-            own, step, seq = _numbered(own, trace)
+            own, step, seq = _numbered(collectives_of(own), trace)
             name = comm.groups[group] if group != NULL else None
             parts.append(
                 CostPart(
@@ -229,7 +229,9 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
     if not everywhere.any():
         missing = sorted(set(key.members) - set(rank[order].tolist()))
         return none, (
-            f"not in the traces of rank {', '.join(map(str, missing[:8]))}" if missing else "no number is on every rank"
+            f"not in the traces of rank {', '.join(map(str, missing[:8]))}"
+            if missing
+            else "no sequence number is on every rank exactly once"
         )
     return np.minimum.reduceat(duration[found.order], found.starts)[everywhere], None
 

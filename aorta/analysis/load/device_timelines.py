@@ -7,13 +7,23 @@ metric, or put two devices into one union (W15).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, places
+from aorta.analysis.load.interval_table import (
+    KIND_CODE,
+    NO_WINDOWS,
+    NULL,
+    IntervalClass,
+    Intervals,
+    Trace,
+    places,
+    step_of,
+    windows,
+)
 from aorta.timeline.arrays import MERGED_COLUMNS, Int64, Spans, cut, merge, tile, union
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
@@ -72,6 +82,51 @@ def _measure(lanes: Mapping[str, Spans], window: Interval, compute: Spans, of_un
         copy=lanes.get(COPY),
     )
     return measured
+
+
+def by_launch(trace: Trace) -> Trace:
+    """Return the trace with the steps that its devices ran, where these lag behind the marks of the host.
+
+    Where most time of the devices was launched in another step than it ran in, each step is what it launched, from the
+    first start to the last end. Where launches are not known and most time lies outside of the steps, there are none.
+    """
+    table, marks = trace.intervals, trace.windows
+    if not len(marks) or not len(table):
+        return trace
+    linked = table.launch_ns != NULL
+    launched = np.where(linked, step_of(table.rank, table.launch_ns, marks), NULL)
+    length = np.maximum(table.end_ns - table.start_ns, 0)
+    later = (launched != NULL) & (launched != table.step)
+    outside = ~linked & (table.step == NULL) & (table.device != NULL) & (table.start_ns >= marks.start_ns.min())
+    total = int(length[table.device != NULL].sum())
+    if not (later.any() or outside.any()):
+        return trace
+    note = f"{trace.path}: {int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
+    if length[later].sum() * 2 > total:
+        known = np.flatnonzero(launched != NULL)
+        known = known[np.lexsort((launched[known], table.rank[known]))]
+        first = np.flatnonzero(
+            (np.diff(launched[known], prepend=NULL) != 0) | (np.diff(table.rank[known], prepend=NULL) != 0)
+        )
+        start, end = np.minimum.reduceat(table.start_ns[known], first), np.maximum.reduceat(table.end_ns[known], first)
+        steps = windows(table.rank[known][first], launched[known][first], start, end)
+        note += ": each step is what it launched, from its first start to its last end"
+        return replace(trace, intervals=replace(table, step=launched), windows=steps, notes=(*trace.notes, note))
+    if length[outside].sum() * 2 > total:
+        note = (
+            "launches are not known, and most time of the device lies outside of the steps: the whole trace is measured"
+        )
+        return replace(
+            trace,
+            intervals=replace(table, step=np.full(len(table), NULL)),
+            windows=NO_WINDOWS,
+            notes=(*trace.notes, note),
+        )
+    return (
+        replace(trace, notes=(*trace.notes, f"{note}; steps are cut where the host marked them"))
+        if later.any()
+        else trace
+    )
 
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:

@@ -43,6 +43,7 @@ class IntervalClass(IntEnum):
 
 KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 """Kind of collective -> its code in the column `kind`."""
+_OF_PAIRS: Final = (KIND_CODE["send"], KIND_CODE["recv"])
 
 _TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
     "rank": np.int32,
@@ -219,6 +220,26 @@ def operations(table: Intervals) -> Operations:
     return Operations(first, of_row)
 
 
+def collectives_of(table: Intervals) -> Intervals:
+    """Return one row for each collective among rows of communication: an all-to-all may be a kernel for each peer, a
+    collective of copy engines several copies. Rows belong together that have one kind, group, device and step, and one
+    sequence number and operator; of an all-to-all either suffices. Sends and receives stay as they are.
+    """
+    exchange, numbered, launched = table.kind == KIND_CODE["alltoall"], table.seq != NULL, table.origin != NULL
+    joins = (exchange & (numbered | launched)) | (numbered & launched & ~np.isin(table.kind, _OF_PAIRS))
+    operator = np.where(exchange & numbered, NULL, table.origin)
+    alone = np.where(joins, NULL, np.arange(len(table)))
+    columns = (table.rank, table.device, table.step, table.kind, table.group, table.seq, operator, alone)
+    keys = np.stack([column.astype(np.int64) for column in columns], axis=1)
+    _, first, of_row = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    if len(first) == len(table):
+        return table
+    start, end = table.start_ns[first], table.end_ns[first]
+    np.minimum.at(start, of_row.reshape(-1), table.start_ns)
+    np.maximum.at(end, of_row.reshape(-1), table.end_ns)
+    return replace(table.take(first), start_ns=start, end_ns=end)
+
+
 @dataclass(frozen=True)
 class Windows:
     """Steps as the source marks them, sorted by (rank, start). `step` is the source's own number."""
@@ -290,6 +311,7 @@ class Trace:
         compute_unseen: whether the same holds for computation.
         gemms: matrix products of the host's operators; None where the format never has them.
         hardware_counters: of kernels; None where the source has none.
+        lost: the step of each launch that has no kernel in the trace.
     """
 
     path: str
@@ -311,6 +333,7 @@ class Trace:
     compute_unseen: bool = False
     gemms: Gemms | None = None
     hardware_counters: CounterValues | None = None
+    lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:

@@ -61,6 +61,9 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     Args:
         trace: of `trace_health.usable`.
     """
+    if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
+        nothing = KeptRows((), trace.unseen)
+        return KernelFacts(nothing, nothing, nothing, nothing)
     totals = kernel_totals(trace.intervals)
     return KernelFacts(
         totals=_kept(totals, None),

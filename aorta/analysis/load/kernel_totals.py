@@ -126,7 +126,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
         return [], NO_STREAMS
     found: list[StreamGapsEntry] = []
     for rank, device, here in _devices(trace.intervals):
-        on_stream = here.take(here.stream != NULL)
+        on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
         rows = [_gaps(rank, device, stream, on_stream.take(own)) for (stream,), own in _groups(on_stream.stream)]
         found += sorted(rows, key=lambda row: (-row.busy_ms, row.stream))
     return found, None if found else "none: the trace names no streams"

@@ -23,7 +23,6 @@ from aorta.analysis.load.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
-    Windows,
     concatenate,
     intervals,
     step_of,
@@ -154,7 +153,7 @@ class _Export:
         rows = self._issued(rows, kernels, calls, ranges, texts)
         unlinked = int((launched == NULL).sum()) if len(calls["start"]) else 0
         has_comm = bool((rows.cls == IntervalClass.COMM).any())
-        notes += [*step_notes, *self._ran_later(rows, launched, steps, where)]
+        notes += step_notes
         if not len(calls["start"]):
             notes.append(f"{where}: no table {_RUNTIME}: which kernels lack a launch is not known")
         return Trace(
@@ -248,20 +247,6 @@ class _Export:
             inside = (at >= 0) & (rows.launch_ns[here] < reach[at] + self._epoch)
             cls[here[inside]], kind[here[inside]] = IntervalClass.COMM, kinds[own][at[inside]]
         return replace(rows, cls=cls, kind=kind)
-
-    def _ran_later(self, rows: Intervals, launched: Int64, steps: Windows, where: str) -> list[str]:
-        """Note how many kernels ran in another step than they were launched in: the host runs ahead of the device."""
-        known = np.flatnonzero(launched != NULL)
-        if not len(steps) or not len(known):
-            return []
-        step = step_of(rows.rank[known], launched[known] + self._epoch, steps)
-        later = int(((step != NULL) & (step != rows.step[known])).sum())
-        if not later:
-            return []
-        return [
-            f"{where}: {later} of {len(known)} kernels ran outside of the step in which they were launched: the host "
-            "runs ahead, steps are cut where the host marked them"
-        ]
 
     def _ranges(self) -> tuple[dict[str, Int64], list[str]]:
         """Return the NVTX ranges and the text of each, its own or the one its id refers to."""

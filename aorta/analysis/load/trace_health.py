@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.analysis.health import listed
 from aorta.analysis.load.device_timelines import doubted
@@ -22,6 +23,11 @@ ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
 
 SHOWN_DOUBTS: Final = 5
+_SECOND_NS: Final = 1_000_000_000
+_FAR: Final = 20
+"""A gap of this many times the time of all other rows, and of a second, parts rows that cannot belong to them."""
+_FEW: Final = 10
+"""Strays are at most a tenth of the rows: more of them are a part of the run."""
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -29,11 +35,14 @@ COUNTERS: Final[Mapping[str, str]] = {
     "without_times": "rows without a time that could be read; left out",
     "negative_duration": "rows that end before they start; left out",
     "absurd_duration": "rows of more than 30 minutes; left out",
+    "strays": "rows far outside of everything else that the trace says of its time; left out",
+    "repeated": "rows that are in the trace twice; counted once",
     "zero_duration": "rows without length; they count in no metric",
     "unknown_class": "rows of unknown class; they count in no metric",
     "unknown_kind": "communication of unknown kind; it counts in comm_ms and in no kind, and metrics of kinds are "
     "unknown in its windows",
     "kernels_unlinked": "kernels without a host operation or launch in the trace",
+    "kernels_lost": "launches without a kernel in the trace: the computation of their steps is a lower bound",
     "comm_unlinked": "communication without the operation or call that issued it",
     "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
     "outside_steps": "rows that start outside of every step; they count for the whole trace only",
@@ -42,7 +51,7 @@ COUNTERS: Final[Mapping[str, str]] = {
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
-_SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
+_SIZES: Final = frozenset({"rows", "events", "kernels_lost", "same_stream_overlap_ns"})
 """Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
@@ -77,9 +86,17 @@ def facts_of(trace: Trace) -> TraceFacts:
         devices={rank: _devices(table, rank) for rank in trace.ranks},
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(_count(trace))),
-        notes=(*trace.notes, *_doubts(trace)),
+        notes=(*trace.notes, *_named_strays(trace), *_doubts(trace)),
         unseen=trace.unseen,
     )
+
+
+def _named_strays(trace: Trace) -> Iterator[str]:
+    table, strays = trace.intervals, _strays(trace)
+    names = dict.fromkeys(table.names[code] for code in table.name[strays].tolist() if code != NULL)
+    if strays.any():
+        shown = ", ".join(repr(name[:80]) for name in list(names)[:SHOWN_DOUBTS])
+        yield f"{trace.path}: {int(strays.sum())} row(s) lie far outside of everything else and are left out: {shown}"
 
 
 def _doubts(trace: Trace) -> Iterator[str]:
@@ -101,11 +118,53 @@ def _doubts(trace: Trace) -> Iterator[str]:
 
 
 def usable(trace: Trace) -> Trace:
-    """Return the trace without rows that end before they start or last absurdly long; `facts_of` has counted them."""
+    """Return the trace without rows that end before they start or last absurdly long, far strays, and repetitions;
+    `facts_of` has counted them.
+    """
     table = trace.intervals
     length = table.end_ns - table.start_ns
-    good = (length >= 0) & (length <= ABSURD_NS)
+    good = (length >= 0) & (length <= ABSURD_NS) & ~_strays(trace) & ~_repeated(table)
     return trace if good.all() else replace(trace, intervals=table.take(good))
+
+
+def _strays(trace: Trace) -> NDArray[np.bool_]:
+    """Return which rows lie outside of everything else that the trace says of its time: its steps and launches, with
+    as much time again on either side, or without them the other rows, behind a gap of `_FAR` times all their time.
+    """
+    table, marks = trace.intervals, trace.windows
+    stray = np.zeros(len(table), bool)
+    known = np.concatenate((marks.start_ns, marks.end_ns, table.launch_ns[table.launch_ns != NULL]))
+    if len(known):
+        low, high = int(known.min()), int(known.max())
+        margin = max(high - low, _SECOND_NS)
+        stray = (table.end_ns < low - margin) | (table.start_ns > high + margin)
+    elif len(table):
+        order = np.argsort(table.start_ns, kind="stable")
+        start, reach = table.start_ns[order], np.maximum.accumulate(table.end_ns[order])
+        edges = np.concatenate(([0], np.flatnonzero(start[1:] - reach[:-1] > _SECOND_NS) + 1, [len(order)]))
+        low = high = int(np.argmax(np.diff(edges)))  # the rows between two pauses that are most
+        while True:
+            near = _FAR * (reach[edges[high + 1] - 1] - start[edges[low]])
+            if low > 0 and start[edges[low]] - reach[edges[low] - 1] <= near:
+                low -= 1
+            elif high + 2 < len(edges) and start[edges[high + 1]] - reach[edges[high + 1] - 1] <= near:
+                high += 1
+            else:
+                break
+        first, last = edges[low], edges[high + 1]
+        stray[np.concatenate((order[:first], order[last:]))] = True
+    return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
+
+
+def _repeated(table: Intervals) -> NDArray[np.bool_]:
+    """Return which rows of a device repeat an earlier one: no stream runs a kernel twice at once."""
+    found = np.zeros(len(table), bool)
+    rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (table.end_ns > table.start_ns))
+    columns = (table.rank, table.device, table.stream, table.start_ns)
+    order = rows[np.lexsort([column[rows] for column in columns])]
+    same = np.all([np.diff(column[order]) == 0 for column in (*columns, table.end_ns, table.name)], axis=0)
+    found[order[1:][same]] = True
+    return found
 
 
 def _count(trace: Trace) -> dict[str, int]:
@@ -116,6 +175,8 @@ def _count(trace: Trace) -> dict[str, int]:
     return {
         "rows": len(table),
         "negative_duration": int((length < 0).sum()),
+        "strays": int(_strays(trace).sum()),
+        "repeated": int(_repeated(table).sum()),
         "absurd_duration": int((length > ABSURD_NS).sum()),
         "zero_duration": int((length == 0).sum()),
         "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),

@@ -16,8 +16,8 @@ import numpy as np
 
 from aorta.analysis.documents.traces import SlowdownEntry
 from aorta.analysis.load.collective_costs import MOST_COUNTED, CostPart, order_identifies, ordinals, parts_of
-from aorta.analysis.load.device_timelines import DeviceTimeline, device_timelines
-from aorta.analysis.load.interval_table import IntervalClass, Trace
+from aorta.analysis.load.device_timelines import DeviceTimeline, by_launch, device_timelines
+from aorta.analysis.load.interval_table import IntervalClass, Trace, collectives_of
 from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
@@ -42,7 +42,7 @@ from aorta.records.schema import ActiveSegment, DeviceSample
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import DECIDED, Overlap, Unseen
 
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
@@ -246,6 +246,7 @@ def _whole(devices: Sequence[DeviceTables]) -> dict[str, Any]:
 
 
 def _tables(trace: Trace) -> TraceTables:
+    trace = by_launch(trace)
     clean = usable(trace)
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
     parts = [] if clean.compute_unseen else parts_of(clean)
@@ -264,7 +265,12 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     windows, steps = _windows(timeline)
     measured = [timeline.measure(window) for window in windows]
-    told = [overlap.metrics(unseen) for overlap in measured]
+    ran = Counter(timeline.rows.step[timeline.rows.cls != IntervalClass.COPY].tolist())
+    lost = Counter(trace.lost.tolist())
+    told = [
+        _told(overlap, unseen, *((lost[step], ran[step]) if len(timeline.steps) else (lost.total(), ran.total())))
+        for overlap, step in zip(measured, steps.tolist(), strict=True)
+    ]
     whole = timeline.measure(timeline.whole)
     collectives, counts = _collectives(trace, timeline, windows, steps)
     tiles = [timeline.segments(window) for window in windows]
@@ -272,7 +278,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         [np.zeros((0, 3), np.int64), *(np.stack([spans.start, spans.end, masks], axis=1) for spans, masks in tiles)]
     )
     table = _steps(windows, steps, told, np.cumsum(counts))
-    values, reasons = whole.metrics(unseen)
+    values, reasons = _told(whole, unseen, lost.total(), ran.total())
     tables = RankTables(
         source=_source(trace, timeline),
         steps=table,
@@ -289,6 +295,21 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     start_ns, end_ns = timeline.whole
     entry = {"start_ns": start_ns, "end_ns": end_ns, "metrics": values, "null_reasons": reasons}
     return DeviceTables(timeline.device, tables, entry, busy_ns)
+
+
+def _told(
+    overlap: Overlap, unseen: Unseen | None, lost: int, ran: int
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Return the metrics of a window. Where launches lack their kernels, what rests on computation has only a bound,
+    unless they are too few to matter (`DECIDED`).
+    """
+    values, reasons = overlap.metrics(unseen)
+    if lost <= DECIDED * (lost + ran):
+        return values, reasons
+    why = f"{lost} launches have no kernel in the trace: computation is at least {overlap.compute_ns / 1e6:.4g} ms"
+    known = {"window_ms", "copy_ms", "comm_ms", *(f"{kind}_ms" for kind in KINDS)}
+    unknown = [name for name, value in values.items() if name not in known and value is not None]
+    return values | dict.fromkeys(unknown), reasons | dict.fromkeys(unknown, why)
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:
@@ -343,7 +364,7 @@ def _collectives(
 ) -> tuple[Collectives, Int64]:
     """Return the collectives that start inside a window, by step, then start; and the number of them per step."""
     table = timeline.rows
-    table = table.take(table.cls == IntervalClass.COMM)
+    table = collectives_of(table.take(table.cls == IntervalClass.COMM))
     if len(timeline.steps):
         table = table.take(np.isin(table.step, steps))
         place = np.searchsorted(steps, table.step)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.analysis.load.public_cases import KINDS, Case
 
-MENDED = ("1 names", "3 shares", "4 windows", "5 identifiers")
+MENDED = ("1 names", "2 device unseen", "3 shares", "4 windows", "5 identifiers", "6 strays", "7 lag", "10 counts")
 
 
 @pytest.mark.parametrize(

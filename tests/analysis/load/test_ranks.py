@@ -111,7 +111,9 @@ def test_collectives_of_a_device_are_not_matched_by_their_order_and_the_reason_i
         name = generic if "Collective_name" in about else ALLREDUCE
         events = [step(number, number * 100, 100) for number in (1, 2)]
         events += [
-            kernel(name, at + rank * 50, 10, rank, 20, **{**known, "Process_Group_Name": "0", **about})
+            kernel(
+                name, at + rank * 50, 10, rank, 20, **{**known, "Process_Group_Name": "0", "External_id": at, **about}
+            )
             for at in (110, 160, 210)
         ]
         facts = {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups}

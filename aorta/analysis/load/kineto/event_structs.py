@@ -50,12 +50,14 @@ class _Digits(msgspec.Struct, gc=False):
 
 class _Call(msgspec.Struct, gc=False):
     ph: str | None = None
+    name: str | int | float | None = None
     ts: Number = None
     args: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _DigitCall(msgspec.Struct, gc=False):
     ph: str | None = None
+    name: str | int | float | None = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
     args: msgspec.Raw = msgspec.Raw(b"null")
 

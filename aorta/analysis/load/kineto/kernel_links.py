@@ -14,7 +14,6 @@ copy communication without evidence in the trace.
 from __future__ import annotations
 
 import re
-from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from aorta.analysis.load.gemm_shapes import Gemms, gemm_of, gemms_of, known_dtype
 from aorta.analysis.load.interval_table import NULL, Interner
 from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.kineto.event_structs import Arguments, Number, decoded, integer
+from aorta.analysis.load.kineto.event_structs import Arguments, Number, Rows, decoded, integer
 from aorta.analysis.load.open import look_up
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
@@ -57,18 +56,23 @@ class KernelLinks:
     """Collects launches and matrix products of a trace, piece by piece."""
 
     def __init__(self) -> None:
-        self._starts: list[Int64] = []
-        self._calls = array("q")
+        self._calls = Rows("ident", "operator", "role")
+        self._roles: dict[Any, int] = {}
         self._products: list[Int64] = []
         self._shapes: list[int] = []
         self._shape_of = defaultdict[tuple[str, bytes, bytes], int](count().__next__)
 
     def add_calls(self, calls: Sequence[Any], start: Int64, known: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        """Keep when calls began (ns), where that is known."""
-        ids = idents([call.correlation for call in links_of([call.args for call in calls])])
-        kept = known & (ids != NULL)
-        self._calls.extend(ids[kept].tolist())
-        self._starts.append(start[kept])
+        """Keep when calls began (ns), where that is known, what they launched, and for which operator."""
+        links = links_of([call.args for call in calls])
+        ids = idents([call.correlation for call in links])
+        names = [call.name for call in calls]
+        self._roles |= {name: _role(name) for name in set(names) - self._roles.keys()}
+        role = np.array(list(map(self._roles.__getitem__, names)), np.int64)
+        kept = known & ((ids != NULL) | (role > _KERNEL))
+        self._calls.add(
+            start[kept], start[kept] * 0, ident=ids[kept], operator=externals_of(links)[kept], role=role[kept]
+        )
 
     def add_products(self, operators: Sequence[Any]) -> None:
         """Keep the shapes of matrix products (`GEMM_OPERATORS`)."""
@@ -80,17 +84,41 @@ class KernelLinks:
 
     def launches(self, correlation: Int64) -> Int64:
         """Return when the call that launched each row began, on the rows' clock; `NULL` where it is not known."""
-        calls = np.frombuffer(self._calls, np.int64) if self._calls else np.zeros(0, np.int64)
-        starts = np.concatenate(self._starts) if self._starts else np.zeros(0, np.int64)
+        calls, starts = self._calls.ident, self._calls.start
         order = np.argsort(starts, kind="stable")  # of calls with one number the first counts
         found = look_up(correlation, calls[order], starts[order])
         return np.where(correlation == NULL, NULL, found)
+
+    def lost(self, correlation: Int64) -> tuple[Int64, Int64]:
+        """Return when calls launched kernels that no row is, and their operators. What is launched while a graph is
+        captured does not run.
+
+        Args:
+            correlation: of all rows on devices.
+        """
+        role, start = self._calls.role, self._calls.start
+        order = np.argsort(start, kind="stable")
+        captured = np.empty(len(role), np.int64)
+        captured[order] = np.cumsum((role[order] == _BEGIN).astype(np.int64) - (role[order] == _END))
+        absent = (role == _KERNEL) & (captured <= 0) & ~np.isin(self._calls.ident, correlation)
+        return start[absent], self._calls.operator[absent]
 
     def gemms(self) -> Gemms:
         """Return the matrix products of the trace."""
         shapes = [gemm_of(*shape) for shape in self._shape_of]
         products = np.concatenate(self._products) if self._products else np.zeros(0, np.int64)
         return gemms_of(products, np.array(self._shapes, np.int64), shapes)
+
+
+_KERNEL, _BEGIN, _END = 1, 2, 3
+
+
+def _role(name: object) -> int:
+    """Return whether a call launches a kernel, begins or ends a capture; 0 for any other."""
+    text = str(name)
+    return (
+        _KERNEL if "LaunchKernel" in text else _BEGIN if "BeginCapture" in text else _END if "EndCapture" in text else 0
+    )
 
 
 def links_of(texts: Sequence[msgspec.Raw | bytes]) -> list[Links]:

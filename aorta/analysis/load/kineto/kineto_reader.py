@@ -7,6 +7,7 @@ drop a row without counting it (W16), or trust the order of events.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -29,7 +30,7 @@ from aorta.analysis.load.interval_table import (
 )
 from aorta.analysis.load.kernel_classifier import MARKS, NameClassifier, kind_of
 from aorta.analysis.load.kineto.event_structs import Metadata, Rows, metadata_of
-from aorta.analysis.load.kineto.host_operators import host_intervals
+from aorta.analysis.load.kineto.host_operators import HostWork, host_intervals
 from aorta.analysis.load.kineto.kernel_links import (
     CollectiveColumns,
     from_arguments,
@@ -45,6 +46,7 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.kernel_names import computes
 
+_DEVICE_BACKENDS: Final = re.compile(r"[nrxh]ccl", re.IGNORECASE)
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 
@@ -104,6 +106,16 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         # With a single group, collectives that do not name their group ran in it.
         (only,) = groups
         collectives.group[(table.cls == IntervalClass.COMM) & (collectives.group == NULL)] = collectives.groups(only)
+    unseen = unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric)
+    lost, operators = columns.links.lost(columns.device.correlation)
+    known_lost = 0
+    if host is not None:
+        unseen = _device_unseen(host, metadata, len(lost))
+    elif len(lost) and (columns.device.correlation != NULL).any():
+        counters["kernels_lost"] = known_lost = len(lost)
+        notes.append(f"{path}: {len(lost)} launches have no kernel in the trace: the profiler lost them")
+        if lost_comm := int(np.isin(operators, list(columns.issued)).sum()):
+            unseen = f"{lost_comm} launches of communication have no kernel in the trace"
     rank = np.full(len(table), placed.rank, np.int32)
     start = table.start_ns + base
     made = intervals(
@@ -135,7 +147,7 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         windows=marks,
         ranks=(placed.rank,),
         world_size=placed.world_size if placed.world_size is not None else world_size,
-        platform=_platform(metadata, on_device),
+        platform=_platform(metadata, on_device or unseen is not None),
         backend=distributed.backend if distributed is not None else None,
         host=metadata.host,
         group_ranks=groups,
@@ -143,7 +155,9 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
         counters={name: count for name, count in counters.items() if count or name == "events"},
         notes=tuple(notes),
         copies_observed=on_device,
-        unseen=unknown(len(columns.copies) - counters["comm_copies"], columns.symmetric),
+        unseen=unseen,
+        compute_unseen=host is not None and unseen is not None,
+        lost=step_of(np.full(known_lost, placed.rank, np.int32), lost[:known_lost] + base, marks),
         gemms=columns.links.gemms() if host is None else _host_gemms(columns.links.gemms(), host.operators),
     )
 
@@ -194,6 +208,25 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     # One collective may be many copies: none of them has all its bytes, and they share its sequence number.
     collectives.seq[moved] = collectives.bytes[moved] = NULL
     return table, collectives
+
+
+def _device_unseen(host: HostWork, metadata: Metadata, launches: int) -> str | None:
+    """Return why a trace without rows of a device says nothing of the work; None where it is the trace of a CPU."""
+    on_cpu = any(name.startswith("gloo:") for name in host.names.strings)
+    backend = (metadata.distributed.backend if metadata.distributed is not None else None) or ""
+    evidence = []
+    if launches:
+        evidence.append(f"{launches} launches of kernels")
+    if not on_cpu and _DEVICE_BACKENDS.search(backend):
+        evidence.append(f"backend {backend}")
+    if not on_cpu and metadata.devices and "gloo" not in backend:
+        evidence.append("deviceProperties")
+    if not evidence:
+        return None
+    return (
+        f"no device activity in the trace, but it has {', '.join(evidence)}: record with ProfilerActivity.CUDA (or "
+        "that of the device) too, and see whether the profiler may read the device"
+    )
 
 
 def _host_gemms(gemms: Gemms, operators: Rows) -> Gemms:
