@@ -19,7 +19,7 @@ import msgspec
 
 from aorta.errors import InputError
 from aorta.records.files import open_regular
-from aorta.records.schema import READABLE_VERSIONS, Header, Line
+from aorta.records.schema import SCHEMA_VERSION, Header, Line
 from aorta.records.step_line import decode_line, decode_whole_line
 
 LINE_LIMIT: Final = 16 * 1024 * 1024
@@ -161,8 +161,7 @@ def _check_version(path: Path, text: bytes) -> None:
         version = _VERSION_DECODER.decode(text).schema_version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # not a header of any version: `read_header` says what it is
-    if version not in READABLE_VERSIONS:
-        readable = " and ".join(map(str, READABLE_VERSIONS))
+    if version != SCHEMA_VERSION:
         raise InputError(
-            f"{path.name}:1: schema version {version}; this AORTA reads versions {readable} (in {path.parent})"
+            f"{path.name}:1: schema version {version}; this AORTA reads version {SCHEMA_VERSION} (in {path.parent})"
         )

@@ -17,9 +17,7 @@ import msgspec
 from aorta.timeline.classes import LANES
 
 SCHEMA_VERSION: Final = 2
-"""2: the lanes of a header are called `lanes`, in schema 1 `streams`."""
-READABLE_VERSIONS: Final = (1, 2)
-"""Versions of records and manifests that are read; `aorta.records.reader` makes a header of schema 1 one of this."""
+"""Of records and manifests; no other version is read."""
 WORLD_LIMIT: Final = 1 << 20
 """Ranks of a run: ten times the largest machines of today, and few enough to count those that are missing. A source
 that says more is damaged."""

@@ -41,7 +41,6 @@ from aorta.records.schema import (
     UserRange,
     Wait,
 )
-from aorta.timeline.classes import LANES
 
 Value = TypeVar("Value")
 Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
@@ -185,24 +184,14 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _COLLECTIVES: Final = msgspec.json.Decoder(list[Collective])
 
 
-class _Streams(msgspec.Struct, tag_field="record", tag="header"):
-    """What a header of schema 1 calls its lanes."""
-
-    streams: tuple[str, ...] = LANES
-
-
-_STREAMS: Final = msgspec.json.Decoder(_Streams)
-
-
 def decode_line(text: bytes) -> ReadLine:
-    """Decode one line of a record of any schema that is read; a header of schema 1 gets the names of the newest.
+    """Decode one line of a record.
 
     Raises:
         ValueError: it is no line of the schema, or one of its numbers exceeds what a column holds.
     """
     try:
-        line = _DECODER.decode(text)
-        return _with_lanes(line, text) if isinstance(line, Header) else line
+        return _DECODER.decode(text)
     except _FAILURES as error:
         refusal = _refusal(error)
     try:
@@ -224,22 +213,7 @@ def decode_whole_line(text: bytes) -> Line:
         ValueError: it is no line of the schema.
     """
     try:
-        line = _WHOLE_LINE.decode(text)
-    except _FAILURES as error:
-        raise _refusal(error) from error
-    return _with_lanes(line, text) if isinstance(line, Header) else line
-
-
-def _with_lanes(header: Header, text: bytes) -> Header:
-    """Take the lanes of a header of schema 1 from `streams`.
-
-    Raises:
-        ValueError: they violate the schema.
-    """
-    if header.schema_version != 1:
-        return header
-    try:
-        return msgspec.structs.replace(header, lanes=_STREAMS.decode(text).streams)
+        return _WHOLE_LINE.decode(text)
     except _FAILURES as error:
         raise _refusal(error) from error
 

@@ -114,12 +114,11 @@ def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: P
         manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, key: tap} for tap in taps]}))
         return LabelledRun(label, load_run(Path(made.run.location)))
 
-    # The reference as schema 1 has it.
-    native = timed("a", "native", "native", key="host_tap")
+    native = timed("a", "native", "native")
     python = timed("b", "native", "python: not built")
     found = compared(native, python)
     assert found["manifest_differences"] == [
-        {"key": "config.instrument.host_tap", "reference": "native", "candidate": "native, python"}
+        {"key": "config.instrument.interceptor", "reference": "native", "candidate": "native, python"}
     ]
     assert any("timed by native in the reference" in warning for warning in found["warnings"])
     assert not any("timed by" in warning for warning in compared(native, timed("c", "native"))["warnings"])

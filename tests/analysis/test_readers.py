@@ -216,7 +216,7 @@ def test_a_real_fabric_is_not_remarked(tmp_path: Path, fabric: object) -> None:
         (None, "there is no run.json"),
         ("[1, 2]", "not a JSON object"),
         ('{"run_id": "other", "schema_version": 1}', "belongs to run 'other', the records to 'run-1'"),
-        ('{"run_id": "run-1", "schema_version": 3}', "schema version 3, this AORTA reads 1 and 2"),
+        ('{"run_id": "run-1", "schema_version": 3}', "schema version 3, this AORTA reads 2"),
     ],
 )
 def test_without_a_usable_manifest_the_headers_serve_and_it_is_said(

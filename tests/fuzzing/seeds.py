@@ -96,7 +96,7 @@ def databases(folder: Path) -> None:
 
 
 def records(folder: Path) -> None:
-    """Run folders: simulated training, device samples, schema 1, and everything of the corpus."""
+    """Run folders: simulated training, device samples, and everything of the corpus."""
     from aorta.records.schema import AuxRange, DeviceSample, DeviceTelemetry
     from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
 
@@ -121,7 +121,6 @@ def records(folder: Path) -> None:
         telemetry = DeviceTelemetry("amdsmi", 1.0)
         write_rank(folder / "devices", header(rank, 2, device_telemetry=telemetry), steps)
     write_manifest(folder / "devices", world_size=2)
-    shutil.copytree(ROOT / "tests" / "corpus" / "jsonl" / "schema-1", folder / "schema-1")
     _each(folder, (ROOT / "tests" / "corpus" / "jsonl").glob("*.jsonl"), "rank_0_metrics.jsonl")
 
 

@@ -86,10 +86,10 @@ ANSWERED = {
     "a sample's time of more than 64 bits": ("records/devices", swapped(LINE, (b"1000000005", b"9" * 25))),
     "a sample near the largest float": ("records/devices", swapped(LINE, (b"139.5", b"1.7e308"))),
     "a size that is a text": (
-        "records/schema-1",
-        swapped("run.json", (b'"batch_size": ', b'"batch_size": "' + b"9" * 300000 + b'", "was": ')),
+        "records/devices",
+        swapped("run.json", (b'"workload": {', b'"training": {"batch_size": "' + b"9" * 300000 + b'"}, "workload": {')),
     ),
-    "a name that is not UTF-8": ("tables/rocprofv3-json", renamed("4242_results.json", "\udcff.json")),
+    "a name that is not UTF-8": ("rocprofv3/json", renamed("4242_results.json", "\udcff.json")),
     "a trace's name is not UTF-8": ("merge/run", renamed("r0.json", "\udcff.json")),
     "clocks are a pipe": ("merge/run", put(clock_sync_dot_json=FIFO)),
     "clocks have no end": ("merge/run", put(clock_sync_dot_json=ENDLESS)),

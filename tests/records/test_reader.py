@@ -122,12 +122,12 @@ def test_a_second_header_means_two_runs_in_one_file(record, header, step):
         read_tables(record(header, step(0), other, step(0)))
 
 
-@pytest.mark.parametrize("version", [3, 9])
+@pytest.mark.parametrize("version", [1, 3])
 def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record, header, version):
     newer = msgspec.structs.replace(header, schema_version=version)
     foreign = b'{"record":"header","schema_version":%d,"everything":"else"}\n' % version
     for line in (newer, foreign):
-        with pytest.raises(InputError, match=rf"jsonl:1: schema version {version}; this AORTA reads versions 1 and 2"):
+        with pytest.raises(InputError, match=rf"jsonl:1: schema version {version}; this AORTA reads version 2 "):
             read_rank(record(line))
 
 

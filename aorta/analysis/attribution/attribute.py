@@ -36,7 +36,7 @@ DEFINITION: Final = (
     "nanosecond belongs to one collective, one place and one part, so the rows of each dimension add up to the "
     "difference (docs/dev/attribution.md)"
 )
-_NO_SETTING: Final = ("label", "instrument.host_tap")
+_NO_SETTING: Final = ("label", "instrument.interceptor")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
 _RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
 _KERNELS: Final = (

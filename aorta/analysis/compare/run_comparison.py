@@ -42,7 +42,7 @@ VERDICT_REASON: Final = (
 )
 _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
-_INTERCEPTOR: Final = "config.instrument.host_tap"  # the key of summary.json stays
+_INTERCEPTOR: Final = "config.instrument.interceptor"
 """Not a configuration key: whether the instrument's compiled extension was available."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")

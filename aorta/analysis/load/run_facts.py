@@ -31,7 +31,7 @@ from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
-from aorta.records.schema import READABLE_VERSIONS, DeviceSample, Footer, Header, chosen_python
+from aorta.records.schema import SCHEMA_VERSION, DeviceSample, Footer, Header, chosen_python
 from aorta.records.step_line import StepLine, decode_line
 
 FORMAT: Final = "aorta"
@@ -62,10 +62,10 @@ def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]
         return None, (
             f"{MANIFEST_FILE} belongs to run {manifest.get('run_id')!r}, the records to {run_id!r}: it is not used"
         )
-    if manifest.get("schema_version") not in READABLE_VERSIONS:
+    if manifest.get("schema_version") != SCHEMA_VERSION:
         return None, (
             f"{MANIFEST_FILE} has schema version {manifest.get('schema_version')!r}, this AORTA reads "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}: it is not used"
+            f"{SCHEMA_VERSION}: it is not used"
         )
     return manifest, None
 
@@ -78,9 +78,9 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
 
 def interceptor(manifest: Manifest | None) -> str | None:
     """Return what timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
-    differ; None where the manifest does not say (an older run). In schema 1 the key was `host_tap`.
+    differ; None where the manifest does not say.
     """
-    stated = [rank.get("interceptor", rank.get("host_tap")) for rank in _topology(manifest)]
+    stated = [rank.get("interceptor") for rank in _topology(manifest)]
     return ", ".join(sorted({each.partition(":")[0] for each in stated if isinstance(each, str)})) or None
 
 
