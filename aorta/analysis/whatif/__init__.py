@@ -7,8 +7,7 @@ docs/dev/what-if-model.md has the model, its assumptions and its measured errors
 """
 
 from aorta.analysis.whatif.changes import parse_changes
-from aorta.analysis.whatif.critical_path import CriticalPath, critical_path
-from aorta.analysis.whatif.gains import Marginals, marginals
+from aorta.analysis.whatif.gains import CriticalPath, Marginals, critical_path, marginals
 from aorta.analysis.whatif.prediction import Prediction, Value, predict
 from aorta.analysis.whatif.program import RunProgram
 from aorta.analysis.whatif.read_program import program_of, read_program

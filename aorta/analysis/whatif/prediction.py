@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,13 +24,13 @@ from aorta.analysis.formatting import rough_ms
 from aorta.analysis.stats import median_or_none
 from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.changes import apply, in_order
-from aorta.analysis.whatif.network_changes import CommSpeed, Selection, WorldSize
+from aorta.analysis.whatif.network_changes import CommSpeed, WorldSize
 from aorta.analysis.whatif.program import Change, RunProgram
 from aorta.analysis.whatif.replay import Measured, RankStepSample, Times, measure, replay, sample
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
-FREE: Final = CommSpeed("comm=free", Selection(), math.inf)
+FREE: Final = CommSpeed("comm=free", math.inf)
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
@@ -56,23 +56,16 @@ class Value:
     low: float
     high: float
 
-    def taken_from(self, base: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Self:
-        """Return what is left of `base`, which is not uncertain, when this is taken away; within `bounds`."""
-        ends = (base - self.value, base - self.high, base - self.low)
-        return type(self)(*(min(max(end, bounds[0]), bounds[1]) for end in ends))
-
-    def reaching(self, other: float) -> Self:
+    def reaching(self, other: float) -> Value:
         """Return the same with an interval that reaches as far as `other`."""
-        return type(self)(self.value, min(self.low, other), max(self.high, other))
+        return Value(self.value, min(self.low, other), max(self.high, other))
 
 
 def step_gain_ms(before: Times, after: Times) -> Floats:
-    """Return by how much each step is shorter in another replay, in ms."""
     return (before.job_step_ns() - after.job_step_ns()) / NS_PER_MS
 
 
 def gain_of(gains_ms: Floats, wrong_by: float) -> Value:
-    """Return the median gain of steps, and its interval."""
     return value_of(gains_ms, np.arange(len(gains_ms)), wrong_by)
 
 
@@ -106,22 +99,18 @@ class Identity:
 
     @property
     def missed_ms(self) -> float:
-        """By how much the replay misses the recorded job step time."""
         return abs(self.replayed_ms - self.recorded_ms)
 
     @property
     def residual(self) -> float:
-        """The same, as a part of it."""
         return self.missed_ms / self.recorded_ms
 
     def problem(self) -> str | None:
         """Return the check in words where the replay is not what was recorded; None where it is, as it is by
         construction wherever the record says what made a step as long as it was.
         """
-        return None if f"{self.residual:.2%}" == "0.00%" else self.sentence()
-
-    def sentence(self) -> str:
-        """Return the check in words."""
+        if f"{self.residual:.2%}" == "0.00%":
+            return None
         return (
             f"the replay of the unchanged run takes {self.replayed_ms:.3f} ms a step, recorded are "
             f"{self.recorded_ms:.3f} ms: {self.residual:.2%} apart"
@@ -136,8 +125,7 @@ class Prediction:
         changes: as they were written, in the order in which they were made.
         gain_ms: by how much a step is shorter: median over steps of the paired difference. Everything else that is
             stated of the step time follows from it.
-        job_step_ms: what is left of that of the base. `overlap_ratio` and `exposed_comm_ms`: medians over rank-steps;
-            None: no communication.
+        overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
         identity: the unchanged run, replayed and as recorded.
         flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
             step.
@@ -149,7 +137,6 @@ class Prediction:
 
     changes: tuple[str, ...]
     gain_ms: Value
-    job_step_ms: Value
     overlap_ratio: Value | None
     exposed_comm_ms: Value | None
     identity: Identity
@@ -161,27 +148,29 @@ class Prediction:
     notes: tuple[str, ...] = ()
 
     @property
+    def job_step_ms(self) -> Value:
+        gain = self.gain_ms
+        return Value(*(max(self.identity.replayed_ms - each, 0.0) for each in (gain.value, gain.high, gain.low)))
+
+    @property
     def significant(self) -> bool:
         """Whether the whole interval is a gain, or a loss. An upper bound is not."""
         return not self.upper_bound and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
-        identity, values = self.identity, asdict(self)
-        metrics = {name: values[name] for name in ("gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")}
+        identity, values = self.identity, {**asdict(self), "job_step_ms": asdict(self.job_step_ms)}
+        base = {
+            "job_step_ms": identity.replayed_ms,
+            "overlap_ratio": identity.replayed_ratio,
+            "exposed_comm_ms": identity.replayed_exposed_ms,
+        }
+        shown = ("changes", "gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")
         return {
-            "changes": list(self.changes),
-            **metrics,
-            "base": {
-                "job_step_ms": identity.replayed_ms,
-                "overlap_ratio": identity.replayed_ratio,
-                "exposed_comm_ms": identity.replayed_exposed_ms,
-            },
+            **{name: values[name] for name in shown},
+            "base": base,
             "identity": {**asdict(identity), "residual": identity.residual},
-            "flags": list(self.flags),
-            "steps": self.steps,
-            "rank_steps": self.rank_steps,
-            "notes": list(self.notes),
+            **{name: values[name] for name in ("flags", "steps", "rank_steps", "notes")},
             "significant": self.significant,
             "upper_bound": self.upper_bound,
         }
@@ -222,7 +211,7 @@ def base_of(program: RunProgram) -> Base:
     )
     if not identity.residual <= IDENTITY_BOUND:
         raise InputError(
-            f"no prediction: {identity.sentence()}, and more than {IDENTITY_BOUND:.0%} is not accepted. The record "
+            f"no prediction: {identity.problem()}, and more than {IDENTITY_BOUND:.0%} is not accepted. The record "
             "does not hold what made these steps as long as they were"
         )
     return Base(program, chosen, times, measured, identity)
@@ -240,7 +229,12 @@ def predict(program: RunProgram, changes: Sequence[Change]) -> Prediction:
 def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     """Predict as `predict` does, for an unchanged run that was replayed already."""
     changes = in_order(changes)
-    wrong_by = [0.0, 0.0, 0.0]  # step, ratio, exposed; changes whose effects cancel may each be wrong
+    identity, every = base.identity, np.arange(len(base.program.steps))
+    wrong_by = [  # step, ratio, exposed; changes whose effects cancel may each be wrong
+        identity.missed_ms,
+        _apart(identity.replayed_ratio, identity.recorded_ratio),
+        _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
+    ]
     program, flags = base.program, dict[str, None]()
     times, measured = base.times, base.measured
     for change in changes:
@@ -257,35 +251,22 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         for index, moved in enumerate(moves):
             wrong_by[index] += change.STATED_ERROR * abs(median_or_none(moved) or 0.0)
         times, measured = now, metrics
-    identity, every = base.identity, np.arange(len(base.program.steps))
-    missed = (
-        identity.missed_ms,
-        _apart(identity.replayed_ratio, identity.recorded_ratio),
-        _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
-    )
-    gain_ms = gain_of(step_gain_ms(base.times, times), missed[0] + wrong_by[0])
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        gain_ms=gain_ms,
-        job_step_ms=gain_ms.taken_from(identity.replayed_ms, (0.0, np.inf)),
-        overlap_ratio=_known(measured.overlap_ratio, measured.step, missed[1] + wrong_by[1], (0.0, 1.0)),
-        exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, missed[2] + wrong_by[2]),
+        gain_ms=gain_of(step_gain_ms(base.times, times), wrong_by[0]),
+        overlap_ratio=_known(measured.overlap_ratio, measured.step, wrong_by[1], (0.0, 1.0)),
+        exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, wrong_by[2]),
         identity=identity,
         flags=(*flags_of(base.program), *flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
-        launch_ms=value_of(times.job_step_ms(), every, missed[0] + wrong_by[0], (0.0, np.inf)),
+        launch_ms=value_of(times.job_step_ms(), every, wrong_by[0], (0.0, np.inf)),
         upper_bound=base.program.facts.network is None,
     )
     if any(isinstance(change, WorldSize) for change in changes):
         found = _widened(found, base, program)
-    free = any(isinstance(change, CommSpeed) and change == replace(FREE, text=change.text) for change in changes)
-    return replace(found, notes=tuple(_where_exposed_went(found, base.measured, measured, free=free)))
-
-
-def free_communication(base: Base) -> Prediction:
-    """Return what the run would have measured if no communication cost anything."""
-    return predict_from(base, [FREE])
+    notes = _where_exposed_went(found, base.measured, measured, free=FREE in changes)
+    return replace(found, notes=tuple(notes))
 
 
 def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
@@ -297,33 +278,28 @@ def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *,
     fell_ms, least_ms = exposed_ms - left_ms, _WORTH_SAYING * exposed_ms
     if free and left_ms > least_ms:
         yield (
-            f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed although communication costs nothing: ranks "
-            "wait in collectives until the last one has arrived"
+            f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed although communication is free: ranks "
+            "wait for the last one to arrive"
         )
     if fell_ms <= 0 or fell_ms - gain_ms <= least_ms:
         return
     idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
-    step = f"the step is {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
-    went = "the slowest rank, which decides how long a step takes, exposed less of it than the typical one"
-    if idle_ms > 0:
-        went = (
-            f"a rank is idle for {rough_ms(idle_ms)} more, in which communication ran beside work that no block's "
-            "range covers, or beside waiting that stays"
-        )
-    yield f"exposed communication falls by {rough_ms(fell_ms)} and {step}: {went}"
+    rest = "the rest overlapped untimed code or remaining waits"
+    if idle_ms <= 0:
+        rest = "the slowest rank, which decides how long a step takes, exposed less than the typical one"
+    change = "free communication" if free else "the change"
+    yield f"{change} saves {rough_ms(gain_ms)} of {rough_ms(fell_ms)} exposed; {rest}"
 
 
 def _widened(prediction: Prediction, base: Base, program: RunProgram) -> Prediction:
     """Widen intervals so that they hold while the larger world's network is within `LAW_BOUND` of its law."""
     for factor in (LAW_BOUND, 1 / LAW_BOUND):
-        other = apply(program, [CommSpeed("the law", Selection(), factor)]).program
+        other = apply(program, [CommSpeed("the law", factor)]).program
         times = replay(other, base.chosen.kept())
         measured = measure(other, times, base.chosen)
-        gain_ms = prediction.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times))))
         prediction = replace(
             prediction,
-            gain_ms=gain_ms,
-            job_step_ms=gain_ms.taken_from(base.identity.replayed_ms, (0.0, np.inf)),
+            gain_ms=prediction.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times)))),
             overlap_ratio=_reaching(prediction.overlap_ratio, measured.overlap_ratio),
             exposed_comm_ms=_reaching(prediction.exposed_comm_ms, measured.exposed_comm_ms),
             launch_ms=prediction.launch_ms.reaching(float(np.median(times.job_step_ms()))),
@@ -332,13 +308,11 @@ def _widened(prediction: Prediction, base: Base, program: RunProgram) -> Predict
 
 
 def _reaching(value: Value | None, others: Floats) -> Value | None:
-    """Return a value whose interval reaches as far as the median of other values."""
     median = median_or_none(others)
     return value if value is None or median is None else value.reaching(median)
 
 
 def verdict(significant: bool, upper_bound: bool) -> str:
-    """Return what a gain is, in words."""
     return "upper bound" if upper_bound else "significant" if significant else "not significant"
 
 
@@ -349,17 +323,17 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
     if facts.network is None:
         found.append(REAL_NETWORK)
     elif not facts.law:
-        found.append("the emulated network's time came on top of the backend's own, which is taken to stay as it was")
+        found.append("the emulated network's time is added to the backend's own, which is assumed to stay")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
     if part > BACKEND_BOUND:
         found.append(
-            f"the backend, not the network, decided {part:.0%} of the collectives; its own time is taken to stay as it "
-            "was, so what a faster network gains is a rough guess"
+            f"the backend, not the network, decided {part:.0%} of the collectives: what a faster network gains is a "
+            "rough guess"
         )
     if facts.arrival_unknown:
         found.append(
-            f"{facts.arrival_unknown} of {facts.collectives} collectives were queued behind another, so that the "
-            "device's arrival at them is known within bounds only; the earliest is taken, which suits a faster network"
+            f"{facts.arrival_unknown} of {facts.collectives} collectives were queued behind another: when the device "
+            "reached them is assumed to be the earliest possible, so a faster network may gain less"
         )
     return tuple(found)
 

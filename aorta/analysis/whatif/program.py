@@ -4,7 +4,7 @@ Two parts. *Program*: a rank is a list of operations with its own time between t
 collectives are issued and waited for, the step ends. What it computed between two operations is a span of that time
 (`ProgramSpans`), positioned by the operation before it. A collective is known by its costs (`StepProgram`). All times
 are integer nanoseconds; arrays of a step have one column per rank. *Changes* of these numbers are another network, a
-straggler or other buckets: how each is written, what it does to the program, in which turn, and its stated error.
+straggler or other buckets: how each is written, what it does to the program, and its stated error.
 `network_changes`, `rank_changes` and `changes` define one class for each; `changes` lists all.
 
 Must not: read a file, decide when anything happens (`replay` does), or predict anything.
@@ -36,8 +36,6 @@ Column: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 
 class What(IntEnum):
-    """What an operation does."""
-
     BEGIN = 0
     ISSUE = 1
     WAIT = 2
@@ -95,7 +93,6 @@ class ProgramSpans:
     end_ns: Column
 
     def of_rank(self, rank: int) -> slice:
-        """Return the spans of one rank."""
         first, last = np.searchsorted(self.rank, [rank, rank + 1])
         return slice(int(first), int(last))
 
@@ -204,7 +201,6 @@ def compact(values: npt.NDArray[np.int64]) -> Column:
 
 FACTOR_LIMIT: Final = 1e6
 """A factor is at most this, and at least its inverse: beyond it 64 bits of nanoseconds could overflow."""
-_FACTOR: Final = re.compile(r"x([0-9.eE+-]+)")
 
 
 @dataclass(frozen=True)
@@ -222,15 +218,12 @@ class Change(ABC):
     Attributes:
         HEAD: the first word of its target.
         FORMS: what can be set -> how it is written, an example each.
-        TURN: changes are made in the order of this number, whatever the order in which they are given; several of one
-            class in the order given.
         STATED_ERROR: the part of the predicted change that may be wrong: assumed, then measured
         (docs/dev/what-if-model.md).
     """
 
     HEAD: ClassVar[str]
     FORMS: ClassVar[Mapping[str, str]]
-    TURN: ClassVar[int]
     STATED_ERROR: ClassVar[float] = 0.10
 
     text: str
@@ -255,50 +248,43 @@ class Change(ABC):
     @classmethod
     def refused(cls, text: str, why: str, *forms: str) -> InputError:
         """Return the error for what cannot be read: why, and how `forms` are written; without any, nothing more."""
-        return refused(text, why, *(cls.FORMS[form] for form in forms))
+        allowed = f". Allowed: {'; '.join(cls.FORMS[form] for form in forms)}" if forms else ""
+        return InputError(f"--set {text}: {why}{allowed}")
 
+    @classmethod
+    def factor_of(cls, text: str, value: str, form: str, allowed: str = "a factor such as x2") -> float:
+        """Read a factor, written as x2.
 
-def refused(text: str, why: str, *allowed: str) -> InputError:
-    """Return the error for a change that cannot be read."""
-    return InputError(f"--set {text}: {why}" + (f". Allowed: {'; '.join(allowed)}" if allowed else ""))
+        Raises:
+            InputError: it is none, or beyond `FACTOR_LIMIT`.
+        """
+        match = re.fullmatch(r"x([0-9.eE+-]+)", value)
+        if match is None:
+            raise cls.refused(text, f"{value!r} is not {allowed}", form)
+        factor = cls.number_of(text, match[1], "a factor such as x2", form)
+        if factor <= 0:
+            raise cls.refused(text, f"a factor is greater than 0, not {factor:g}", form)
+        if not 1 / FACTOR_LIMIT <= factor <= FACTOR_LIMIT:
+            between = f"{1 / FACTOR_LIMIT:g} and {FACTOR_LIMIT:g}"
+            raise cls.refused(text, f"a factor is between {between}, not {factor:g}", form)
+        return factor
+
+    @classmethod
+    def number_of(cls, text: str, value: str, allowed: str, *forms: str) -> float:
+        """Read a number; `allowed` says in words what would be read.
+
+        Raises:
+            InputError: it is none, or larger than anything that a machine has.
+        """
+        try:
+            number = float(value)
+        except ValueError:
+            raise cls.refused(text, f"{value!r} is not {allowed}", *forms) from None
+        if not math.isfinite(number) or abs(number) > 1e12:
+            raise cls.refused(text, f"{value} is beyond any machine", *forms)
+        return number
 
 
 def is_count(text: str) -> bool:
     """Return whether a text is a plain number from 0; of `str.isdigit`, also what `int` refuses is."""
     return re.fullmatch(r"[0-9]{1,9}", text) is not None
-
-
-def factor_of(change: type[Change], text: str, value: str, form: str, allowed: str = "a factor such as x2") -> float:
-    """Read a factor, written as x2.
-
-    Raises:
-        InputError: it is none, or beyond `FACTOR_LIMIT`.
-    """
-    match = _FACTOR.fullmatch(value)
-    if match is None:
-        raise change.refused(text, f"{value!r} is not {allowed}", form)
-    factor = number_of(change, text, match[1], "a factor such as x2", form)
-    if factor <= 0:
-        raise change.refused(text, f"a factor is greater than 0, not {factor:g}", form)
-    if not 1 / FACTOR_LIMIT <= factor <= FACTOR_LIMIT:
-        between = f"{1 / FACTOR_LIMIT:g} and {FACTOR_LIMIT:g}"
-        raise change.refused(text, f"a factor is between {between}, not {factor:g}", form)
-    return factor
-
-
-def number_of(change: type[Change], text: str, value: str, allowed: str, *forms: str) -> float:
-    """Read a number.
-
-    Args:
-        allowed: what would be read, in words; `forms`: targets whose examples the error shows.
-
-    Raises:
-        InputError: it is none, or larger than anything that a machine has.
-    """
-    try:
-        number = float(value)
-    except ValueError:
-        raise change.refused(text, f"{value!r} is not {allowed}", *forms) from None
-    if not math.isfinite(number) or abs(number) > 1e12:
-        raise change.refused(text, f"{value} is beyond any machine", *forms)
-    return number

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.step_intervals import SpanName, StepContents, WaitRow
+from aorta.analysis.step_intervals import SpanName, StepContents
 from aorta.analysis.tables import Bools, Ints
 from aorta.analysis.whatif.program import Column, Operation, What, compact
 from aorta.analysis.whatif.schedule import CollectiveBatch, ReplayOrder
@@ -48,8 +48,7 @@ class _Moment(NamedTuple):
     until_ns: int = 0
 
 
-@dataclass(frozen=True)
-class RankStep:
+class RankStep(NamedTuple):
     """One step of one rank: `host_ns` and `wake_ns` of each operation (`program.StepProgram`), spans of its time,
     when the last operation was over, and when held-back buckets were ready (own time).
     """
@@ -71,7 +70,8 @@ def rank_step(
     issue_ns: Sequence[int],
     known: Mapping[Key, IssuedCollective],
 ) -> RankStep:
-    """Return the operations of one step.
+    """Return the operations of one step. A wait for a collective that was issued before the first step of the program
+    is own time.
 
     Args:
         index: of the step.
@@ -81,63 +81,47 @@ def rank_step(
         issue_ns: of each of its collectives, when it reached its link, from the start of the step.
         known: collectives of this rank that were issued in this step or before, ends on the common clock.
     """
-    host, wake, placed = list[int](), list[int](), list[_Moment]()
-    now = before_ns - start_ns
-    for moment in _in_order(contents.waits or (), index, start_ns, length_ns, issue_ns, known):
-        enter = max(moment.enter_ns, now)
-        leave = max(moment.leave_ns, enter)
-        host.append(enter - now)
-        waits = moment.operation.what is What.WAIT
-        wake.append(leave - max(enter, moment.until_ns) if waits else 0)
-        placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
-        now = leave
-    operations = tuple(moment.operation for moment in placed)
-    ready = [_before(placed, at_ns) for at_ns in contents.ready_ns]
-    ready_ns = [sum(host[1 : after + 1]) + since for after, since in ready]
-    return RankStep(operations, host, wake, _spans(contents.spans, placed), start_ns + now, ready_ns)
-
-
-def _in_order(
-    recorded: Sequence[WaitRow],
-    index: int,
-    start_ns: int,
-    length_ns: int,
-    issue_ns: Sequence[int],
-    known: Mapping[Key, IssuedCollective],
-) -> list[_Moment]:
-    """Return the operations of a step in the order in which the rank reached them. A wait for a collective that was
-    issued before the first step of the program is own time.
-    """
     waits = []
-    for row in recorded:
+    for row in contents.waits or ():
         ended = known.get((row.group, row.seq))
         if ended is not None:
             operation = Operation(What.WAIT, ended.place, index - ended.step)
             waits.append(_Moment(row.enter_ns, row.leave_ns, operation, ended.end_ns - start_ns))
-    found = [_Moment(0, 0, Operation(What.BEGIN))]
+    moments = [_Moment(0, 0, Operation(What.BEGIN))]
     at = 0
     for place, came_ns in enumerate(issue_ns):
         tied = at
         while at < len(waits) and waits[at].enter_ns < came_ns:
             at += 1
-        found += waits[tied:at]
+        moments += waits[tied:at]
         tied = at
         while tied < len(waits) and waits[tied].enter_ns == came_ns:
             tied += 1
         same = waits[at:tied]
         if not any(wait.leave_ns > came_ns or wait.operation[1:] == (place, 0) for wait in same):
-            found += same  # all of these waits were over before the issue
+            moments += same  # all of these waits were over before the issue
             at = tied
-        found.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
-    found += waits[at:]
-    return [*found, _Moment(length_ns, length_ns, Operation(What.END))]
-
-
-def _spans(
-    spans: Sequence[tuple[SpanName, int, int]], placed: Sequence[_Moment]
-) -> list[tuple[SpanName, Anchor, Anchor]]:
-    """Return what the rank's own time was spent on, each end placed behind an operation."""
-    return [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in spans if begin < end]
+        moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
+    moments += [*waits[at:], _Moment(length_ns, length_ns, Operation(What.END))]
+    host, wake, placed = list[int](), list[int](), list[_Moment]()
+    now = before_ns - start_ns
+    for moment in moments:
+        enter = max(moment.enter_ns, now)
+        leave = max(moment.leave_ns, enter)
+        host.append(enter - now)
+        wake.append(leave - max(enter, moment.until_ns) if moment.operation.what is What.WAIT else 0)
+        placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
+        now = leave
+    spans = [(name, _after(placed, begin), _before(placed, end)) for name, begin, end in contents.spans if begin < end]
+    ready = [_before(placed, at_ns) for at_ns in contents.ready_ns]
+    return RankStep(
+        operations=tuple(moment.operation for moment in placed),
+        host_ns=host,
+        wake_ns=wake,
+        spans=spans,
+        left_ns=start_ns + now,
+        ready_ns=[sum(host[1 : after + 1]) + since for after, since in ready],
+    )
 
 
 def _after(placed: Sequence[_Moment], at_ns: int) -> Anchor:
@@ -186,14 +170,13 @@ class Costs:
 
     Attributes:
         collectives, backend_was_limit: how many there were on all ranks, and for how many the backend set the end.
-        arrival_unknown: as in `program.Facts`; counted by who reads the record.
     """
 
     def __init__(self, law: bool, shared: bool) -> None:
         self._law, self._shared = law, shared
         self._free: dict[tuple[int, int], int] = {}
         self._first: dict[tuple[int, int], int] = {}
-        self.collectives = self.backend_was_limit = self.arrival_unknown = 0
+        self.collectives = self.backend_was_limit = 0
 
     def of(
         self, plan: ReplayOrder, recorded: Recorded, charged: Ints | None

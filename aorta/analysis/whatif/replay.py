@@ -61,7 +61,6 @@ class Times:
         return np.asarray(lengths.max(axis=1), np.int64)
 
     def job_step_ms(self, scenario: int = 0) -> Floats:
-        """Return the same in ms."""
         return self.job_step_ns(scenario) / NS_PER_MS
 
 
@@ -174,7 +173,6 @@ class _Replay:
         backend: npt.NDArray[np.integer] | None,
         kept: StepTimes | None,
     ) -> None:
-        """Work out collectives that all their ranks have issued."""
         if row.whole and row.place is not None and not self._program.shared_links and kept is None:
             # One collective of all ranks: the common case, without copies.
             free, place = self._free[row.links[0]], row.place
@@ -233,7 +231,6 @@ class Measured:
 
 
 def sample(program: RunProgram) -> RankStepSample:
-    """Return evenly spread steps, and of a large world evenly spread ranks."""
     ranks = _spread(len(program.ranks), 64)
     return RankStepSample(_spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
 
@@ -243,17 +240,11 @@ def _spread(count: int, most: int) -> tuple[int, ...]:
 
 
 def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario: int = 0) -> Measured:
-    """Measure the sampled rank-steps of a replay."""
     found = [
         (*_window(program, times, index, column, scenario), index) for index in chosen.steps for column in chosen.ranks
     ]
     ratio, exposed, idle, step = zip(*found, strict=True)
-    return Measured(
-        np.array(ratio, np.float64),
-        np.array(exposed, np.float64),
-        np.array(idle, np.float64),
-        np.array(step, np.int64),
-    )
+    return Measured(np.array(ratio), np.array(exposed), np.array(idle), np.array(step))
 
 
 def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
@@ -273,15 +264,6 @@ def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int =
     return [(name, (low, high)) for name, low, high in rows]
 
 
-def communication(
-    program: RunProgram, step: StepProgram, times: StepTimes, column: int, scenario: int = 0
-) -> Sequence[tuple[str, Interval]]:
-    """Return the collectives of one rank of a step as replayed: kind, and from begin to end."""
-    issued = program.layouts[step.layouts[column]].issued
-    begin, end = times.begin_ns[:, column, scenario].tolist(), times.end_ns[:, column, scenario].tolist()
-    return [(each.kind, (min(low, high), high)) for each, low, high in zip(issued, begin, end, strict=False)]
-
-
 def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float, float]:
     """Return the overlap ratio, exposed and idle milliseconds of one rank-step."""
     window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
@@ -289,8 +271,11 @@ def _window(program: RunProgram, times: Times, index: int, column: int, scenario
     comm: dict[str, list[Interval]] = defaultdict(list)
     for earlier in (index - 1, index):
         if earlier in times.kept:
-            for kind, span in communication(program, program.steps[earlier], times.kept[earlier], column, scenario):
-                comm[kind].append(span)
+            of_step = times.kept[earlier]
+            issued = program.layouts[program.steps[earlier].layouts[column]].issued
+            begin, end = of_step.begin_ns[:, column, scenario].tolist(), of_step.end_ns[:, column, scenario].tolist()
+            for each, low, high in zip(issued, begin, end, strict=False):
+                comm[each.kind].append((min(low, high), high))
     compute, stalls = list[Interval](), list[Interval]()
     for name, span in span_edges(step, kept, column, scenario):
         lane = program.names[name].lane

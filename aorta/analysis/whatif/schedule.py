@@ -179,7 +179,6 @@ def _meeting(
 def _together(
     layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
 ) -> list[Act | CollectiveBatch]:
-    """Return the rows of operations on all ranks."""
     everyone = slice(0, len(layouts))
     rows: list[Act | CollectiveBatch] = []
     issued = set[int]()

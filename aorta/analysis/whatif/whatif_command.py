@@ -12,16 +12,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.dataset import MarginalEntry
 from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
-from aorta.analysis.whatif.changes import forms, parse_change, parse_changes
-from aorta.analysis.whatif.critical_path import WORDS, CriticalPath, critical_path, typical_step
-from aorta.analysis.whatif.gains import WORTH, Gains, Marginals, gains, marginals
+from aorta.analysis.whatif.changes import FORMS, parse_changes
+from aorta.analysis.whatif.gains import WORDS, WORTH, CriticalPath, Gains, Marginals, critical_path, gains, marginals
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from, verdict
-from aorta.analysis.whatif.program import Change, is_count
+from aorta.analysis.whatif.program import is_count
 from aorta.analysis.whatif.read_program import read_program
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -37,109 +38,96 @@ _ROWS = 8
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
+    here = Path.cwd()
+    root = checkout() or here
+    word = options.run
+    folder = word if is_location(word, here, root) else locate([word], here, root)[word]
     with Archives() as archives, archives.named():
-        return _answered(archives.folder_of(_folder(options.run)), options)
+        to_stdout(_answer(archives.folder_of(folder), options))
+    return EXIT_OK
 
 
-def _answered(folder: str | Path, options: argparse.Namespace) -> int:
-    changes = _changes(options)
+def _answer(folder: str | Path, options: argparse.Namespace) -> str:
+    changes = parse_changes(options.set)
+    if len({change.text for change in changes}) < len(changes):
+        raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
     if options.step is not None and changes:
         raise InputError("--step: a prediction is of all steps; --step goes without --set")
     program = read_program(folder, last=options.last)
     base = base_of(program)
     if changes:
         predicted = predict_from(base, changes)
-        to_stdout(json.dumps(predicted.as_json(), indent=2) if options.json else _text(prediction_lines(predicted)))
-        return EXIT_OK
-    found, parts, path = gains(base), marginals(program), critical_path(program, _index(base, options.step))
-    if options.json:
-        content = {
-            "identity": base.identity.problem(),
-            "gains": as_json(found),
-            "marginals": as_json(parts),
-            "critical_path": path.as_json(),
-            "flags": list(found.flags),
-        }
-        to_stdout(json.dumps(content, indent=2))
+        if options.json:
+            return json.dumps(predicted.as_json(), indent=2)
+        lines = prediction_lines(predicted)
     else:
+        found, parts, path = gains(base), marginals(program), critical_path(program, _index(base, options.step))
+        if options.json:
+            content = {
+                "identity": base.identity.problem(),
+                "gains": as_json(found),
+                "marginals": as_json(parts),
+                "critical_path": path.as_json(),
+                "flags": list(found.flags),
+            }
+            return json.dumps(content, indent=2)
         checked = _check(base.identity, (*found.notes, *found.flags))
-        to_stdout(_text([*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked]))
-    return EXIT_OK
-
-
-def _changes(options: argparse.Namespace) -> tuple[Change, ...]:
-    texts = [*options.set, *([] if options.ranks is None else [f"ranks={options.ranks}"])]
-    if len({parse_change(text).text for text in texts}) < len(texts):
-        raise InputError(f"--set {' '.join(texts)}: a change is given twice")
-    return parse_changes(texts)
-
-
-def _folder(word: str) -> str | Path:
-    here = Path.cwd()
-    root = checkout() or here
-    return word if is_location(word, here, root) else locate([word], here, root)[word]
+        lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked]
+    return wrapped(lines, style_of(sys.stdout).width, indent="  ")
 
 
 def _index(base: Base, step: int | None) -> int:
     """Return the index of the chosen step, or of one of median length."""
     numbers = [each.global_step for each in base.program.steps]
     if step is None:
-        return typical_step(base.times)
+        lengths = base.times.job_step_ms()
+        return int(np.argmin(np.abs(lengths - np.median(lengths))))
     if step not in numbers:
         raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
     return numbers.index(step)
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
-    """Return a prediction in words."""
     base, gain = predicted.identity, predicted.gain_ms
     now_ms = base.replayed_ms
-    share = f"{abs(gain.value) / now_ms:.1%}"
     by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
-    lines = [f"with {', '.join(predicted.changes)}:"]
     step = (
-        f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, {share} of {rough_ms(now_ms)}, "
-        f"{verdict(predicted.significant, predicted.upper_bound)}"
+        f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, "
+        f"{abs(gain.value) / now_ms:.1%} of {rough_ms(now_ms)}, {verdict(predicted.significant, predicted.upper_bound)}"
     )
+
+    def change(value: Value | None, base: float | None, unit: str) -> str:
+        if value is None:
+            return "unknown"
+        now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
+        return f"{now} -> {rough_interval(value.value, value.low, value.high, unit)}"
+
     rows = [
         ("job step", step),
-        ("overlap ratio", _change(predicted.overlap_ratio, base.replayed_ratio, "")),
-        ("exposed communication", _change(predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms")),
+        ("overlap ratio", change(predicted.overlap_ratio, base.replayed_ratio, "")),
+        ("exposed communication", change(predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms")),
     ]
-    lines += table(rows, indent="  ")
-    lines.append(
-        "intervals are those of the change from step to step, and of the model's error, over "
-        f"{predicted.steps} recorded steps; another launch differs by more"
-    )
-    return [*lines, *_check(predicted.identity, (*predicted.notes, *predicted.flags))]
-
-
-def _change(value: Value | None, base: float | None, unit: str) -> str:
-    if value is None:
-        return "unknown"
-    now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
-    return f"{now} -> {rough_interval(value.value, value.low, value.high, unit)}"
+    return [
+        f"with {', '.join(predicted.changes)}:",
+        *table(rows, indent="  "),
+        f"intervals: variation over {predicted.steps} recorded steps, and the model's error; another launch differs by "
+        "more",
+        *_check(base, (*predicted.notes, *predicted.flags)),
+    ]
 
 
 def gain_lines(gains: Gains) -> list[str]:
-    """Return the largest gains in words."""
-    lines = [f"a step takes {gains.step_ms:.2f} ms; what would gain most:"]
+    head = f"a step takes {gains.step_ms:.2f} ms; "
+    if not gains.gains:
+        return [f"{head}no change that was tried would gain more than {WORTH:.1%}"]
+    lines = [f"{head}what would gain most:"]
     for number, each in enumerate(gains.gains, start=1):
-        lines += [
-            f"  {number}. {each.sentence}",
-            f"     --set {each.change}",
-            *(f"     note: {note}" for note in each.notes),
-        ]
-    return (
-        lines
-        if gains.gains
-        else [f"a step takes {gains.step_ms:.2f} ms; no change that was tried would gain more than {WORTH:.1%}"]
-    )
+        lines += [f"  {number}. {each.sentence}", f"     --set {each.change}"]
+        lines += [f"     note: {note}" for note in each.notes]
+    return lines
 
 
 def marginal_lines(parts: Marginals) -> list[str]:
-    """Describe marginal costs."""
-
     def row(each: MarginalEntry) -> tuple[str, ...]:
         asked = "" if each.change is None else f"--set {each.change}"
         name = each.name if each.what == "bound" else f"{each.what} {each.name}"
@@ -148,12 +136,10 @@ def marginal_lines(parts: Marginals) -> list[str]:
     shown = parts.marginals[:_ROWS]
     rows = table([row(each) for each in (*shown, *parts.bounds)], indent="  ")
     lines = ["", "what a step would gain, if this alone were free:", *rows[: len(shown)]]
-    lines += ["bounds:", *rows[len(shown) :]]
-    return [*lines, *(f"note: {note}" for note in parts.notes)]
+    return [*lines, "bounds:", *rows[len(shown) :], *(f"note: {note}" for note in parts.notes)]
 
 
 def path_lines(path: CriticalPath) -> list[str]:
-    """Return the critical path in words: what adds most, in all."""
     length = path.end_ns - path.begin_ns
     lines = ["", f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms"]
     totals = path.totals_ns()
@@ -164,23 +150,16 @@ def path_lines(path: CriticalPath) -> list[str]:
     return [*lines, *table(cells, right=(0, 1), indent="  ")] if cells else lines
 
 
-def _text(lines: Iterable[str]) -> str:
-    """Wrap lines at the width of a report's."""
-    return wrapped(lines, style_of(sys.stdout).width, indent="  ")
-
-
 def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
-    """Return what the replay misses, if anything, and notes."""
     problem = identity.problem()
     return [*([] if problem is None else [f"check: {problem}"]), *(f"note: {note}" for note in notes)]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="What if something had been different? A prediction from the record of one run (docs/what-if.md).",
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
-        + "; ".join(forms()),
+        + "; ".join(FORMS.values()),
     )
     words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder or an archive of it")
     words.add_argument(
@@ -190,7 +169,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="TARGET=VALUE",
         help="change something; repeatable: all of them at once. Without it: what there is to gain",
     )
-    words.add_argument("--ranks", type=int, metavar="N", help="the same as --set ranks=N")
     words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
     words.add_argument("--step", type=int, metavar="N", help="whose critical path (default: a step of median length)")
     words.add_argument("--json", action="store_true", help="everything, as JSON")

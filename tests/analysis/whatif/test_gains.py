@@ -13,7 +13,7 @@ from aorta.analysis.documents.dataset import GainEntry
 from aorta.analysis.formatting import rough_interval
 from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.network_changes import CommSpeed
-from aorta.analysis.whatif.prediction import base_of, free_communication
+from aorta.analysis.whatif.prediction import FREE, base_of, predict_from
 from aorta.analysis.whatif.program import RankLayout, RunProgram
 from aorta.config.schema import EmulatedFabric
 from tests.analysis.whatif.hand_made import issue, program, recorded, wait
@@ -90,16 +90,15 @@ def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
 def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
     made = recorded(program([[5 * MS, issue(), 10 * MS, wait(0)]] * 2, [12 * MS], steps=5))
-    found = free_communication(base_of(made))
+    found = predict_from(base_of(made), [FREE])
     assert (found.gain_ms.value, found.identity.replayed_exposed_ms) == (2.0, 12.0)
     (note,) = found.notes
     assert note == (
-        "exposed communication falls by 12.0 ms and the step is 2.0 ms shorter: a rank is idle for 10.0 ms more, in "
-        "which communication ran beside work that no block's range covers, or beside waiting that stays"
+        "free communication saves 2.0 ms of 12.0 ms exposed; the rest overlapped untimed code or remaining waits"
     )
     assert gains(base_of(made)).notes == (note,)
     waited_for = recorded(program([[5 * MS, issue(), wait(0)]] * 2, [12 * MS], steps=5))
-    assert free_communication(base_of(waited_for)).notes == ()
+    assert predict_from(base_of(waited_for), [FREE]).notes == ()
 
 
 @pytest.mark.parametrize(

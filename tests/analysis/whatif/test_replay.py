@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.whatif.changes import apply, parse_changes
-from aorta.analysis.whatif.critical_path import critical_path
-from aorta.analysis.whatif.gains import DO_NOT_ADD_UP, marginals
+from aorta.analysis.whatif.gains import DO_NOT_ADD_UP, critical_path, marginals
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import replay
 from aorta.config.groups.fabric import network_cost_ns
@@ -22,8 +21,9 @@ from tests.analysis.whatif.hand_made import Words, compute, issue, program, step
 
 def path(made: RunProgram, number: int = 0) -> list[tuple[str, int, str, int]]:
     found = critical_path(made, number)
-    assert sum(each.length_ns for each in found.segments) == found.end_ns - found.begin_ns == step_ns(made, number)
-    return [(each.part, each.rank, each.name, each.length_ns) for each in found.segments]
+    parts = [(each.part, each.rank, each.name, each.end_ns - each.begin_ns) for each in found.segments]
+    assert sum(ns for *_, ns in parts) == found.end_ns - found.begin_ns == step_ns(made, number)
+    return parts
 
 
 def gains(made: RunProgram) -> dict[str, float]:
@@ -48,8 +48,6 @@ def test_two_buckets_of_which_one_is_hidden() -> None:
     ]
     assert gains(made) == {
         "allreduce": 60,
-        "#0 allreduce": 0,
-        "#1 allreduce": 60,
         "all communication free": 60,
         "no straggler": 0,
         "perfect overlap": 60,
@@ -67,8 +65,6 @@ def test_a_queue_on_the_link_whose_parts_do_not_add_up() -> None:
         ("own", 0, "", 45),
     ]
     found = gains(made)
-    assert found["#0 allreduce"] == 50  # then the second begins at 200
-    assert found["#1 allreduce"] == 60
     assert found["all communication free"] == found["allreduce"] == 110
     assert found["perfect overlap"] == 360 - 250  # without communication 250; the link is busy for 210 of it
 
@@ -84,13 +80,9 @@ def test_a_straggler_whose_compute_is_on_the_path_of_the_other() -> None:
         ("wake", 0, "allreduce #1", 5),
         ("own", 0, "", 45),
     ]
-    transfer = critical_path(made, 0).segments[2]
-    assert (transfer.last_rank, transfer.behind_ns) == (1, 30)
     found = gains(made)
     # Rank 1 no slower than rank 0 before the first issue, rank 0 no slower than rank 1 at the end: 200 + 60 + 5 + 20.
     assert found["no straggler"] == 340 - 285
-    assert found["#0 allreduce"] == 0
-    assert found["#1 allreduce"] == 60
     sooner = apply(made, parse_changes(["rank.1.late_ms=-0.00003"])).program
     assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
 
@@ -213,9 +205,7 @@ def changed(made: RunProgram, text: str) -> RunProgram:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    programs(), st.sampled_from(["comm=free", "comm.kind.allreduce=free", "comm=x3", "compute=x2", "stragglers=none"])
-)
+@given(programs(), st.sampled_from(["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none"]))
 def test_what_costs_less_ends_no_later(made: RunProgram, text: str) -> None:
     if text == "comm.kind.allreduce=free" and not any(o.kind == "allreduce" for y in made.layouts for o in y.issued):
         return
@@ -264,5 +254,5 @@ def test_a_path_has_no_gap_and_sums_up_to_its_step(made: RunProgram) -> None:
 @settings(max_examples=40, deadline=None)
 @given(programs())
 def test_what_is_set_to_what_it_was_changes_nothing(made: RunProgram) -> None:
-    for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "compute=x1", "rank.0.late_ms=0"):
+    for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "rank.0.late_ms=0"):
         assert (ends(changed(made, text)) == ends(made)).all()

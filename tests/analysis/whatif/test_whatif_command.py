@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--ranks", "64"]) == 0
+    assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
     said = capsys.readouterr().out
     wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
     longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+% of (\d+) ms, significant", said)
@@ -46,7 +46,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert low < loss < high
     assert base + loss == pytest.approx(wanted.step_ms, rel=0.01)
     assert "apart" not in said, "a check that holds by construction is no evidence"
-    assert "note: at 64 ranks groups of all ranks cost what the network's law says" in said
+    assert "note: at 64 ranks: groups of all ranks cost what the network's law says" in said
 
 
 @pytest.mark.parametrize("run", ["ddp", "held", "fsdp"])
@@ -63,7 +63,7 @@ def test_a_change_has_one_answer_however_it_is_asked_for(
     parts = [*listed["gains"]["gains"], *listed["marginals"]["marginals"], *listed["marginals"]["bounds"]]
     stated = [*parts, *report["gains"], *report["marginals"], *report["bounds"]]
     answers = {each["change"]: asked("--set", each["change"]) for each in stated if each["change"] is not None}
-    assert len(answers) > 5
+    assert len(answers) > 3
     for each in stated:
         if each["change"] is not None:
             answer = answers[each["change"]]
@@ -90,7 +90,7 @@ def test_a_setting_comes_before_hardware_that_would_gain_more(
 def test_it_says_why_a_step_is_not_shorter_by_what_was_exposed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "ddp"), "--set", "comm=free"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "stay exposed although communication costs nothing: ranks wait in collectives until the last one" in said
+    assert "stay exposed although communication is free: ranks wait for the last one to arrive" in said
 
 
 def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pyte
     assert main([str(runs / "fsdp"), "--last", "3"]) == 0
     lines = capsys.readouterr().out
     assert "what would gain most:" in lines
-    assert "note: marginal costs do not add up" in lines
+    assert "note: do not add these up" in lines
     assert "critical path of step" in lines
 
 

@@ -1,29 +1,106 @@
-"""DDP with other buckets, or with its overlap switched.
+"""Changes of how a strategy communicates: overlap, DDP's buckets, FSDP's prefetching.
 
-A bucket closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all are
-issued behind the backward pass. All are waited for there. When a gradient was ready is known where a recorded bucket
-closed with it and at both ends of its block; between, it is ready in the part of the block's pass in which it was in
-the one step that noted all gradients, or, where none did, in proportion to the bytes. Must not replay anything.
+A bucket of DDP closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all
+are issued behind the backward pass. All are waited for there. When a gradient was ready is known where a recorded
+bucket closed with it and at both ends of its block; between, it is ready in the part of the block's pass in which it
+was in the one step that noted all gradients, or, where none did, in proportion to the bytes.
+
+FSDP issues the all-gather of a block when the block `depth` before it in the same pass has arrived; without prefetching
+right before its own wait. A pass that was recorded with this prefetching stays as it was. Must not change what a rank
+computes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TypeAlias
+from typing import ClassVar, Final, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from aorta.analysis.tables import Ints
+from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.own_time import TURN_GAP, CollectiveCost, OwnOperation, RankView, restructured
-from aorta.analysis.whatif.program import RankLayout, RunProgram, What
+from aorta.analysis.whatif.program import Change, Changed, RankLayout, RunProgram, What, is_count
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
 
-_Numbers: TypeAlias = npt.NDArray[np.float64]
+PREFETCH_LIMIT: Final = 64
+_SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
+"""Values of `parallel.strategy` in which every all-gather brings the parameters of a block, so that it can be moved."""
+
+
+@dataclass(frozen=True)
+class OverlapSwitch(Change):
+    HEAD: ClassVar = "overlap"
+    FORMS: ClassVar[Mapping[str, str]] = {"overlap": "overlap=on, overlap=off"}
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    on: bool
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        if rest or value not in {"on", "off"}:
+            raise cls.refused(text, "overlap is on or off", "overlap")
+        return cls(text, value == "on")
+
+    def make(self, program: RunProgram) -> Changed:
+        """Issue DDP's buckets as they become ready or behind the backward pass; gather FSDP's blocks ahead or not."""
+        if program.facts.gradient_order:
+            return Changed(_ddp(program, self.text, None, self.on))
+        flag = "overlap of FSDP is taken to mean that one block is gathered ahead"
+        return Changed(_fsdp(program, self.text, int(self.on)), (flag,) if self.on else ())
+
+
+@dataclass(frozen=True)
+class BucketCap(Change):
+    """DDP's buckets have another cap: bytes, or a factor of the recorded one."""
+
+    HEAD: ClassVar = "buckets"
+    FORMS: ClassVar[Mapping[str, str]] = {"buckets.mb": "buckets.mb=25 (MiB), buckets.mb=x2"}
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    cap_bytes: float | None = None
+    factor: float | None = None
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        if list(rest) != ["mb"]:
+            raise cls.refused(text, "not a property of buckets", "buckets.mb")
+        if value.startswith("x"):
+            return cls(text, factor=cls.factor_of(text, value, "buckets.mb"))
+        size = cls.number_of(text, value, "MiB such as 25, or a factor such as x2", "buckets.mb")
+        if size <= 0:
+            raise cls.refused(text, f"a bucket holds more than {size:g} MiB", "buckets.mb")
+        return cls(text, cap_bytes=size * (1 << 20))
+
+    def make(self, program: RunProgram) -> Changed:
+        def cap(recorded_bytes: int) -> float:
+            return self.cap_bytes or 0.0 if self.factor is None else recorded_bytes * self.factor
+
+        flag = "other bucket sizes: linear fit to those measured"
+        return Changed(_ddp(program, self.text, cap, None), (flag,) if program.facts.network is None else ())
+
+
+@dataclass(frozen=True)
+class PrefetchDepth(Change):
+    """FSDP gathers so many blocks ahead."""
+
+    HEAD: ClassVar = "prefetch"
+    FORMS: ClassVar[Mapping[str, str]] = {"prefetch": "prefetch=2"}
+    STATED_ERROR: ClassVar[float] = 0.20
+
+    depth: int
+
+    @classmethod
+    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
+        if rest or not is_count(value) or int(value) > PREFETCH_LIMIT:
+            raise cls.refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
+        return cls(text, int(value))
+
+    def make(self, program: RunProgram) -> Changed:
+        return Changed(_fsdp(program, self.text, self.depth))
 
 
 @dataclass(frozen=True)
@@ -43,7 +120,7 @@ class GradientBuckets:
         return cap if _closed(sizes, cap) == self.closed_with else min(full[1:], default=sum(sizes))
 
 
-def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
+def _buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
     """Return which all-reduces of a step carry the gradients, in their order.
 
     Raises:
@@ -65,7 +142,7 @@ def buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientB
     )
 
 
-def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
+def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
     """Return the program with other buckets of DDP, or with its overlap switched.
 
     Args:
@@ -85,7 +162,7 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
     sizes = [one.bytes for one in order]
 
     def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
-        found = buckets_of(view.layout, sizes, text)
+        found = _buckets_of(view.layout, sizes, text)
         carries = set(found.places)
         of_sizes = {view.layout.issued[place].bytes for place in found.places}
         if cap is not None and program.facts.network is None and len(of_sizes) < 2:
@@ -104,7 +181,9 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
         closed = found.closed_with if cap is None else _closed(sizes, cap(found.cap_bytes(sizes)))
         costs = list(view.costs)
         behind = waits[0].at_ns
-        deferred = _deferred(issues, ready, found) if overlap is None else not overlap
+        # Recorded buckets were held back where the first was issued behind the last gradient.
+        held_back = len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
+        deferred = held_back if overlap is None else not overlap
         wake = round(sum(each.wake_ns for each in waits) / len(waits))
         # What stood behind the waits stays behind all of the new ones, also where no time was between.
         new = [
@@ -127,11 +206,6 @@ def ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, over
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 
-def _deferred(issues: Sequence[OwnOperation], ready: Ints, buckets: GradientBuckets) -> bool:
-    """Return whether the recorded buckets were held back: the first was issued behind the last gradient."""
-    return len(buckets.places) > 1 and issues[0].at_ns >= int(ready[-1])
-
-
 def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
     """Return the number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
     closed, filling = [], 0
@@ -152,7 +226,7 @@ def _ready(
 ) -> Ints:
     """Return when each parameter's gradient was ready, in own time; never earlier than the one before it."""
     progress, blocks = _progress(order)
-    ranges = {block: (begin, end) for block, begin, end in view.spans(program, "backward")}
+    ranges = {block: (begin, end) for block, begin, end in view.passes(program, "backward")}
     known = [
         (float(number + after), ranges[block][after])
         for number, block in enumerate(blocks)
@@ -233,7 +307,7 @@ def _bucket_cost(program: RunProgram, view: RankView, buckets: GradientBuckets, 
     )
 
 
-def _line(sizes: _Numbers, costs: _Numbers) -> tuple[float, float]:
+def _line(sizes: Floats, costs: Floats) -> tuple[float, float]:
     """Return the time per byte and for none, through the recorded collectives; neither is negative."""
     if len(set(sizes.tolist())) < 2:
         return float(costs.mean() / sizes.mean()), 0.0
@@ -241,3 +315,83 @@ def _line(sizes: _Numbers, costs: _Numbers) -> tuple[float, float]:
     if slope < 0 or fixed < 0:
         return float(costs.sum() / sizes.sum()), 0.0
     return float(slope), float(fixed)
+
+
+def _fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
+    """Return the program with FSDP that gathers the next `depth` blocks while one computes; 0: each when it is needed.
+
+    Raises:
+        InputError: what the all-gathers bring, or when they are issued, is not known, or no block waits for one.
+    """
+    strategy = program.facts.parallel
+    if strategy is not None and strategy not in _SHARDED:
+        raise InputError(
+            f"--set {text}: which all-gathers bring the parameters of a block is known for parallel="
+            f"{', '.join(_SHARDED)} only; this run has parallel={strategy}"
+        )
+    if program.facts.device != "cpu":
+        raise InputError(
+            f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
+            "record; only a CPU's can be moved"
+        )
+
+    def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
+        needed = _consumers(program, view)
+        if not needed:
+            raise InputError(f"--set {text}: no block of this run waits for an all-gather")
+        gathers = {one.collective for one in needed}
+        new = [
+            each._replace(turn=each.turn * TURN_GAP)
+            for each in view.placed
+            if each.what is not What.ISSUE or each.collective not in gathers
+        ]
+        issues = {each.collective: each for each in view.placed if each.what is What.ISSUE}
+        for _, those in groupby(needed, key=lambda one: one.phase):
+            of_pass = list(those)
+            recorded = [issues[one.collective] for one in of_pass]
+            # How many blocks ahead each was issued: so many of those before it began to compute later.
+            ahead = [sum(one.begin_ns >= own.at_ns for one in of_pass[:at]) for at, own in enumerate(recorded)]
+            if ahead == [min(depth, at) for at in range(len(recorded))]:
+                new += [own._replace(turn=own.turn * TURN_GAP) for own in recorded]
+                continue
+            for at, one in enumerate(of_pass):
+                if at == 0:  # nothing before it in its pass could gather it
+                    new.append(recorded[at]._replace(turn=recorded[at].turn * TURN_GAP))
+                elif depth == 0:
+                    new.append(OwnOperation(one.wait.at_ns, one.wait.turn * TURN_GAP - 1, What.ISSUE, one.collective))
+                else:
+                    behind = of_pass[max(at - depth, 0)]
+                    turn = behind.wait.turn * TURN_GAP + at + 1
+                    new.append(OwnOperation(behind.arrived_ns, turn, What.ISSUE, one.collective))
+        return new, list(view.costs)
+
+    return restructured(program, rearrange)
+
+
+class _Needed(NamedTuple):
+    """An all-gather that a block waits for: in which pass, its wait, from when on others can be prefetched, and when
+    the block begins to compute.
+    """
+
+    collective: int
+    phase: str
+    wait: OwnOperation
+    arrived_ns: int
+    begin_ns: int
+
+
+def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
+    """Return a step's all-gathers, each with the block that computes after its wait, in the order of the waits."""
+    begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.passes(program, phase))
+    issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]
+    found = []
+    for each in view.placed:
+        if each.what is not What.WAIT or each.back or view.layout.issued[each.collective].kind != "allgather":
+            continue
+        behind = next(((begin, phase) for begin, phase in begins if begin >= each.at_ns), None)
+        if behind is None:
+            continue
+        begin, phase = behind
+        prefetched = [at for at in issues if each.at_ns < at <= begin]
+        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin), begin))
+    return found
