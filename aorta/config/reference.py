@@ -41,7 +41,7 @@ test compares the two. `python train.py --cfg job` prints the configuration of a
 | set samples per rank and micro-batch | `training.batch_size=4` or `workload.batch_size=4` |
 | use your own file | `--config mine.yaml`, a file that begins with `defaults: [default, _self_]` |
 | see what would run | `--cfg job` |
-| run several jobs one after another, in one process | `-m training.batch_size=4,8` |
+| run several jobs, each a launch of its own | `-m training.batch_size=4,8` |
 
 Keys and values are checked before anything starts: an unknown key, a value of the wrong type and every broken rule
 between keys is named, and the exit code is 1.
@@ -71,6 +71,10 @@ class Entry:
     meaning: str
 
 
+Told = dict[Entry, tuple[str, str]]
+"""Keys of a group that a section has explained: its title, and the default there."""
+
+
 def entries(node: type[Any]) -> list[Entry]:
     """Return the keys of a schema class in order; a field declared again keeps its base's comment."""
     comments: dict[str, str] = {}
@@ -94,16 +98,17 @@ def _page() -> Iterator[str]:
     experiments = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
     yield f"| `experiment` | {', '.join(f'`{path.stem}`' for path in experiments)} | none |"
     yield "\n## Keys\n"
-    yield from _section("The root", "", Config, composed)
+    yield from _section("The root", "", Config, composed, {})
     for section, node in get_type_hints(Config).items():
         documented = set[type[Any]]()
+        told: Told = {}
         for option, schema_of in GROUPS.get(section, {}).items():
             values, _ = _composed(f"{section}={option}")
             about = _comment_of(section, option) if schema_of in documented else None
-            yield from _section(f"`{section}={option}`", section, schema_of, values[section], about)
+            yield from _section(f"`{section}={option}`", section, schema_of, values[section], told, about)
             documented.add(schema_of)
         if section not in GROUPS and is_dataclass(node):
-            yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section])
+            yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section], {})
     yield "## Experiments\n"
     for path in experiments:
         yield from _experiment(path)
@@ -112,19 +117,35 @@ def _page() -> Iterator[str]:
 
 
 def _section(
-    title: str, prefix: str, node: type[Any], values: dict[str, Any], about: str | None = None
+    title: str, prefix: str, node: type[Any], values: dict[str, Any], told: Told, about: str | None = None
 ) -> Iterator[str]:
+    """Yield one section; keys that an earlier option of the group has in `told` are named, not explained again."""
     yield f"### {title}\n\n{about or inspect.getdoc(node)}\n"
-    rows = [(f"{prefix}.{entry.name}".lstrip("."), entry) for entry in entries(node) if entry.kind]
-    rows = [(key, entry) for key, entry in rows if key not in NAMES]
-    if not rows:
-        yield "No keys.\n"
-        return
-    yield "| key | type | default | meaning |\n|---|---|---|---|"
-    for key, entry in rows:
+    table: list[str] = []
+    as_in: dict[str, dict[str, str]] = {}
+    for entry in entries(node):
+        key = f"{prefix}.{entry.name}".lstrip(".")
+        if key in NAMES or not entry.kind:
+            continue
         default = json.dumps(values[entry.name]).strip('"')
-        yield f"| `{key}` | {entry.kind} | `{default}` | {_cell(entry.meaning)} |"
-    yield ""
+        if entry in told:
+            where, usual = told[entry]
+            as_in.setdefault(where, {})[key] = "" if default == usual else f"`{key}={default}`"
+        else:
+            told[entry] = (title, default)
+            table.append(f"| `{key}` | {entry.kind} | `{default}` | {_cell(entry.meaning)} |")
+    for where, keys in as_in.items():
+        other = ", ".join(filter(None, keys.values()))
+        if len(keys) < sum(title_there == where for title_there, _ in told.values()):
+            yield f"As in {where}: {', '.join(f'`{key}`' for key in keys)}" + (f"; here {other}.\n" if other else ".\n")
+        else:
+            yield f"The keys of {where}" + (f", with {other}.\n" if other else ".\n")
+    if table:
+        yield "| key | type | default | meaning |\n|---|---|---|---|"
+        yield from table
+        yield ""
+    elif not as_in:
+        yield "No keys.\n"
 
 
 def _comment_of(group: str, option: str) -> str:

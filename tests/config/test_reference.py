@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import get_type_hints
 
 import pytest
@@ -77,3 +78,11 @@ def test_the_root_file_spells_every_value_out():
     for name, node in SECTIONS.items():
         if name not in GROUPS:
             assert set(spelt[name]) == {entry.name for entry in entries(node)}
+
+
+def test_a_key_is_explained_once():
+    page = (ROOT / "docs/configuration.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| `\w+\.\w+` \|", line)]
+    told = [(key, kind, meaning) for key, kind, _, meaning in (row for row in rows if len(row) == 4)]
+    assert len(told) > 100
+    assert len(told) == len(set(told))

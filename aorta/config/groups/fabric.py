@@ -47,15 +47,14 @@ class EmulatedFabric(Fabric):
     ranks_per_node: int = 1
     # times are those of a ring or of a tree
     algorithm: Algorithm = Algorithm.ring
-    # group = each process group has a link of its own, at full bandwidth; link = the groups of a rank share its link
-    # within the node and its link between nodes, and take turns (on a CPU)
+    # group = each process group has a link of its own; link = the groups of a rank take turns on its links (on a
+    # CPU)
     sharing: Sharing = Sharing.group
-    # ranks that the only process of the run stands for: its model is sharded, its data split and its collectives take
-    # as long as among so many; null = every rank is a process
+    # ranks that the only process of the run stands for; null = every rank is a process
     ranks: int | None = None
-    # groups of all ranks get the times of a world of this size; smaller groups keep their own; null = the real size
+    # size of the world in the times of groups of all ranks; null = the real size
     emulated_world_size: int | None = None
-    # each collective takes up to this part more or less, the same on every rank; 0 = always the same
+    # part by which times of collectives vary, the same on every rank; 0 = never
     jitter: float = 0.0
     # seed of the jitter
     seed: int = 42
@@ -63,7 +62,7 @@ class EmulatedFabric(Fabric):
     straggler_rank: int | None = None
     # milliseconds by which it is late
     straggler_ms: float = 0.0
-    # collectives that match slow_kind, slow_min_bytes and slow_max_bytes take this many times as long; 1 = none do
+    # factor by which collectives of slow_kind, slow_min_bytes and slow_max_bytes take longer
     slow_factor: float = 1.0
     # kind of collective that is slow (allreduce, reducescatter, allgather, ...); null = every kind
     slow_kind: str | None = None

@@ -18,9 +18,9 @@ from aorta.errors import ConfigError
 class Training:
     """The loop."""
 
-    # passes over the dataset; training ends at the earlier of this and max_steps; null = as many as max_steps needs
+    # passes over the dataset; ends training before max_steps if reached first; null = as many as needed
     epochs: int | None = None
-    # optimizer steps in the whole training, counted from step 0 (also after a resume); null = all epochs, or one
+    # optimizer steps of the whole training, resumes included; null = all epochs, or one
     max_steps: int | None = 200
     # resume from the checkpoint taken before this global step; null = 0, or the newest checkpoint after a restart
     start_step: int | None = None
@@ -34,9 +34,9 @@ class Training:
     grad_clip_norm: float | None = 1.0
     # steps between two progress lines; the loss is read from the device only then
     log_interval: int = 5
-    # what those lines say: step time and overlap, or `[rank 0] step i/n loss=x` and when each rank starts and ends
+    # overlap = step time and overlap; tutorial = `[rank 0] step i/n loss=x`
     progress: Wording = Wording.overlap
-    # where the run writes, relative to the caller's folder; with a label, its sub-folder of that name
+    # where the run writes; with a label, its sub-folder of that name
     output_dir: str = "artifacts"
     # replace an earlier run in the same folder instead of moving it to history/
     overwrite: bool = False
@@ -44,8 +44,8 @@ class Training:
     checkpoint_interval: int | None = None
     # seed of initialisation, dropout and sampling
     seed: int = 42
-    # where to compute: auto, cpu, cuda (CUDA and HIP), or the type of another accelerator as torch names it (xpu);
-    # auto takes the accelerator where there is one that AORTA can measure on, else the CPU
+    # auto, cpu, cuda (CUDA and HIP), or another accelerator as torch names it (xpu); auto = an accelerator that
+    # AORTA can measure on, else the CPU
     device: str = "auto"
     # seconds after which a collective that does not end fails the run
     timeout_s: float = 300.0
@@ -121,19 +121,17 @@ class Instrument:
 
     # dedicated = collectives on streams of their own; observe = timed where they run; off = not seen
     mode: Mode = Mode.dedicated
-    # priority of the dedicated streams of an accelerator (lower number = more urgent); null = that of the stream the
-    # collective was issued on, so that moving it changes nothing for the device's scheduler
+    # priority of dedicated streams (lower = more urgent); null = that of the stream a collective was issued on
     stream_priority: int | None = None
-    # dedicated: issue asynchronous collectives (DDP's, tensor parallelism's) synchronously on AORTA's stream as well;
-    # otherwise they stay on the backend's own stream. Experimental: docs/dev/devices.md says what is lost
+    # dedicated: move asynchronous collectives (DDP's) to AORTA's stream as well. Experimental:
+    # docs/dev/devices.md says what is lost
     dedicated_async: bool = False
     # time collectives in C++, where that has been built; false: from Python
     native: bool = True
-    # microseconds up to which a CPU backend's call only hands a collective over, longer ones are stalls; null =
-    # measured on each host when the run begins
+    # microseconds up to which a CPU backend's call only hands a collective over; null = measured on each host
     stall_cutoff_us: float | None = None
-    # steps behind the warm-up that torch.profiler's kernels measure as well, to say how far marks can be believed where
-    # the host sets the pace: auto = 3 on an accelerator; off = none; or a number
+    # steps after warm-up that torch.profiler's kernels measure as well: auto = 3 on an accelerator; off = none;
+    # or a number
     calibration: str = "auto"
 
 
@@ -165,7 +163,7 @@ class Baseline:
 
     # measure them, for overlap_efficiency and compute_slowdown
     enabled: bool = False
-    # steps of each of the two; warm-up among them as in training: telemetry.warmup_steps, at most half
+    # steps of each of the two, warm-up included
     steps: int = 20
 
 
@@ -179,7 +177,7 @@ class Clock:
     sync: bool = True
     # ping-pongs a rank and measurement, of which the quickest counts
     sync_samples: int = 32
-    # for tests: nanoseconds by which every rank but 0 measures with a clock that is ahead
+    # for tests: nanoseconds by which the clocks of ranks other than 0 are ahead
     fake_offset_ns: int = 0
     # for tests: microseconds a second that this clock gains
     fake_drift_ppm: float = 0.0
@@ -211,7 +209,7 @@ class Telemetry:
 
     # first steps that the report leaves out (at most half of the run)
     warmup_steps: int = 5
-    # source of device samples (temperature, power, clocks, use, memory, throttling), taken in the background
+    # source of device samples (temperature, power, clocks, use, memory, throttling)
     devices: Devices = Devices.auto
     # seconds between two samples; rocm-smi, a program, is run at most once a second, by auto every 5 s
     device_interval_s: float = 1.0
@@ -219,7 +217,7 @@ class Telemetry:
     rocm_smi: bool = False
     # run rocm-smi even where no AMD device was found; devices=auto then takes its values
     force: bool = False
-    # tools that rank 0 gives the scalars of its steps to, while the run goes on; each is an extra (docs/loggers.md)
+    # tools that get rank 0's scalars while the run goes on (docs/loggers.md)
     loggers: list[Loggers] = field(default_factory=list)
     # steps from one that is logged to the next
     logger_interval: int = 1
@@ -229,10 +227,9 @@ class Telemetry:
 class Watchdog:
     """Notices ranks that are stuck or die, and writes an autopsy of the run; never ends a rank."""
 
-    # seconds without progress on a rank, from its first step on; null = learned from the run's own steps (at least
-    # 10 s, and 10 times the longest time without progress behind the warm-up); 0 = no watchdog
+    # seconds without progress on a rank; null = learned from the run's own steps, at least 10 s; 0 = no watchdog
     timeout_s: float | None = None
-    # seconds without progress before a timeout holds, and in a checkpoint, a baseline or another announced phase
+    # seconds without progress before the timeout is learned, and in announced phases (checkpoint, baseline)
     grace_s: float = 600.0
 
 

@@ -41,7 +41,7 @@ class DDP(Parallel):
     strategy: str = "ddp"
     # all-reduce buckets during backward; false = the same buckets after backward
     overlap: bool = True
-    # size of a gradient bucket in MiB; null = an eighth of the gradients, at most 25 (torch's own default)
+    # size of a gradient bucket in MiB; null = an eighth of the gradients, at most 25
     bucket_cap_mb: float | None = None
     # gradients are views into the buckets
     gradient_as_bucket_view: bool = True
@@ -54,7 +54,7 @@ class FSDP1(Parallel):
     """FSDP1, `FullyShardedDataParallel` round every block."""
 
     strategy: str = "fsdp1"
-    # prefetch and overlap; false = no prefetch, and every collective is waited for before computing on
+    # false = no prefetch, and every collective is waited for
     overlap: bool = True
     # gather the next block's parameters before the current one computes in forward
     forward_prefetch: bool = True
@@ -75,7 +75,7 @@ class FSDP(Parallel):
     """FSDP2, `fully_shard` on every block."""
 
     strategy: str = "fsdp"
-    # prefetch and overlap; false = no prefetch, and every collective is waited for before computing on
+    # false = no prefetch, and every collective is waited for
     overlap: bool = True
     # blocks gathered ahead in forward (0 = none)
     forward_prefetch: int = 1
@@ -165,7 +165,7 @@ class PP(Parallel):
     schedule: str = "1f1b"
     # parts of a batch that follow each other through the pipeline; training.batch_size is a multiple of it
     microbatches: int = 4
-    # stages that a rank computes: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, 2 or more with the interleaved ones
+    # stages of a rank: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, else 2 or more
     stages_per_rank: int = 1
 
 
@@ -174,7 +174,7 @@ class FSDPPP(FSDP, PP):
     """Several pipelines on batches of their own, FSDP2 between the ranks that have the same stages."""
 
     strategy: str = "fsdp_pp"
-    # free gathered parameters after each forward pass of a micro-batch and gather them again; false gathers once a step
+    # free gathered parameters after each micro-batch's forward pass; false = gather once a step
     reshard_after_forward: bool = False
     # ranks of one pipeline; the world is a multiple of it
     pp_size: int = 2

@@ -60,9 +60,9 @@ class Profiling:
     with_stack: bool = False
     # estimated FLOPs; records shapes as well
     with_flops: bool = False
-    # threads besides those of training too, such as one that pins batches; their operators get lanes of their own
+    # threads besides those of training too, such as one that pins batches
     all_threads: bool = False
-    # keep the history of the device's allocator during the whole loop, and write it where memory runs out
+    # write the history of the device's allocator where memory runs out
     oom_snapshot: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
@@ -70,29 +70,29 @@ class Profiling:
     tensorboard: bool = True
     # also a Chrome trace named trace_filename (naming=tensorboard)
     chrome_trace: bool = False
-    # on ROCm, where exporting has crashed, write traces (all of them are in Chrome format) all the same
+    # write traces on ROCm, where exporting has crashed
     chrome_trace_force: bool = False
     # name of the Chrome trace; several steps or cycles add _step<N>
     trace_filename: str = "trace.json"
-    # NVTX (ROCTx) ranges iteration#<global_step>, for nsys and rocprofv3; null = when one of them traces this process
+    # NVTX (ROCTx) ranges iteration#<global_step>; null = under nsys or rocprofv3
     nvtx: bool | None = None
     # tensorboard, mesh, rank_iter or template
     naming: Naming = Naming.tensorboard
     # none, gz or tar.gz
     compression: str = "none"
-    # where traces go, relative to training.output_dir, a template; null = torch_profiler/ in the run's folder
+    # where traces go, below training.output_dir, a template; null = torch_profiler/ in the run's folder
     folder: str | None = None
     # name of a trace, a template (naming=template)
     filename: str = "rank{rank}.{batch}.pt.trace.json"
     # use a folder that already holds files, and replace files that are uploaded already
     overwrite: bool = False
-    # newest windows kept on this disk, -1 = all; with an upload, a file goes only after it has arrived
+    # newest windows kept on this disk, -1 = all; uploaded files go only after they have arrived
     num_traces_to_keep: int = -1
     # where a memory timeline goes, an .html template; null = none
     memory_filename: str | None = None
-    # upload every saved file to this place, for instance s3://bucket/path or file://folder; null = no upload
+    # upload saved files to this place (s3://bucket/path, file://folder); null = no upload
     remote_root: str | None = None
-    # name of a trace there, a template or a whole address; {file} is its path below the trace folder; null = no upload
+    # name of a trace there, a template; {file} is its path below the trace folder; null = no upload
     remote_file_name: str | None = "{run_name}/torch_profiler/{file}"
     # the same for the memory timeline
     memory_remote_file_name: str | None = "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html"

@@ -106,7 +106,7 @@ class Moe(Gpt):
     top_k: int = 2
     # every so many layers one has experts, the last of them; 1 = all
     expert_interval: int = 1
-    # room of an expert: this times what a rank's tokens would be with equal shares; more are dropped
+    # room of an expert, in equal shares of a rank's tokens; more are dropped
     capacity_factor: float = 1.25
     # weight of the load-balancing loss
     balance_weight: float = 0.01
