@@ -7,7 +7,9 @@ observe).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,27 @@ class Range:
     phase: str
     start: Mark
     end: Mark | None = None
+
+
+class ModuleHook:
+    """A forward hook that observes `module` and no copy of it.
+
+    Copied or pickled with the module it becomes a function of the standard library that does nothing, so that a watched
+    model can be copied and saved, and loaded without AORTA.
+    """
+
+    def __init__(self, module: nn.Module, observe: Callable[..., None]) -> None:
+        self._module, self._observe = weakref.ref(module), observe
+
+    def __call__(self, module: nn.Module, *what: Any) -> None:
+        if module is self._module():
+            self._observe(module, *what)
+
+    def __deepcopy__(self, _memo: object) -> Callable[..., None]:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class BlockRanges:
@@ -83,8 +106,8 @@ class BlockRanges:
                 before(open_backward)
 
         self._handles += [
-            block.register_forward_pre_hook(before_forward, with_kwargs=True),
-            block.register_forward_hook(after_forward, prepend=True),
+            block.register_forward_pre_hook(ModuleHook(block, before_forward), with_kwargs=True),
+            block.register_forward_hook(ModuleHook(block, after_forward), prepend=True),
         ]
 
     def watch_backward(self, module: nn.Module) -> None:
@@ -98,7 +121,7 @@ class BlockRanges:
 
         # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
         # with the first gradient too.
-        self._handles.append(module.register_forward_hook(after_forward, prepend=True))
+        self._handles.append(module.register_forward_hook(ModuleHook(module, after_forward), prepend=True))
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -35,6 +35,7 @@ from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import (
     RecordArguments,
     chosen_blocks,
+    compiled_around,
     device_of,
     find_blocks,
     refuse_compiled_in_place,
@@ -228,6 +229,7 @@ def record(
         InstrumentError: this torch lacks what the interception needs.
         TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
     """
+    model = compiled_around(model)
     asked = RecordArguments(
         label,
         workload,

@@ -13,7 +13,9 @@ Must not change the model, or guess what was not given: that is null, with a rea
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +63,19 @@ def find_blocks(model: nn.Module) -> list[Block]:
             "blocks=[...]"
         )
     return _named(found)
+
+
+def compiled_around(model: nn.Module) -> nn.Module:
+    """Return the outermost module of `torch.compile` that is alive and holds `model`, or `model` where there is none.
+
+    Frameworks compile and wrap a model, and pass the inner one to their callbacks: hooks inside would break the graph
+    of the module that is really called, and with it what is computed.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return model
+    compiled = [each for each in gc.get_objects() if type(each).__name__ == "OptimizedModule" and each is not model]
+    around = [each for each in compiled if any(inner is model for inner in each.modules())]
+    return max(around, key=lambda each: sum(1 for _ in each.modules()), default=model)
 
 
 def strategy_of(model: nn.Module) -> str | None:

@@ -30,6 +30,7 @@ from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
 from aorta.records.clocks import boot_id
@@ -91,8 +92,8 @@ def noted_phases(model: nn.Module, progress: Progress) -> Iterator[None]:
             first.register_hook(backward)  # type: ignore[no-untyped-call]
 
     hooks = [
-        model.register_forward_pre_hook(enter("forward")),
-        model.register_forward_hook(watch_output),
+        model.register_forward_pre_hook(ModuleHook(model, enter("forward"))),
+        model.register_forward_hook(ModuleHook(model, watch_output)),
         register_optimizer_step_pre_hook(enter("optimizer")),
         register_optimizer_step_post_hook(enter("step")),
     ]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import pickle
 import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +19,18 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import aorta
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
+from aorta.instrument import instrumentation
 from aorta.records.schema import Footer
 from aorta.runner import api_arguments
 from tests.runner import talking_threads
 from tests.runs import HANGS_S, ROOT, environment, program, record, succeeded
+
+X = torch.ones(2, 4)
 
 
 @pytest.fixture
@@ -334,3 +342,84 @@ def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: P
         assert list(seen.values()) == [count] * talking_threads.THREADS
         assert [step.global_step for step in read.steps if not step.coverage.complete] == []
         assert sum(step.coverage.outside for step in read.steps) == 0
+
+
+class Net(nn.Module):
+    """A model of two blocks, at module level so that it can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(params=["native", "python"])
+def timed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "python":
+        monkeypatch.setattr(instrumentation, "compiled", lambda *_, **__: (None, "not wanted"))
+    elif instrumentation.compiled(torch.device("cpu"), wanted=True, emulated=False)[0] is None:
+        pytest.skip("the compiled part is not built")
+    return str(request.param)
+
+
+def passes_of(folder: Path) -> list[int]:
+    return [len(step.compute) for step in record(folder).steps]
+
+
+def test_a_watched_model_can_be_saved_and_is_loaded_without_aorta(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        train(model, recording, 1)
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        text = pickle.dumps(model)
+        train(model, recording, 1)
+    assert b"aorta" not in text
+    assert b"aorta" not in saved.getvalue()
+    again = pickle.loads(text)
+    torch.testing.assert_close(torch.load(io.BytesIO(saved.getvalue()), weights_only=False)(X), again(X))
+    assert passes_of(tmp_path) == [4, 4]
+
+
+def test_a_copy_of_a_watched_model_is_not_watched(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        copied = copy.deepcopy(model)
+        for other in (average, copied):
+            other(X).sum().backward()
+        train(model, recording, 1)
+        copied(X).sum().backward()
+        average.update_parameters(model)
+        train(model, recording, 1)
+    assert passes_of(tmp_path) == [4, 4]
+    for other in (average, copied):
+        other(X).sum().backward()
+        torch.save(other, io.BytesIO())
+
+
+def test_the_inner_part_of_a_compiled_model_is_watched_from_outside(tmp_path: Path, timed_by: str) -> None:
+    def trained(folder: Path | None) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        graphs = CompileCounter()
+        inner = Net()
+        called = torch.compile(inner, backend=graphs)
+        optimizer = torch.optim.SGD(inner.parameters(), 0.1)
+        with nullcontext() if folder is None else aorta.record(folder, model=inner) as recording:
+            for _ in range(3):
+                optimizer.zero_grad()
+                called(X).square().mean().backward()
+                optimizer.step()
+                if recording is not None:
+                    recording.step()
+        return list(inner.parameters()), graphs.frame_count
+
+    plain, watched = trained(None), trained(tmp_path)
+    assert watched[1] == plain[1] == 1
+    assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
+    assert {each.block for step in record(tmp_path).steps for each in step.compute} == {"OptimizedModule"}

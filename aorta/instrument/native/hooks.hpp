@@ -104,20 +104,33 @@ void at_gradient(const at::Tensor& tensor, bool first, Arguments... arguments) {
   }
 }
 
-// State of a module's forward hook: a C function whose self is one of these in a capsule.
+// State of a module's forward hook: a C function whose self is one of these. `module` is alive for as long as the hook
+// observes. A copy of the module shares the hook, which does nothing there; pickled, it becomes a function of the
+// standard library that does nothing, so that a watched model can be saved, and loaded without AORTA.
 struct Hook {
   std::shared_ptr<Ranges> ranges;
+  const PyObject* module;
   size_t block;
+
+  bool observes(const PyObject* called) const { return called == module && ranges->looks(); }
 };
 
-inline const Hook& hook_of(PyObject* capsule) {
-  return *static_cast<const Hook*>(PyCapsule_GetPointer(capsule, nullptr));
+// `contextlib.nullcontext().__exit__` takes any arguments and returns None; a C function is pickled as an attribute of
+// its self, by its name.
+constexpr const char* NAME_OF_HOOKS = "__exit__";
+inline py::tuple pickled(const Hook& /*hook*/) {
+  return py::make_tuple(py::module_::import("contextlib").attr("nullcontext"), py::tuple());
 }
+
+inline const Hook& hook_of(PyObject* self) { return *py::cast<const Hook*>(py::handle(self)); }
 
 // (module, args, kwargs) -> None. The block's backward pass ends with the last gradient of its inputs.
 inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   const Hook& hook = hook_of(self);
+  if (!hook.observes(arguments[0])) {
+    Py_RETURN_NONE;
+  }
   std::vector<at::Tensor> inputs;
   for (Py_ssize_t at = 1; at < count; ++at) {
     add_needing_gradient(arguments[at], inputs);
@@ -139,6 +152,9 @@ inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_s
 inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   const Hook& hook = hook_of(self);
+  if (!hook.observes(arguments[0])) {
+    Py_RETURN_NONE;
+  }
   hook.ranges->end_forward(hook.block);
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
@@ -157,26 +173,29 @@ inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ss
 // the first gradient.
 inline PyObject* after_watched_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
+  const Hook& hook = hook_of(self);
+  if (!hook.observes(arguments[0])) {
+    Py_RETURN_NONE;
+  }
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
   for (const at::Tensor& output : outputs) {
-    at_gradient<NoticesBackward>(output, true, hook_of(self).ranges);
+    at_gradient<NoticesBackward>(output, true, hook.ranges);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-inline py::object as_hook(PyMethodDef& method, std::shared_ptr<Ranges> ranges, size_t block) {
-  const auto let_go = [](void* hook) { delete static_cast<Hook*>(hook); };
-  const py::capsule self(new Hook{std::move(ranges), block}, let_go);
+inline py::object as_hook(PyMethodDef& method, std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
+  const py::object self = py::cast(std::make_unique<Hook>(Hook{std::move(ranges), module.ptr(), block}));
   return py::reinterpret_steal<py::object>(
       PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.ranges").ptr()));
 }
 
 template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
-py::object hook(const char* name, std::shared_ptr<Ranges> ranges, size_t block = 0) {
-  static PyMethodDef method{name, reinterpret_cast<PyCFunction>(function), METH_FASTCALL, nullptr};
-  return as_hook(method, std::move(ranges), block);
+py::object hook(std::shared_ptr<Ranges> ranges, py::handle module, size_t block = 0) {
+  static PyMethodDef method{NAME_OF_HOOKS, reinterpret_cast<PyCFunction>(function), METH_FASTCALL, nullptr};
+  return as_hook(method, std::move(ranges), module, block);
 }
 
 }  // namespace aorta

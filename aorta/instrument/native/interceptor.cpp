@@ -746,15 +746,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("look", &Ranges::look)
       .def("ignore", &Ranges::ignore)
       .def("add_block", &Ranges::add_block)
-      .def("before_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
-        return aorta::hook<aorta::before_forward>("before_forward", std::move(ranges), block);
+      .def("before_forward", [](std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
+        return aorta::hook<aorta::before_forward>(std::move(ranges), module, block);
       })
-      .def("after_forward", [](std::shared_ptr<Ranges> ranges, size_t block) {
-        return aorta::hook<aorta::after_forward>("after_forward", std::move(ranges), block);
+      .def("after_forward", [](std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
+        return aorta::hook<aorta::after_forward>(std::move(ranges), module, block);
       })
-      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges) {
-        return aorta::hook<aorta::after_watched_forward>("after_watched_forward", std::move(ranges));
+      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges, py::handle module) {
+        return aorta::hook<aorta::after_watched_forward>(std::move(ranges), module);
       });
+  pybind11::class_<aorta::Hook>(module, "Hook").def("__reduce__", &aorta::pickled);
 
   aorta::define_algebra(module);
 }

@@ -61,6 +61,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   void look() { looking_.store(true, std::memory_order_release); }
   void ignore() { looking_.store(false, std::memory_order_release); }
 
+  bool looks() const { return looking_.load(std::memory_order_acquire); }
+
   size_t add_block() {
     const std::lock_guard<std::mutex> held(mutex_);
     forward_.emplace_back();
@@ -99,7 +101,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   // once per pass. Passes are compared by id: one that failed never ends, and must not hide the next one.
   void gradient_came() {
     const int pass = torch::autograd::get_current_graph_task_id();
-    if (looking_.load(std::memory_order_acquire) && asked_in_.exchange(pass) != pass) {
+    if (looks() && asked_in_.exchange(pass) != pass) {
       when_backward_ends([self = shared_from_this()] { self->nodes_ran(); });
     }
   }
@@ -132,7 +134,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     });
   }
 
-  bool recorded() const { return open_ && looking_.load(std::memory_order_acquire); }
+  bool recorded() const { return open_ && looks(); }
 
   size_t opened(size_t block, bool backward) {
     passes_.push_back({block, backward, moment(), 0});

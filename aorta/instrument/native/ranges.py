@@ -51,14 +51,15 @@ class NativeRanges:
         number = self.compiled.add_block()
         self._names.append(name)
         self._handles += [
-            block.register_forward_pre_hook(self.compiled.before_forward(number), with_kwargs=True),
-            block.register_forward_hook(self.compiled.after_forward(number), prepend=True),
+            block.register_forward_pre_hook(self.compiled.before_forward(block, number), with_kwargs=True),
+            block.register_forward_hook(self.compiled.after_forward(block, number), prepend=True),
         ]
         self.compiled.look()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
-        self._handles.append(module.register_forward_hook(self.compiled.after_watched_forward(), prepend=True))
+        hook = self.compiled.after_watched_forward(module)
+        self._handles.append(module.register_forward_hook(hook, prepend=True))
         self.compiled.look()
 
     def begin(self) -> None:
