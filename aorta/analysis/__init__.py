@@ -4,7 +4,7 @@
     steps = aorta.analysis.steps("artifacts/cuda")              # pandas, one row per rank-step
     collectives = aorta.analysis.collectives("artifacts/cuda", kinds=["allreduce"])  # one row per collective and rank
     samples = aorta.analysis.device_samples("artifacts/cuda")   # pandas, one row per sample of a device
-    ranges = aorta.analysis.user_ranges("artifacts/mine")       # what `recording.range` named; `counters` likewise
+    ranges = aorta.analysis.user_ranges("artifacts/mine")       # what `recording.range` named
     run = aorta.analysis.load_run("artifacts/cuda")             # headers, columns, manifest, health
 
 Must not: load torch, ever, nor pandas or matplotlib before a function that needs them is called.
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "collectives",
-    "counters",
     "device_samples",
     "iter_collectives",
     "load_run",
@@ -103,17 +102,6 @@ def user_ranges(run: str | Path | Run) -> pd.DataFrame:
     from aorta.analysis.frames import ranges_frame
 
     return ranges_frame(_loaded(run))
-
-
-def counters(run: str | Path | Run) -> pd.DataFrame:
-    """Return one row per value that the loop counted (`recording.counter`); columns as in `frames.counters_frame`.
-
-    Raises:
-        InputError: as `load_run`.
-    """
-    from aorta.analysis.frames import counters_frame
-
-    return counters_frame(_loaded(run))
 
 
 def collectives(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.cautions import cutoff_entry, expert_entry
+from aorta.analysis.cautions import cutoff_entry
 from aorta.analysis.collective_metrics import (
     CollectiveMetrics,
     collective_metrics,
@@ -136,9 +136,8 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
     if dataset.run.traces is not None:
         entry.traces = dataset.run.traces
     if entry.count:
-        found, experts = dataset.collectives, expert_entry(dataset.run)
+        found = dataset.collectives
         entry.collectives, entry.stragglers = found.collectives, found.stragglers
-        entry.experts = ABSENT if experts is None else experts
     return entry
 
 

@@ -263,7 +263,6 @@ _RANGES = {
     "error": "object",
     "duration_ms": "float64",
 }
-_COUNTERS = {"rank": "int64", "global_step": "int64", "name": "object", "mono_ns": "int64", "value": "float64"}
 
 
 def ranges_frame(run: Run) -> pd.DataFrame:
@@ -284,24 +283,11 @@ def ranges_frame(run: Run) -> pd.DataFrame:
             (row.end_ns - row.start_ns) / NS_PER_MS,
         )
         for rank, tables in run.ranks.items()
-        for marks in tables.details.user_marks()
+        for marks in tables.details.user_ranges()
         for origin in (marks.start_mono_ns,)
         for row in marks.ranges
     ]
     return _typed_frame(rows, _RANGES).sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
-
-
-def counters_frame(run: Run) -> pd.DataFrame:
-    """Return one row per value, by rank and time: `rank`, `global_step` (the step that ended first after it), `name`,
-    `mono_ns` (the rank's own clock), `value` (NaN where it was not finite).
-    """
-    rows = [
-        (rank, marks.global_step, row.name, marks.start_mono_ns + row.t_ns, np.nan if row.value is None else row.value)
-        for rank, tables in run.ranks.items()
-        for marks in tables.details.user_marks()
-        for row in marks.counters
-    ]
-    return _typed_frame(rows, _COUNTERS).sort_values(["rank", "mono_ns"], kind="stable", ignore_index=True)
 
 
 def _typed_frame(rows: list[tuple[Any, ...]], columns: dict[str, str]) -> pd.DataFrame:

@@ -20,7 +20,6 @@ from aorta.records.schema import (
     AuxRange,
     BucketReady,
     ComputeRange,
-    CounterValue,
     DeviceSample,
     Stall,
     UserRange,
@@ -176,13 +175,12 @@ class StepColumns:
         self._order = [self._order[place] for place in places.tolist()]
 
 
-class UserMarksOfStep(NamedTuple):
-    """Ranges and counters that the caller named in one step; their times count from `start_mono_ns`."""
+class UserRangesOfStep(NamedTuple):
+    """Ranges that the caller named in one step; their times count from `start_mono_ns`."""
 
     global_step: int
     start_mono_ns: int
     ranges: Sequence[UserRange]
-    counters: Sequence[CounterValue]
 
 
 class Details(ABC):
@@ -214,7 +212,7 @@ class Details(ABC):
         """
         return iter(())
 
-    def user_marks(self) -> Iterator[UserMarksOfStep]:
+    def user_ranges(self) -> Iterator[UserRangesOfStep]:
         """Yield what the caller named in each step that has any.
 
         Raises:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,7 +33,6 @@ from aorta.records.schema import (
     CalibrationPlan,
     Coverage,
     DeviceTelemetry,
-    ExpertTokens,
     Gradient,
     Phase,
     StallCutoff,
@@ -312,29 +310,6 @@ class CoverageFacts:
     outside: int = 0
 
 
-@dataclass
-class ExpertLoad:
-    """What routers did with one rank's tokens in all steps after warm-up together.
-
-    Attributes:
-        steps: that tell of it.
-        tokens: block -> tokens sent to each expert.
-        dropped: block -> tokens that found no room.
-    """
-
-    steps: int = 0
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-
-    def add(self, rows: Iterable[ExpertTokens]) -> None:
-        """Add one step. Rows are as long as the longest that a block has had."""
-        self.steps += 1
-        for row in rows:
-            before = self.tokens.get(row.block, [])
-            self.tokens[row.block] = [sum(pair) for pair in zip_longest(before, row.tokens, fillvalue=0)]
-            self.dropped[row.block] = self.dropped.get(row.block, 0) + row.dropped
-
-
 @dataclass(frozen=True)
 class RankTables:
     """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
@@ -351,7 +326,6 @@ class RankTables:
     covered: CoverageFacts = field(default_factory=CoverageFacts)
     problems: tuple[str, ...] = ()
     gradient_order: tuple[Gradient, ...] = ()
-    expert_load: ExpertLoad = field(default_factory=ExpertLoad)
     calibrations: tuple[Calibration, ...] = ()
     calibration_plan: CalibrationPlan | None = None
 

@@ -58,28 +58,12 @@ class Scalar:
         if tensor.is_cpu:
             self._value = float(tensor.item())
         else:
-            self._copy = _page_locked(tensor)
+            self._copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
+            self._copy.copy_(tensor.detach(), non_blocking=True)
 
     def read(self) -> float:
         """Return the value."""
         return self._value if self._copy is None else float(self._copy)
-
-
-class Counts:
-    """Some whole numbers in a tensor that nobody changes; on CUDA/HIP copied and read as `Scalar`."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._copy = tensor if tensor.is_cpu else _page_locked(tensor)
-
-    def read(self) -> list[int]:
-        """Return the numbers."""
-        return [int(number) for number in self._copy.tolist()]
-
-
-def _page_locked(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in page-locked memory of the host, which is there once the current stream has passed this point."""
-    copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
-    return copy.copy_(tensor.detach(), non_blocking=True)
 
 
 Pass: TypeAlias = tuple[str, str, int, int]
@@ -121,7 +105,6 @@ class OpenStep:
         compute, passes: forward and backward ranges of blocks, as marks, and as times where compiled code gives these.
         aux: ranges of work that is neither computation nor communication.
         pipeline: ranges in which a pipeline's stages work, with the name of their process group as the block.
-        experts: per block, the tokens sent to each expert and, last, those dropped.
         native_events: adds what compiled code recorded, if anything.
         kernels: those of the profiler's window that the step is part of, if of any.
         noted: indices of its collectives in the rank's progress file.
@@ -154,7 +137,6 @@ class OpenStep:
     copies: list[Copied] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
-    experts: list[tuple[str, Counts]] = field(default_factory=list)
     native_events: NativeEvents | None = None
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None

@@ -30,7 +30,6 @@ from aorta.records.schema import (
     ComputeRange,
     Copy,
     Coverage,
-    ExpertTokens,
     Stall,
     StallCause,
     Step,
@@ -196,7 +195,6 @@ class StepBuilder:
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
             ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
-            experts=_expert_rows(step) or msgspec.UNSET,
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
             measured_by=msgspec.UNSET if kernels is None else "kernels",
@@ -389,13 +387,6 @@ def _by_kind(spans: Iterable[tuple[str, list[Interval]]]) -> dict[str, list[Inte
     return comm
 
 
-def _expert_rows(step: OpenStep) -> list[ExpertTokens]:
-    read = [(block, counts.read()) for block, counts in step.experts]
-    return [ExpertTokens(block, numbers[:-1], numbers[-1]) for block, numbers in read]
-
-
 def _with_user_marks(line: Step, marks: MarksOfStep) -> Step:
-    ranges, counters, left_out = marks.rows(line.start_mono_ns)
-    return msgspec.structs.replace(
-        line, ranges=ranges or msgspec.UNSET, counters=counters or msgspec.UNSET, reasons={**line.reasons, **left_out}
-    )
+    ranges, left_out = marks.rows(line.start_mono_ns)
+    return msgspec.structs.replace(line, ranges=ranges or msgspec.UNSET, reasons={**line.reasons, **left_out})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight, Name, Waited
-from aorta.instrument.open_step import Counts, OpenStep, Scalar, StepFacts
+from aorta.instrument.open_step import OpenStep, Scalar, StepFacts
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.window_kernels import WindowKernels
@@ -101,7 +101,7 @@ class StepRecorder:
         on_begin: called when a step begins, on the training thread and stream.
         compiled_interceptor: None without one; its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
-        user_marks: ranges and counters of the caller, from any thread.
+        user_marks: ranges of the caller, from any thread.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
         steps_written: how many steps the sink has received.
@@ -347,13 +347,6 @@ class StepRecorder:
         step.loss, step.grad_norm = loss or step.loss, grad_norm or step.grad_norm
         if lr is not None:
             step.facts = replace(step.facts, lr=lr)
-
-    def note_experts(self, tokens: Iterable[tuple[str, Counts]]) -> None:
-        """Record, for each block with experts, the tokens sent to each one and behind them those dropped; read when the
-        step is.
-        """
-        if self._current is not None:
-            self._current.experts += tokens
 
     def _on_host(self, mark: Mark | None) -> int:
         """Return when the host reached a mark, or now where none could be taken."""

@@ -1,4 +1,4 @@
-"""Ranges and counters that the caller names: `with recording.range("tokenize"): ...`, `recording.counter("queue", 3)`.
+"""Ranges that the caller names: `with recording.range("tokenize"): ...`.
 
 They are read on the host's clock, from any thread, and go with the step that ends first after them; while
 torch.profiler records the calling thread, a range is in its trace too, as `range <name>`. A range that fails is
@@ -7,18 +7,17 @@ recorded with the type of the error, which goes on. Must not wait for a device, 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, SupportsFloat
+from typing import Any, Final
 
 import torch
 
 from aorta.errors import ConfigError
-from aorta.records.schema import CounterValue, UserRange
+from aorta.records.schema import UserRange
 
 TRACE_NAME: Final = "range {name}"
 """In torch's traces. The word in front keeps a name such as `ProfilerStep#3` from being taken for a step."""
@@ -27,36 +26,32 @@ MOST_NAMES: Final = 1_000
 """Distinct names of a recording; all further ones are recorded as `OTHER_NAMES`."""
 OTHER_NAMES: Final = "(more names)"
 MOST_PER_STEP: Final = 10_000
-"""Ranges of a step, and values of counters; more are left out, and counted in the step's `reasons`."""
+"""Ranges of a step; more are left out, and counted in the step's `reasons`."""
 MOST_THREADS: Final = 64
 """Threads that are told apart; all further ones are recorded as the last."""
 
 
 @dataclass
 class MarksOfStep:
-    """Ranges (name, thread, depth, start, end, error) and values (name, time, value), times in ns of the host's clock.
-    `left_out` counts those beyond `MOST_PER_STEP`.
+    """Ranges (name, thread, depth, start, end, error), times in ns of the host's clock. `left_out` counts those beyond
+    `MOST_PER_STEP`.
     """
 
     ranges: list[tuple[str, int, int, int, int, str | None]] = field(default_factory=list)
-    counters: list[tuple[str, int, float | None]] = field(default_factory=list)
-    left_out_ranges: int = 0
-    left_out_counters: int = 0
+    left_out: int = 0
 
-    def rows(self, origin_ns: int) -> tuple[list[UserRange], list[CounterValue], dict[str, str]]:
+    def rows(self, origin_ns: int) -> tuple[list[UserRange], dict[str, str]]:
         """Return the rows of a step's line, by time, with offsets from `origin_ns`; and why there are no more."""
         ranges = [
             UserRange(name, thread, depth, start - origin_ns, end - origin_ns, error)
             for name, thread, depth, start, end, error in sorted(self.ranges, key=lambda row: (row[3], -row[4]))
         ]
-        values = [CounterValue(name, at - origin_ns, value) for name, at, value in self.counters]
-        counts = {"ranges": self.left_out_ranges, "counters": self.left_out_counters}
-        why = f"more than {MOST_PER_STEP} in this step are left out"
-        return ranges, values, {name: f"{count} {why}" for name, count in counts.items() if count}
+        why = f"{self.left_out} more than {MOST_PER_STEP} in this step are left out"
+        return ranges, {"ranges": why} if self.left_out else {}
 
 
 class UserMarks:
-    """Collects the caller's ranges and counters until a step takes them."""
+    """Collects the caller's ranges until a step takes them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,25 +67,11 @@ class UserMarks:
         Raises:
             ConfigError: `name` is no string, or empty.
         """
-        return _OpenRange(self, self._name("range", name))
-
-    def counter(self, name: str, value: SupportsFloat) -> None:
-        """Record one value of a counter, now. A value that is not finite is recorded as null.
-
-        Raises:
-            ConfigError: `name` is no string, or empty; `value` is no number, or on a device (reading it would wait).
-        """
-        name, number = self._name("counter", name), _number(name, value)
-        row = (name, time.perf_counter_ns(), number)
-        with self._lock:
-            if len(self._marks.counters) < MOST_PER_STEP:
-                self._marks.counters.append(row)
-            else:
-                self._marks.left_out_counters += 1
+        return _OpenRange(self, self._name(name))
 
     def take(self) -> MarksOfStep | None:
         """Return what was recorded since the last call; None where nothing was."""
-        if not (self._marks.ranges or self._marks.counters):
+        if not self._marks.ranges:
             return None
         with self._lock:
             taken, self._marks = self._marks, MarksOfStep()
@@ -102,7 +83,7 @@ class UserMarks:
             if len(self._marks.ranges) < MOST_PER_STEP:
                 self._marks.ranges.append(row)
             else:
-                self._marks.left_out_ranges += 1
+                self._marks.left_out += 1
 
     def thread(self) -> _Thread:
         """Return the number of the caller's thread, and how many of its ranges are open."""
@@ -115,9 +96,9 @@ class UserMarks:
             self._thread.number = min(self._threads, MOST_THREADS - 1)
             self._threads += 1
 
-    def _name(self, what: str, name: object) -> str:
+    def _name(self, name: object) -> str:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"recording.{what}({name!r}): a name must be a string that is not empty")
+            raise ConfigError(f"recording.range({name!r}): a name must be a string that is not empty")
         key = name[: MOST_NAME_CHARS + 1]
         known = self._names.get(key)
         if known is not None:
@@ -162,18 +143,3 @@ class _OpenRange:
         thread.depth = max(0, thread.depth - 1)  # it may have been entered on another thread
         why = None if kind is None else kind.__name__[:MOST_NAME_CHARS]
         self._marks.ended((self._name, self._thread, self._depth, self._start_ns, end_ns, why))
-
-
-def _number(name: str, value: object) -> float | None:
-    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-        raise ConfigError(
-            f"recording.counter({name!r}): the value is on {value.device}, and reading it would wait for the device; "
-            "give a number"
-        )
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"recording.counter({name!r}, {value!r:.100}): a value must be a number ({error})") from error
-    return number if math.isfinite(number) else None

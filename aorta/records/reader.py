@@ -1,4 +1,4 @@
-"""Read one rank's record back, whatever state its process left it in and whichever schema it was written in.
+"""Read one rank's record back, whatever state its process left it in.
 
     header_of(path).run_id                  # the first line alone
     for line in stream(path, problems):     # every line that can be read; sentences about those that cannot

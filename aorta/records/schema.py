@@ -156,22 +156,12 @@ class Gradient(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The gradients of one parameter: the block it belongs to (empty: none of those watched), and their bytes.
 
     `part`: how much of the block's backward range had passed when they were ready, 0 to 1; null where that is not known
-    (on a device) and absent in records made before it was noted.
+    (on a device).
     """
 
     block: str
     bytes: Integer
     part: float | None = None
-
-
-class ExpertTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the router of one block did with this rank's tokens in a step: how many it sent to each expert, whether or
-    not they found room there, and how many in all found none.
-    """
-
-    block: str
-    tokens: list[Integer]
-    dropped: Integer
 
 
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -205,14 +195,6 @@ class UserRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     start_ns: Integer
     end_ns: Integer
     error: str | None = None
-
-
-class CounterValue(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A value that the caller counted; in a step as `UserRange`. Null: it was not finite."""
-
-    name: str
-    t_ns: Integer
-    value: float | None
 
 
 class BlockKernels(msgspec.Struct, frozen=True, gc=False):
@@ -270,11 +252,9 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "active_segments": ActiveSegment.__struct_fields__,
     "device": DeviceSample.__struct_fields__,
     "ranges": UserRange.__struct_fields__,
-    "counters": CounterValue.__struct_fields__,
     "waits": Wait.__struct_fields__,
     "ready": BucketReady.__struct_fields__,
     "gradient_order": Gradient.__struct_fields__,
-    "experts": ExpertTokens.__struct_fields__,
 }
 
 
@@ -331,11 +311,10 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `phase` than `train` both count the steps of that phase, and nothing but the isolated baselines rests on them.
     `warmup` marks steps that the report leaves out of its aggregates (W21). `device` and the `rocm_smi_*` fields stand
     only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
-    `rocm_smi_t_ns`. `ranges` and `counters` stand only where the caller recorded any. `waits`: in order of time; absent
-    where waits are not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every
-    parameter of a DDP model, in the order in which its gradients became ready in this step. `experts`: of models
-    that have them, in the steps in which the loss was read. `copies`: in the order of their issue; absent where copies
-    were not looked at. `bounds`: metric -> the least and the greatest value that it can have, for those
+    `rocm_smi_t_ns`. `ranges` stands only where the caller named any. `waits`: in order of time; absent where waits are
+    not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every parameter of a DDP
+    model, in the order in which its gradients became ready in this step. `copies`: in the order of their issue; absent
+    where copies were not looked at. `bounds`: metric -> the least and the greatest value that it can have, for those
     which are null in `overlap` because the marks of a device leave more open than `aorta.timeline.overlap.DECIDED`.
     `measured_by`: absent where marks tell when the step computed and communicated.
     """
@@ -367,11 +346,9 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     reasons: dict[str, str] = {}
     device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
     ranges: list[UserRange] | msgspec.UnsetType = msgspec.UNSET
-    counters: list[CounterValue] | msgspec.UnsetType = msgspec.UNSET
     waits: list[Wait] | msgspec.UnsetType = msgspec.UNSET
     ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
     gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
-    experts: list[ExpertTokens] | msgspec.UnsetType = msgspec.UNSET
     copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
     bounds: dict[str, tuple[float, float]] | msgspec.UnsetType = msgspec.UNSET
     measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET

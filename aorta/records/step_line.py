@@ -25,10 +25,8 @@ from aorta.records.schema import (
     Collective,
     ComputeRange,
     Copy,
-    CounterValue,
     Coverage,
     DeviceSample,
-    ExpertTokens,
     Footer,
     Gradient,
     Header,
@@ -124,11 +122,9 @@ class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
     reasons_json: msgspec.Raw = msgspec.field(name="reasons", default=msgspec.Raw(b"{}"))
     device_json: msgspec.Raw = msgspec.field(name="device", default=_ABSENT)
     ranges_json: msgspec.Raw = msgspec.field(name="ranges", default=_ABSENT)
-    counters_json: msgspec.Raw = msgspec.field(name="counters", default=_ABSENT)
     waits_json: msgspec.Raw = msgspec.field(name="waits", default=_ABSENT)
     ready_json: msgspec.Raw = msgspec.field(name="ready", default=_ABSENT)
     gradient_order_json: msgspec.Raw = msgspec.field(name="gradient_order", default=_ABSENT)
-    experts_json: msgspec.Raw = msgspec.field(name="experts", default=_ABSENT)
     copies_json: msgspec.Raw = msgspec.field(name="copies", default=_ABSENT)
     bounds: dict[str, tuple[Milliseconds, Milliseconds]] | None = None
     measured_by: MeasuredBy | None = None
@@ -149,11 +145,9 @@ class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
     reasons = DecodedLate[dict[str, str]](dict[str, str])
     device = DecodedLate[list[DeviceSample]](list[DeviceSample], list)
     ranges = DecodedLate[list[UserRange]](list[UserRange], list)
-    counters = DecodedLate[list[CounterValue]](list[CounterValue], list)
     waits = DecodedLate[list[Wait] | None](list[Wait], lambda: None)
     ready = DecodedLate[list[BucketReady]](list[BucketReady], list)
     gradient_order = DecodedLate[list[Gradient]](list[Gradient], list)
-    experts = DecodedLate[list[ExpertTokens]](list[ExpertTokens], list)
     copies = DecodedLate[list[Copy] | None](list[Copy], lambda: None)
 
     @property
@@ -180,8 +174,6 @@ _DECODER: Final[msgspec.json.Decoder[ReadLine]] = msgspec.json.Decoder(
 )
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
 _WHOLE_LINE: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Header | Step | Anchor | Calibration | Footer)
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_COLLECTIVES: Final = msgspec.json.Decoder(list[Collective])
 
 
 def decode_line(text: bytes) -> ReadLine:
@@ -192,16 +184,6 @@ def decode_line(text: bytes) -> ReadLine:
     """
     try:
         return _DECODER.decode(text)
-    except _FAILURES as error:
-        refusal = _refusal(error)
-    try:
-        members = _MEMBERS.decode(text)
-        rows = members["collectives"]
-    except (*_FAILURES, KeyError):
-        raise refusal from None
-    members["collectives"] = _with_columns_of_today(rows)
-    try:
-        return _DECODER.decode(msgspec.json.encode(members))
     except _FAILURES as error:
         raise _refusal(error) from error
 
@@ -216,14 +198,6 @@ def decode_whole_line(text: bytes) -> Line:
         return _WHOLE_LINE.decode(text)
     except _FAILURES as error:
         raise _refusal(error) from error
-
-
-def _with_columns_of_today(rows: msgspec.Raw) -> msgspec.Raw:
-    """Fill columns that an older AORTA did not write, and leave out those that a newer one adds."""
-    try:
-        return msgspec.Raw(msgspec.json.encode(_COLLECTIVES.decode(rows)))
-    except _FAILURES as error:
-        raise _refusal(error, "collectives") from error
 
 
 def _refusal(error: Exception, name: str | None = None) -> ValueError:

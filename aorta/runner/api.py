@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -129,14 +129,6 @@ class Recording:
         """
         self._must_be_open("range")
         return self._recorder.user_marks.range(name)
-
-    def counter(self, name: str, value: SupportsFloat) -> None:
-        """Record a value under a name, now, on any thread: `recording.counter("queued batches", queue.qsize())`.
-
-        The value is a number on the host. One that is not finite is recorded as null.
-        """
-        self._must_be_open("counter")
-        self._recorder.user_marks.counter(name, value)
 
     def ended(self) -> str:
         """Return how many steps there are, and the command that reads them."""

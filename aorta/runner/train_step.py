@@ -7,7 +7,7 @@ from the device: the recorder does, later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from aorta.config.mesh import pipeline_ranks, pipeline_stages
 from aorta.config.schema import PP, Compile, Config, Precision
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import Counts, Scalar, StepFacts
+from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.workload.task import Batch, Model, Stages, Task
@@ -121,14 +121,12 @@ class TrainStep:
 
     Attributes:
         model: distributed over ranks.
-        expert_tokens: as `Model.expert_tokens`.
         loss: of the model's output and a batch's target.
         config: of the run.
         device: of this rank.
     """
 
     model: ParallelizedModel
-    expert_tokens: Callable[[], Iterable[tuple[str, torch.Tensor]]]
     loss: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
@@ -154,9 +152,7 @@ class TrainStep:
             model.parallelized.notify_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
         schedule, scaler = make_schedule(optimizer, config), make_scaler(model.parallelized, config, device)
-        return cls(
-            model.parallelized, model.whole.expert_tokens, loss, optimizer, schedule, scaler, instrument, config, device
-        )
+        return cls(model.parallelized, loss, optimizer, schedule, scaler, instrument, config, device)
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
         """Train on the next `gradient_accumulation` micro-batches, as one recorded step."""
@@ -189,12 +185,10 @@ class TrainStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
-        sent = list(self.expert_tokens())  # those of this step alone, also where they are not recorded
         if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
             with recorder.aux("loss_read", restores=False):
                 loss = Scalar(torch.stack(losses).sum()) if losses else None
                 recorder.note(loss, None if grad_norm is None else Scalar(grad_norm))
-                recorder.note_experts((block, Counts(tokens)) for block, tokens in sent)
 
     def _pipelined(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         """Return the loss of the step, on the rank that has it."""

@@ -20,10 +20,6 @@ from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import Moe
 from aorta.workload.gpt import FeedForward, GptModel
 
-HOT = 8.0
-"""Added to the router's logit of `workload.hot_expert`: before training has changed the others, which are near 0,
-every token chooses it."""
-
 
 class ExpertFeedForward(nn.Module):
     """SwiGLU once an expert: [experts, capacity, width] -> the same. On a mesh, a rank's own experts."""
@@ -52,9 +48,8 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.router = nn.Linear(dims.model_dim, settings.num_experts, bias=False)
         self.experts = ExpertFeedForward(dims, settings.num_experts)
-        self._count, self._top_k, self._hot = settings.num_experts, settings.top_k, settings.hot_expert
+        self._count, self._top_k = settings.num_experts, settings.top_k
         self._capacity_factor, self._balance_weight = settings.capacity_factor, balance_weight
-        self._sent: torch.Tensor | None = None
 
     def capacity(self, tokens: int) -> int:
         """Return the rows of an expert for so many tokens on a rank."""
@@ -63,10 +58,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, hidden_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
         tokens_TD = hidden_BSD.flatten(0, 1)  # noqa: N806
         number_E = torch.arange(self._count, device=tokens_TD.device)  # noqa: N806
-        logits_TE = self.router(tokens_TD).float()  # noqa: N806
-        if self._hot is not None:
-            logits_TE = logits_TE + HOT * (number_E == self._hot)  # noqa: N806
-        share_TE = logits_TE.softmax(dim=-1)  # noqa: N806
+        share_TE = self.router(tokens_TD).float().softmax(dim=-1)  # noqa: N806
         weight_TK, expert_TK = share_TE.topk(self._top_k, dim=-1)  # noqa: N806
         # All first choices come before the second ones, so those are dropped first; N = K x T.
         expert_N, weight_N = expert_TK.t().flatten(), weight_TK.t().flatten()  # noqa: N806
@@ -75,29 +67,17 @@ class MixtureOfExperts(nn.Module):
         capacity = self.capacity(len(tokens_TD))
         nowhere = self._count * capacity
         slot_N = torch.where(place_N < capacity, expert_N * capacity + place_N, nowhere)  # noqa: N806
-        sent_E = chosen_NE.sum(dim=0)  # noqa: N806
-        self._tell(sent_E, (slot_N == nowhere).sum())
         rows = tokens_TD.new_zeros(nowhere + 1, tokens_TD.shape[-1])
         rows = rows.index_copy(0, slot_N, tokens_TD.repeat(self._top_k, 1))
         out_ECD = self.experts(rows[:-1].view(self._count, capacity, -1))  # noqa: N806
         out = torch.cat((out_ECD.flatten(0, 1), out_ECD.new_zeros(1, out_ECD.shape[-1])))
         mixed_ND = out.index_select(0, slot_N) * weight_N.unsqueeze(-1)  # noqa: N806
         mixed_TD = mixed_ND.view(self._top_k, *tokens_TD.shape).sum(dim=0).to(hidden_BSD.dtype)  # noqa: N806
-        balance = balance_loss(share_TE, sent_E)
+        balance = balance_loss(share_TE, chosen_NE.sum(dim=0))
         mixed: torch.Tensor = _AddLoss.apply(  # type: ignore[no-untyped-call]
             mixed_TD.view_as(hidden_BSD), self._balance_weight * balance
         )
         return mixed
-
-    def take(self) -> torch.Tensor | None:
-        """Return tokens sent to each expert since the last call, and last those dropped; None: there were none."""
-        sent, self._sent = self._sent, None
-        return sent
-
-    def _tell(self, sent_E: torch.Tensor, dropped: torch.Tensor) -> None:  # noqa: N803
-        if self.training:
-            now = torch.cat((sent_E, dropped.unsqueeze(0)))
-            self._sent = now if self._sent is None else self._sent + now
 
 
 def balance_loss(share_TE: torch.Tensor, sent_E: torch.Tensor) -> torch.Tensor:  # noqa: N803
@@ -143,19 +123,9 @@ class MoeModel(GptModel):
 
     def experts(self) -> Iterator[nn.Module]:
         """Yield the experts of each layer."""
-        for _, mixture in self._mixtures():
-            yield mixture.experts
-
-    def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the counts of tokens of each layer with experts, in their order."""
-        for name, mixture in self._mixtures():
-            if (sent := mixture.take()) is not None:
-                yield name, sent
-
-    def _mixtures(self) -> Iterator[tuple[str, MixtureOfExperts]]:
         for index, mixture in self._found:
             if index in self.layers:  # and not dropped, as in a stage of a pipeline
-                yield f"layers.{index}", mixture
+                yield mixture.experts
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

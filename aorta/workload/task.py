@@ -77,12 +77,6 @@ class Model(nn.Module, ABC):
         """
         yield from ()
 
-    def expert_tokens(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield, of each block with experts, its name and [experts + 1] int64 on the device: the tokens that its router
-        sent to each expert since this was last asked, and behind them how many found no room. Empty by default.
-        """
-        yield from ()
-
     def pipeline_stage(self, index: int, count: int) -> Model:
         """Return the part of this model that stage `index` of `count` computes, made of its modules: an even share of
         the layers (`layers_of`), after what takes the inputs in the first, before what gives the output in the last.

@@ -149,5 +149,4 @@ def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
 
 
 cautions = by_json(_cautions.cautions)
-expert_sentences = by_json(_cautions.expert_sentences)
 most_to_gain = by_json(_summary.most_to_gain)

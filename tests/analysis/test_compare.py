@@ -107,11 +107,11 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
-    def timed(label: str, *taps: str, key: str = "interceptor") -> LabelledRun:
+    def timed(label: str, *taps: str) -> LabelledRun:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = Path(made.run.location) / "run.json"
         content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, key: tap} for tap in taps]}))
+        manifest.write_text(json.dumps(content | {"topology": [{"rank": 0, "interceptor": tap} for tap in taps]}))
         return LabelledRun(label, load_run(Path(made.run.location)))
 
     native = timed("a", "native", "native")

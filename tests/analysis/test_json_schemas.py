@@ -105,7 +105,7 @@ DAMAGE: dict[str, list[Callable[[dict[str, Any]], object]]] = {
     "step": [
         lambda line: line.update(global_step="3"),
         lambda line: line["overlap"].update(comm_ms="much"),
-        lambda line: line["collectives"][0].pop(),
+        lambda line: line["collectives"][0].__delitem__(slice(-2, None)),
         lambda line: line["collectives"][0].__setitem__(3, "large"),
         lambda line: line["stalls"].append({"start_ns": 1, "end_ns": 2}),
         lambda line: line["coverage"].pop("complete"),

@@ -1,8 +1,7 @@
-"""Ranges and counters that the caller names, without a run."""
+"""Ranges that the caller names, without a run."""
 
 from __future__ import annotations
 
-import math
 import threading
 
 import msgspec
@@ -12,10 +11,10 @@ import torch
 from aorta.errors import ConfigError
 from aorta.instrument import user_marks as module
 from aorta.instrument.user_marks import MOST_NAME_CHARS, OTHER_NAMES, UserMarks
-from aorta.records.schema import CounterValue, UserRange
+from aorta.records.schema import UserRange
 
 
-def rows(marks: UserMarks) -> tuple[list[UserRange], list[CounterValue], dict[str, str]]:
+def rows(marks: UserMarks) -> tuple[list[UserRange], dict[str, str]]:
     taken = marks.take()
     assert taken is not None
     return taken.rows(0)
@@ -64,12 +63,10 @@ def test_threads_are_told_apart_and_nest_by_themselves() -> None:
     with marks.range("train"):
         thread.start()
         assert inside.wait(10)
-        marks.counter("queued", 3)
     go_on.set()
     thread.join()
-    ranges, counters, _ = rows(marks)
+    ranges, _ = rows(marks)
     assert sorted((row.name, row.thread, row.depth) for row in ranges) == [("load", 1, 0), ("train", 0, 0)]
-    assert [(row.name, row.value) for row in counters] == [("queued", 3.0)]
 
 
 def test_many_threads_lose_nothing() -> None:
@@ -78,7 +75,7 @@ def test_many_threads_lose_nothing() -> None:
     def work() -> None:
         for _ in range(200):
             with marks.range("r"):
-                marks.counter("c", 1)
+                pass
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -88,7 +85,7 @@ def test_many_threads_lose_nothing() -> None:
         taken.append(marks.take())
     taken.append(marks.take())
     found = [each for each in taken if each is not None]
-    assert sum(len(each.ranges) for each in found) == sum(len(each.counters) for each in found) == 1600
+    assert sum(len(each.ranges) for each in found) == 1600
 
 
 @pytest.mark.parametrize(
@@ -105,9 +102,9 @@ def test_any_name_can_be_written_and_is_bounded(name: str, recorded: str) -> Non
     marks = UserMarks()
     for _ in range(2):
         with marks.range(name):
-            marks.counter(name, 1)
-    ranges, counters, _ = rows(marks)
-    assert {row.name for row in (*ranges, *counters)} == {recorded}
+            pass
+    ranges, _ = rows(marks)
+    assert {row.name for row in ranges} == {recorded}
     assert msgspec.json.decode(msgspec.json.encode(ranges), type=list[UserRange]) == ranges
 
 
@@ -117,40 +114,16 @@ def test_too_many_names_and_rows_are_bounded_and_counted(monkeypatch: pytest.Mon
     marks = UserMarks()
     for number in range(8):
         with marks.range(f"name {number}"):
-            marks.counter("name 0", number)
-    ranges, counters, reasons = rows(marks)
+            pass
+    ranges, reasons = rows(marks)
     assert [row.name for row in ranges] == ["name 0", "name 1", "name 2", OTHER_NAMES, OTHER_NAMES]
-    assert [row.value for row in counters] == [0, 1, 2, 3, 4]
-    assert reasons == dict.fromkeys(("ranges", "counters"), "3 more than 5 in this step are left out")
-
-
-@pytest.mark.parametrize(
-    ("value", "recorded"),
-    [(3, 3.0), (True, 1.0), (torch.tensor(0.5), 0.5), (math.nan, None), (math.inf, None), (10**400, None)],
-)
-def test_values(value: float, recorded: float | None) -> None:
-    marks = UserMarks()
-    marks.counter("c", value)
-    assert rows(marks)[1][0].value == recorded
+    assert reasons == {"ranges": "3 more than 5 in this step are left out"}
 
 
 @pytest.mark.parametrize("name", ["", None, 3, b"bytes"])
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"recording\.range\(.*a name must be a string"):
         UserMarks().range(name)
-    with pytest.raises(ConfigError, match=r"recording\.counter\(.*a name must be a string"):
-        UserMarks().counter(name, 1)
-
-
-@pytest.mark.parametrize("value", ["many", None, torch.ones(2)])
-def test_what_is_no_value_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="must be a number"):
-        UserMarks().counter("c", value)
-
-
-def test_a_value_on_a_device_is_not_read() -> None:
-    with pytest.raises(ConfigError, match="the value is on meta, and reading it would wait"):
-        UserMarks().counter("c", torch.ones(1, device="meta"))  # type: ignore[arg-type]
 
 
 def test_the_profilers_trace_has_the_range_while_it_records() -> None:

@@ -1,7 +1,7 @@
 """Run on every rank: decoders on strategies, each from the same seed in every mode, in one launch.
 
 Arguments: a folder, then names of `WAYS`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms, a digest of
-the parameters, coverage, tokens of experts, kinds of the collectives and their groups; and of those with shared experts
+the parameters, coverage, kinds of the collectives and their groups; and of those with shared experts
 and their references `<name>.pt`, every parameter as a whole after the training without the instrument.
 """
 
@@ -65,7 +65,6 @@ def trained(way: Way, mode: str, topology: Topology, device: torch.device, folde
         "grad_norms": [line.grad_norm for line in lines],
         "parameters": digest(loop.model),
         "coverage": [msgspec.to_builtins(line.coverage) for line in lines],
-        "experts": [msgspec.to_builtins(line.experts or []) for line in lines],
         "collectives": dict(Counter(row.kind for line in lines for row in line.collectives)),
         "groups": {name: group.ranks for name, group in loop.instrument.groups.items()},
         "blocks": sorted({span.block for line in lines for span in line.compute}),

@@ -14,8 +14,6 @@ from tests.runs import program, succeeded
 from tests.trained_ways import DECODERS, Way
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]  # one launch trains all of them
-EXPERTS, TOP_K, TOKENS = 8, 2, 4 * 8 * 2
-"""Of a rank in a step: batch x positions x micro-batches."""
 
 
 def of_four(name: str) -> str:
@@ -105,12 +103,7 @@ def test_attention_gathers_and_scatters_once_a_layer_and_micro_batch(told: dict[
     assert kinds["allgather"] == kinds["reducescatter"] == STEPS * 2 * 2
 
 
-def test_experts_on_other_ranks_see_every_token_once(told: dict[str, Any]) -> None:
-    for ranks in (told["moe-ep"], told["moe-ddp"]):
-        for rank in ranks:
-            for rows in rank["dedicated"]["experts"]:
-                assert [row[0] for row in rows] == ["layers.0", "layers.1"]
-                assert all(len(row[1]) == EXPERTS and sum(row[1]) == TOP_K * TOKENS for row in rows)
+def test_tokens_travel_to_experts_on_other_ranks_and_back(told: dict[str, Any]) -> None:
     # Two all-to-alls a layer and micro-batch in forward, two in backward.
     assert told["moe-ep"][0]["dedicated"]["collectives"]["alltoall"] == STEPS * 2 * 2 * (2 + 2)
     assert "alltoall" not in told["moe-ddp"][0]["dedicated"]["collectives"]
@@ -124,7 +117,6 @@ def test_sharded_experts_train_like_ddp(told: dict[str, Any], folders: dict[int,
     for rank, other in zip(told[way.name], reference, strict=True):
         assert rank["off"]["losses"] == pytest.approx(other["off"]["losses"], rel=1e-5)
         assert rank["off"]["grad_norms"] == pytest.approx(other["off"]["grad_norms"], rel=1e-5)
-        assert rank["dedicated"]["experts"] == other["dedicated"]["experts"]
     expected, found = (torch.load(folders[4] / f"{one.name}.pt", weights_only=True) for one in (plain, way))
     assert found.keys() == expected.keys()
     for name, parameter in expected.items():

@@ -1,4 +1,4 @@
-"""`recording.range` and `recording.counter`: in the record, in tables, on the page and in merged traces."""
+"""`recording.range`: in the record, in tables, on the page and in merged traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import aorta
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.merge.merge_traces import merge
-from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html.timeline import NAMED, spans_of
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import ConfigError
@@ -34,8 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 across.__enter__()
             with recording.range("forward"), recording.range("inner"):
                 loss = model(torch.ones(2, 4)).square().mean()
-            recording.counter("queued", 10 * step)
-            recording.counter("queued", 10 * step + 2)
             if step == 2:
                 across.__exit__(None, None, None)
                 with pytest.raises(ValueError, match="bad"), recording.range("fails"):
@@ -70,17 +67,15 @@ def test_a_range_stands_in_the_step_that_ends_first_after_it(folder: Path) -> No
 def test_steps_without_any_have_no_such_field(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with aorta.record(tmp_path, model=model) as recording:
-        recording.counter("dropped", 1)
+        with recording.range("dropped"):
+            pass
         recording.restart()
         recording.step()
     line = (tmp_path / "rank_0_metrics.jsonl").read_text().splitlines()[1]
-    assert not json.loads(line).keys() & {"ranges", "counters"}
+    assert "ranges" not in json.loads(line)
     with pytest.raises(ConfigError, match=r"recording\.range\(\): the recording has ended"):
         recording.range("late")
-    with pytest.raises(ConfigError, match=r"recording\.counter\(\): the recording has ended"):
-        recording.counter("late", 1)
     assert aorta.analysis.user_ranges(tmp_path).empty
-    assert aorta.analysis.counters(tmp_path).empty
 
 
 def test_frames(folder: Path) -> None:
@@ -89,9 +84,6 @@ def test_frames(folder: Path) -> None:
     assert ranges.loc[ranges["name"] == "fails", "error"].tolist() == ["ValueError"]
     assert (ranges["duration_ms"] > 0).all()
     assert ranges["start_mono_ns"].is_monotonic_increasing
-    counted = aorta.analysis.counters(folder)
-    assert counted["value"].tolist() == [0, 2, 10, 12, 20, 22, 30, 32]
-    assert counted["global_step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_they_change_no_metric(folder: Path) -> None:
@@ -99,29 +91,24 @@ def test_they_change_no_metric(folder: Path) -> None:
     assert (steps["aux_ms"] == 0).all()
 
 
-def test_the_page_has_a_lane_and_a_curve(folder: Path, tmp_path: Path) -> None:
+def test_the_page_has_a_lane(folder: Path, tmp_path: Path) -> None:
     dataset = LabelledRun("x", aorta.analysis.load_run(folder))
     spans = spans_of(dataset, 10_000, 8)
     assert spans.lanes[-3:] == [NAMED, f"{NAMED}, level 2", f"{NAMED}, level 3"]
     assert {"forward", "inner"} <= set(spans.whats)
     lengths = spans.columns["length"][spans.columns["lane"] >= len(spans.lanes) - 3]
     assert (lengths > 0).all()
-    (curve,) = Series(dataset).counters().values()
-    assert curve.middle.tolist() == [11.0, 21.0, 31.0]  # the first step is warm-up
     report = write_report({"x": folder}, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert tmp_path / "report.html" in report.files
     assert "across <b>" not in page
-    assert "Counted by the loop." in page
 
 
-def test_merged_traces_have_tracks_and_counter_events(folder: Path, tmp_path: Path) -> None:
+def test_merged_traces_have_tracks(folder: Path, tmp_path: Path) -> None:
     merge([folder], tmp_path / "merged.json")
     events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"range forward", "range inner"} <= names  # torch's own
-    counted = [event for event in events if event["ph"] == "C" and event["name"] == "queued"]
-    assert [event["args"]["value"] for event in counted][-6:] == [10, 12, 20, 22, 30, 32]
     begun = [event for event in events if event["ph"] == "B" and event["name"] == "forward"]
     own = [event for event in events if event["ph"] == "X" and event["name"] == "range forward"]
     # In us. Record and trace agree; of one pair this thread may be held up between the two looks at a clock.

@@ -250,37 +250,6 @@ class Straggler(Open, kw_only=True):
     clock_bound_ms: float | None = None
 
 
-class ExpertBlock(Open):
-    """The tokens that one router sent to each expert."""
-
-    block: str
-    tokens: list[int]
-    mean_tokens: float
-    expert: int
-    times_mean: float | None
-    dropped_share: float | None
-
-
-class HottestExpert(Open):
-    """The expert that is sent most, in times of the mean of its block."""
-
-    block: str
-    expert: int
-    times_mean: float | None
-
-
-class Experts(Open, kw_only=True):
-    """How unevenly routers send tokens to experts (`cautions.expert_entry`)."""
-
-    rank_steps: int
-    ranks_told: int
-    blocks: list[ExpertBlock]
-    hottest: HottestExpert
-    named: bool
-    reason: str | None
-    ranks: list[int] | None
-
-
 class CutoffFacts(Open):
     """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
 
@@ -367,7 +336,6 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     collectives: list[CollectiveEntry] = ABSENT
     exposed: ExposedBreakdown = ABSENT
     stragglers: list[Straggler] = ABSENT
-    experts: Experts = ABSENT
     traces: TraceEntries = ABSENT
     autopsy: Verdict = ABSENT
     launches: int = ABSENT

@@ -30,7 +30,6 @@ from aorta.analysis.tables import (
     PHASES,
     CollectiveName,
     Collectives,
-    ExpertLoad,
     Floats,
     Ints,
     IsolatedSteps,
@@ -132,7 +131,6 @@ class _Columns:
     sample_lines: array[int] = field(default_factory=lambda: array("q"))
     mark_lines: array[int] = field(default_factory=lambda: array("q"))
     gradient_order: tuple[Gradient, ...] = ()
-    expert_load: ExpertLoad = field(default_factory=lambda: ExpertLoad())
     calibrations: list[Calibration] = field(default_factory=list)
     by_kernels: array[int] = field(default_factory=lambda: array("b"))
     open_metrics: dict[str, array[float]] = field(default_factory=dict)
@@ -156,12 +154,11 @@ class _Columns:
         open_metrics = line.open_bounds() if line.bounds else {}
         reason = self.reasons[_reasons(line, open_metrics) if open_metrics else bytes(line.reasons_json)]
         coverage = self.coverages[bytes(line.coverage_json)]
-        has_marks = bool(line.ranges_json or line.counters_json)
-        if has_marks:
+        has_ranges = bool(line.ranges_json)
+        if has_ranges:
             _check_times(line)
         if line.waits_json or line.ready_json:
             _ = line.waits, line.ready
-        experts = line.experts if line.experts_json else []
         gradient_order = tuple(line.gradient_order) if line.gradient_order_json else ()
         if line.device_json:
             _ = line.device
@@ -177,11 +174,9 @@ class _Columns:
             return
         if self.contents is not None:
             self.contents.add(contents_of(line.compute, line.aux, line.stalls, line.waits, line.ready))
-        if has_marks:
+        if has_ranges:
             self.mark_lines.append(offset)
         self.gradient_order = self.gradient_order or gradient_order
-        if experts and not line.warmup:
-            self.expert_load.add(experts)
         names = tuple(line.overlap)
         places, values = self.metrics_by_names.get(names) or self._new_names(number, names)
         places.append(len(self.scalars))
@@ -288,7 +283,6 @@ class _Columns:
             contents=self.contents,
             isolated=self._isolated(),
             gradient_order=self.gradient_order,
-            expert_load=self.expert_load,
             covered=coverage_facts(steps, collectives, footer),
             problems=tuple(texts),
             calibrations=tuple(self.calibrations),
@@ -358,15 +352,14 @@ def _reasons(line: StepLine, names: Collection[str]) -> bytes:
 
 
 def _check_times(line: StepLine) -> None:
-    """Check the ranges and counters of a step.
+    """Check the ranges of a step.
 
     Raises:
         ValueError: they violate the schema, or a number exceeds what a column holds.
     """
-    ranges, counters = line.ranges, line.counters
-    numbers = [number for row in ranges for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
-    if any(not -(2**61) < number < 2**61 for number in (*numbers, *(row.t_ns for row in counters))):
-        raise ValueError("a number in its ranges or counters exceeds what a column holds")
+    numbers = [number for row in line.ranges for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
+    if any(not -(2**61) < number < 2**61 for number in numbers):
+        raise ValueError("a number in its ranges exceeds what a column holds")
 
 
 class _Names(dict[tuple[Any, ...], int]):

@@ -24,7 +24,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.step_intervals import Details, StepIntervals, UserMarksOfStep
+from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
@@ -222,14 +222,14 @@ class RecordDetails(Details):
                 if not samples and line.rocm_smi_t_ns is not None:
                     yield self._of_words(line, line.rocm_smi_t_ns)
 
-    def user_marks(self) -> Iterator[UserMarksOfStep]:
-        """Yield the caller's ranges and counters, from the lines that hold any."""
+    def user_ranges(self) -> Iterator[UserRangesOfStep]:
+        """Yield the caller's ranges, from the lines that hold any."""
         if not self.mark_lines:
             return
-        with self._open("its ranges and counters ") as file:
+        with self._open("its ranges ") as file:
             for offset in self.mark_lines:
                 line = _line_at(file, offset)
-                yield UserMarksOfStep(line.global_step, line.start_mono_ns, line.ranges, line.counters)
+                yield UserRangesOfStep(line.global_step, line.start_mono_ns, line.ranges)
 
     def _of_words(self, line: StepLine, t_ns: int) -> tuple[DeviceSample, str | None]:
         at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)

@@ -142,10 +142,6 @@ class RecordTracks:
             yield from self._slice(
                 f"ranges of thread {part.thread}{below}", part.name, at(part.start_ns), at(part.end_ns), about
             )
-        for count in step.counters or ():
-            if count.value is not None:
-                common = {"cat": CATEGORY, "pid": self._pid, "tid": 0, "name": count.name}
-                yield {"ph": "C", **common, "ts": self._us(at(count.t_ns)), "args": {"value": count.value}}
 
     def _free_lane(self, track: str, begin: int, end: int) -> str:
         """Return the first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a

@@ -17,7 +17,6 @@ import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
-from aorta.analysis.frames import counters_frame
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report.palette import light
 
@@ -139,16 +138,6 @@ class Series:
         steps = self._dataset.table(*JOINED_ON, "global_step")
         joined = step_columns(self._dataset.run, steps, self._dataset.device_samples)
         curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
-        return {name: curve for name, curve in curves.items() if curve.known}
-
-    def counters(self) -> dict[str, Curve]:
-        """Return what the loop counted, over the steps: the mean of a rank's values in each."""
-        values = counters_frame(self._dataset.run).dropna(subset=["value"])
-        means = values.groupby(["name", "rank", "global_step"])["value"].mean()
-        steps = pd.MultiIndex.from_frame(self._frame[["rank", "global_step"]])
-        curves = {}
-        for name in means.index.unique("name"):
-            curves[name] = self._curve(pd.Series(means[name].reindex(steps).to_numpy(), index=self._frame.index))
         return {name: curve for name, curve in curves.items() if curve.known}
 
     def map(self, name: str) -> Map | None:

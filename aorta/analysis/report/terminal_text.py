@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line, expert_sentences
+from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable, verdict_label
 from aorta.analysis.compare.verdict import title as verdict_title
@@ -129,7 +129,6 @@ def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
         *dataset.run.health.notes(),
         *cautions(entry),
         *device_notes(entry.devices),
-        *expert_sentences(entry),
     ]
 
 

@@ -265,7 +265,7 @@ def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
         )
     if isinstance(config.workload, Moe):
         yield (
-            f"parallel={parallel.strategy}: workload=moe counts and balances the tokens of its experts over whole "
+            f"parallel={parallel.strategy}: workload=moe balances the tokens of its experts over whole "
             "batches, which a stage does not see; use workload=gpt, or parallel=ep"
         )
     if training.gradient_accumulation != 1:

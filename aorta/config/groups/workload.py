@@ -110,8 +110,6 @@ class Moe(Gpt):
     capacity_factor: float = 1.25
     # weight of the load-balancing loss
     balance_weight: float = 0.01
-    # for demonstrations: an expert that the router prefers for every token
-    hot_expert: int | None = None
 
 
 class Dimensions(NamedTuple):
@@ -233,11 +231,6 @@ def _moe_rules(config: Config, workload: Moe) -> Iterator[str]:
         yield f"workload.capacity_factor={workload.capacity_factor}: must be greater than 0 and finite"
     if not 0 <= workload.balance_weight < math.inf:
         yield f"workload.balance_weight={workload.balance_weight}: must be at least 0 and finite"
-    if workload.hot_expert is not None and not 0 <= workload.hot_expert < workload.num_experts:
-        yield (
-            f"workload.hot_expert={workload.hot_expert}: must be from 0 to {workload.num_experts - 1}, as there are "
-            f"{workload.num_experts} experts (workload.num_experts), or null"
-        )
     if config.training.mixed_precision is Precision.fp16:
         yield (
             "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.frames import counters_frame, ranges_frame
+from aorta.analysis.frames import ranges_frame
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.records import load_run
 from aorta.analysis.tables import NO_TIME
@@ -114,8 +114,6 @@ def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
         {"ranges": [[7, 0, 0, 0, 1, None]]},
         {"ranges": [["name", 0, 0, 0, 2**63, None]]},
         {"ranges": [["name", 2**63, 0, 0, 1, None]]},
-        {"counters": [["name", 0, "many"]]},
-        {"counters": [["name", -(2**62), 1.0]]},
         {"waits": [["w", 0, 5]]},
         {"waits": {"w": 0}},
         {"waits": [["w", 0, 5, 2**63]]},
@@ -126,9 +124,6 @@ def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
         {"ready": [["w", 0, "soon"]]},
         {"gradient_order": [["block"]]},
         {"gradient_order": [["block", "large"]]},
-        {"experts": [["block", 4, 0]]},
-        {"experts": [["block", [1, "two"], 0]]},
-        {"experts": [["block", [1, 2], 2**63]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", "late"]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", 2**63]]},
     ],
@@ -140,11 +135,10 @@ def test_broken_rows_cost_their_line_and_no_other(tmp_path: Path, fields: dict[s
     assert any(problem.startswith("rank_0_metrics.jsonl:3: ") for problem in entry["health"]["problems"])
     run = load_run(tmp_path)
     assert ranges_frame(run).empty
-    assert counters_frame(run).empty
 
 
 def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
-    """Beside steps of an older record, which tell nothing of waits and whose rows are shorter."""
+    """Beside steps that tell nothing of waits."""
     rows = [["allreduce", "w", 7, 1, None, 0, 0, 90, "emulated", 60]]
     fields = {"waits": [["w", 7, 5, 90]], "ready": [["w", 7, 4]], "gradient_order": [["block", 8], ["", 4]]}
     with_line(tmp_path, changed(collectives=rows, **fields))
@@ -158,16 +152,13 @@ def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
     assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
 
 
-def test_ranges_and_counters_that_a_later_version_extends_are_read(tmp_path: Path) -> None:
-    with_line(tmp_path, changed(ranges=[["r", 0, 0, -5, 7, None, "more"]], counters=[["c", 1, 2.5, {}]]))
-    run = load_run(tmp_path)
-    assert ranges_frame(run)["duration_ms"].tolist() == [12e-6]
-    assert counters_frame(run)["value"].tolist() == [2.5]
+def test_ranges_that_a_later_version_extends_are_read(tmp_path: Path) -> None:
+    with_line(tmp_path, changed(ranges=[["r", 0, 0, -5, 7, None, "more"]]))
+    assert ranges_frame(load_run(tmp_path))["duration_ms"].tolist() == [12e-6]
 
 
-def test_columns_that_a_later_version_adds_do_no_harm(tmp_path: Path) -> None:
-    row = ["allreduce", "world", 0, 8, None, 0, 0, 5, "event", None, "added later"]
-    with_line(tmp_path, changed(collectives=[row], added_later={"a": 1}))
+def test_fields_that_a_later_version_adds_do_no_harm(tmp_path: Path) -> None:
+    with_line(tmp_path, changed(added_later={"a": 1}))
     entry = summary_of(tmp_path)
     assert entry["count"] == 3
     assert entry["health"]["problems"] == []

@@ -15,7 +15,7 @@ from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report import figure_data
 from aorta.analysis.report.figure_data import Curve, Series
 from aorta.analysis.report.html import timeline
-from aorta.analysis.report.html.step_charts import MOST_COUNTERS, map_charts, step_charts
+from aorta.analysis.report.html.step_charts import map_charts, step_charts
 from aorta.analysis.report.html.timeline import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import LANES
@@ -110,34 +110,22 @@ def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) ->
     assert (found.ranks, found.shown_first) == ([-3, -2, -1], [-3, -1])
 
 
-class Counted(Series):
-    """A run whose loop counted `counted`."""
+class Sampled(Series):
+    """A run whose devices were sampled: three steps of a constant power, a changing temperature."""
 
-    def __init__(self, dataset: LabelledRun, counted: dict[str, list[float]]) -> None:
-        super().__init__(dataset)
-        self._counted = counted
-
-    def counters(self) -> dict[str, Curve]:
-        """Every value as the only one of its step."""
+    def devices(self) -> dict[str, Curve]:
+        at = np.arange(3)
         return {
-            name: Curve(np.arange(len(values)), *(np.array(values, float),) * 3)
-            for name, values in self._counted.items()
+            name: Curve(at, *(np.array(values, float),) * 3)
+            for name, values in {"device_power_w": [300, 300, 300], "device_temp_c": [60, 61, 62]}.items()
         }
 
 
-def test_a_counter_that_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: Path) -> None:
-    found = Counted(run_of(tmp_path, 3), {"tokens": [4_096, 4_096, 4_096], "loss": [3, 2, 1]})
-    charts, notes = step_charts({"x": found})
-    assert [chart.title for chart in charts][2:] == ["loss"]
+def test_what_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: Path) -> None:
+    charts, notes = step_charts({"x": Sampled(run_of(tmp_path, 3))})
+    assert len(charts) == 3  # the temperature, behind overlap ratio and job step
     assert len({chart.model.x_range.id for chart in charts}) == 1  # all over the same steps
-    assert notes == ["tokens does not change over the steps and has no chart: 4,096 (x)."]
-
-
-def test_counters_beyond_the_limit_are_named(tmp_path: Path) -> None:
-    names = [f"c{at:02d}" for at in range(MOST_COUNTERS + 2)]
-    charts, notes = step_charts({"x": Counted(run_of(tmp_path, 3), {name: [1.0, 2.0, 3.0] for name in names})})
-    assert [chart.title for chart in charts][2:] == names[:MOST_COUNTERS]
-    assert [note for note in notes if "not drawn: c12, c13." in note and note.startswith("2 more counters")]
+    assert [note.partition(" does not change over the steps and has no chart: ")[2] for note in notes] == ["300 W (x)."]
 
 
 def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:

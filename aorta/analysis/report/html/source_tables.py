@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import cautions, cutoff_line, expert_sentences
+from aorta.analysis.cautions import cautions, cutoff_line
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
@@ -43,7 +43,6 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         *cautions(entry),
         *device_notes(entry.devices),
         *sentences(entry.stragglers or ()),
-        *expert_sentences(entry),
     ]
     if entry.reason:
         notes.insert(0, f"nothing to measure: {entry.reason}")

@@ -32,14 +32,12 @@ MAPPED: Final = {
 """Metrics that a map can show: title and unit."""
 MAPPED_RANKS: Final = 8
 """With fewer, a map of them is folded."""
-MOST_COUNTERS: Final = 12
-"""Charts of counters that change; more are named."""
 BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
 
 
 def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
-    """Return charts of overlap ratio, job step, devices and counters, all over the same steps; and sentences about what
-    is not drawn: what does not change or has one step, and counters beyond `MOST_COUNTERS`.
+    """Return charts of overlap ratio, job step and devices, all over the same steps; and sentences about what is not
+    drawn: what does not change or has one step.
     """
     ratio = {label: each.curve("overlap_ratio") for label, each in series.items()}
     charts: list[Chart] = []
@@ -75,26 +73,8 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
             notes.append(sentence)
         else:
             add(name, title, unit, placed, "", 100.0 if unit == "%" else None)
-    counted = {label: each.counters() for label, each in series.items()}
-    left: list[str] = []
-    drawn = 0
-    for name in dict.fromkeys(name for found in counted.values() for name in found):
-        placed = {label: found.get(name, _NOTHING) for label, found in counted.items()}
-        if sentence := _unchanged(name, "", {label: found[name] for label, found in counted.items() if name in found}):
-            notes.append(sentence)
-            continue
-        if drawn == MOST_COUNTERS:
-            left.append(name)
-            continue
-        drawn += 1
-        add(f"counter-{drawn - 1}", plain(name), "", placed, "Counted by the loop. " + BAND, None)
     if charts:
         charts[-1].model.xaxis.axis_label = "global step"
-    if left:
-        notes.append(
-            f"{PAGE.count(len(left), 'more counter')} of the loop, not drawn: {', '.join(left)}. All of them are in "
-            "aorta.analysis.counters."
-        )
     return charts, notes
 
 
