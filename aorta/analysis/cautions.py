@@ -8,7 +8,7 @@ Must not repeat what `health` says of the record, change a number, or apply the 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aorta.analysis.documents import known
