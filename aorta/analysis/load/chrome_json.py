@@ -10,14 +10,19 @@ So the layout of the file does not matter.
         trace = RawEvents(stream, "trace.json.gz")
         phases = Counter(bytes(event["ph"]) for event in trace.events())
 
-Must not: know what an event means, or accept a truncated file as complete.
+What is nearly JSON is read where that is asked for: bare words for numbers, lone backslashes and control characters are
+mended, events that stay broken are dropped, and a text that ends early is read as far as it goes; `damage` says so.
+
+Must not: know what an event means, or accept a truncated file as complete without saying it.
 """
 
 from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -41,6 +46,12 @@ _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _TRIES: Final = 32
 _ADJACENT_TRIES: Final = 16
 """This many cuts are tried one after the other; then the distance doubles, as all may lie inside one event."""
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_BACKSLASH: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_WORDS: Final = re.compile(rb"([:\[,]\s?)(?:N/A|[-+]?(?:inf(?:inity)?|nan)|undefined)(?=\s?[,}\]])", re.IGNORECASE)
+_BETWEEN_EVENTS: Final = re.compile(rb'(?<=\})\s{0,9},\s{0,9}(?=\{\s{0,9}"(?:ph|name|cat|ts|pid|tid|dur|args|id|s)")')
+_ARRAY_ENDS: Final = re.compile(rb'\}\s{0,9}\](?=\s{0,9}(?:,\s{0,9}"|\}\s{0,9}$|$))')
 _OPEN, _CLOSE, _COMMA = b"[],"
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -58,8 +69,10 @@ class EventArray(Generic[Piece]):
         stream: the inflated text. Everything before the events is read at once.
         decode: decodes a JSON list of events. It may keep references into the text until the next piece is requested.
         place: names the trace in errors.
+        tolerant: whether text that is nearly JSON is read.
 
     Attributes:
+        damage: what was mended or is missing, and where.
         head: members of the outer object before the events, undecoded.
         tail: members behind the events, once `pieces` is exhausted.
 
@@ -73,9 +86,11 @@ class EventArray(Generic[Piece]):
         stream: io.BufferedReader,
         decode: Callable[[bytes | memoryview], Piece],
         place: str,
+        tolerant: bool = False,
     ) -> None:
-        self._stream, self._decode, self._place = stream, decode, place
-        self._read = 0
+        self._stream, self._decode, self._place, self._tolerant = stream, decode, place, tolerant
+        self.damage: Counter[str] = Counter()
+        self._read = self._events = 0
         self.head: dict[str, msgspec.Raw] = {}
         self.tail: dict[str, msgspec.Raw] = {}
         self._in_object = True
@@ -94,7 +109,7 @@ class EventArray(Generic[Piece]):
             view = memoryview(buffer)  # a slice of a bytearray is set by way of a copy, one of a view is not
             buffer[0] = _OPEN
             view[1 : 1 + len(rest)] = rest
-            got = self._stream.readinto(view[1 + len(rest) :])
+            got = self._fill(view[1 + len(rest) :])
             self._read += got
             size = 1 + len(rest) + got
             rest = view[1:size]
@@ -112,9 +127,12 @@ class EventArray(Generic[Piece]):
                     if _TRAILING.search(str(error)):  # the array ended before this cut
                         yield self._last(bytes(view[:size]) + self._remainder())
                         return
-                    raise self._broken(error, size) from error
+                    if not self._tolerant:
+                        raise self._broken(error, size) from error
+                    piece = self._mended(bytes(view[:at]) + b"]", error)
                 rest = view[(at if kept == _COMMA else buffer.index(b",", at)) + 1 : size]
                 # The piece keeps its closing bracket while the caller has it: it may decode it again for exact digits.
+                self._events += 1
                 yield piece
                 break
             if len(rest) > LIMIT:
@@ -127,7 +145,7 @@ class EventArray(Generic[Piece]):
         """Read up to the events. Returns the part of the events that was read along with it."""
         text = bytearray()
         while not text.strip() and self._more(text):
-            pass
+            text = text.removeprefix(_BYTE_ORDER_MARK)
         start = text.lstrip()[:1]
         if start == b"[":
             self._in_object = False
@@ -150,10 +168,11 @@ class EventArray(Generic[Piece]):
                 raise self._no_array(bytes(text))
 
     def _more(self, text: bytearray) -> bool:
-        block = self._stream.read(BLOCK)
-        self._read += len(block)
-        text += block
-        return bool(block)
+        block = bytearray(BLOCK)
+        got = self._fill(memoryview(block))
+        self._read += got
+        text += block[:got]
+        return bool(got)
 
     def _no_array(self, text: bytes) -> InputError:
         if len(text) > LIMIT:
@@ -173,11 +192,11 @@ class EventArray(Generic[Piece]):
 
     def _remainder(self) -> bytes:
         """Return everything from here to the end of the file, where the end of the array has already been seen."""
-        text = self._stream.read(LIMIT + 1)
-        self._read += len(text)
-        if len(text) > LIMIT:
-            raise InputError(f"{self._place}: more than {LIMIT >> 20} MiB behind the events: this is no trace")
-        return text
+        text = bytearray()
+        while self._more(text):
+            if len(text) > LIMIT:
+                raise InputError(f"{self._place}: more than {LIMIT >> 20} MiB behind the events: this is no trace")
+        return bytes(text)
 
     def _last(self, text: bytes) -> Piece:
         """Decode the rest of the array, and the members behind it to the end of the file."""
@@ -191,20 +210,73 @@ class EventArray(Generic[Piece]):
                 end = text.rindex(b"]", 0, int(match[1]) - 1) + 1  # bytes are counted from 1
                 piece = self._decode(memoryview(text)[:end])
         except _MALFORMED as error:
-            raise self._broken(error, len(text)) from error
+            if not self._tolerant:
+                raise self._broken(error, len(text)) from error
+            ends = [match.end() for match in _ARRAY_ENDS.finditer(text)]
+            end = ends[-1] if ends else len(text)
+            piece = self._mended(text[:end] if ends else text.rstrip(b", \r\n\t") + b"]", error)
         behind = text[end:].strip()
         if self._in_object:
             if not behind:
-                raise InputError(f"{self._place}: cut off behind its events, after {self._read} bytes (inflated)")
+                self._refuse(f"cut off behind its events, after {self._read} bytes (inflated)")
             tail = None
             if behind == b"}" or _MORE_MEMBERS.match(behind):
                 tail = self._object(b"{" + behind.removeprefix(b","))
             if tail is None or _EVENTS in tail:
-                raise InputError(f"{self._place}: what follows the events is not JSON: the file is cut off or damaged")
-            self.tail = tail
+                self._refuse("what follows the events is not JSON: the file is cut off or damaged")
+            self.tail = tail or {}
         elif behind:
-            raise InputError(f"{self._place}: more text behind the list of events: the file is damaged")
+            self._refuse("more text behind the list of events: the file is damaged")
         return piece
+
+    def _fill(self, view: memoryview) -> int:
+        filled = 0
+        while filled < len(view):
+            try:
+                got = self._stream.readinto1(view[filled:])
+            except EOFError as error:
+                if not self._tolerant:
+                    raise
+                self.damage[f"its gzip stream ends early: {error}"] = 1
+                break
+            if not got:
+                break
+            filled += got
+        return filled
+
+    def _refuse(self, why: str) -> None:
+        """Refuse the text, or where it may be nearly JSON, note why it should be."""
+        if not self._tolerant:
+            raise InputError(f"{self._place}: {why}")
+        self.damage[why] += 1
+
+    def _mended(self, text: bytes, error: Exception) -> Piece:
+        """Decode a list of events that is not JSON: mended as a whole, else event by event without the broken ones.
+
+        Raises:
+            InputError: nothing of it can be read, nor was anything before it.
+        """
+        cut = f"cut off among its events, after {self._read} bytes (inflated): later events are missing"
+        said = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
+        for change in (bytes, _as_json):
+            with suppress(*_MALFORMED):
+                piece = self._decode(change(text))
+                self.damage[said] += 1
+                self._events += 1
+                return piece
+        good = []
+        events = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
+        for event in events:
+            with suppress(*_MALFORMED):
+                self._decode(b"[%b]" % event)
+                good.append(event)
+        if not good and not self._events:
+            raise self._broken(error, len(text)) from error
+        self._events += len(good)
+        where = f"within the last {len(text)} of the first {self._read} bytes (inflated)"
+        said = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
+        self.damage[said] += len(events) - len(good)
+        return self._decode(b"[%b]" % b",".join(good))
 
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:
@@ -266,6 +338,15 @@ class RawEvents:
                 str(value, "utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(f"{self._place}: its {name} is {_reason(error)}") from error
+
+
+def _as_json(text: bytes) -> bytes:
+    """Return text with what is often wrong in it mended: control characters, lone backslashes, words for numbers, bytes
+    that are not UTF-8.
+    """
+    text = _CONTROL.sub(b" ", text)
+    text = _BACKSLASH.sub(lambda match: match[0] if match[1] else rb"\\", text)
+    return _WORDS.sub(rb"\1null", text).decode("utf-8", "replace").encode()
 
 
 def _raw_events(text: bytes | memoryview) -> list[Event]:

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
 import numpy as np
-from isal import igzip, igzip_lib
+from isal import igzip_lib, isal_zlib
 from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL
@@ -37,7 +37,9 @@ from aorta.errors import InputError
 from aorta.records.files import open_regular
 from aorta.timeline.arrays import Int64
 
-_DAMAGED: Final = (igzip.BadGzipFile, zlib.error, cast("type[Exception]", igzip_lib.IsalError))
+_DAMAGED: Final = (zlib.error, cast("type[Exception]", igzip_lib.IsalError))
+_GZIP: Final = 31
+"""`wbits` of zlib for gzip."""
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
@@ -68,13 +70,53 @@ class _Raw(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view, filled = memoryview(buffer).cast("B"), 0
         while filled < len(view):
-            data = self._below.read(len(view) - filled)
+            try:
+                data = self._below.read(len(view) - filled)
+            except EOFError:
+                if not filled:  # what came before the end is given first
+                    raise
+                break
             if not data:
                 break
             view[filled : filled + len(data)] = data
             filled += len(data)
         self._count(filled)
         return filled
+
+
+class _Gzip(io.RawIOBase):
+    """What gzip members hold, one behind the other; zeros may follow. What came before a cut is given before the error.
+
+    Raises:
+        EOFError: a member is cut off, or something else stands behind it.
+    """
+
+    def __init__(self, below: IO[bytes]) -> None:
+        self._below, self._member, self._rest = below, isal_zlib.decompressobj(_GZIP), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self._member.eof:
+                self._rest = (self._member.unused_data or self._below.read(_COPIED)).lstrip(b"\0")
+                while not self._rest and (more := self._below.read(_COPIED)):
+                    self._rest = more.lstrip(b"\0")
+                if not self._rest:
+                    return 0
+                if not self._rest.startswith(GZIP_MAGIC[: len(self._rest)]):
+                    raise EOFError("bytes that are no gzip stand behind it")
+                self._member = isal_zlib.decompressobj(_GZIP)
+            elif not self._rest:
+                self._rest = self._below.read(_COPIED)
+                if not self._rest:
+                    raise EOFError("it ends inside of a member")
+            data = self._member.decompress(self._rest, len(buffer))
+            self._rest = self._member.unconsumed_tail
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
 
 
 @dataclass
@@ -147,8 +189,7 @@ def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
     if not outer.head().startswith(GZIP_MAGIC):
         yield outer
         return
-    with cast("Any", igzip.IGzipFile)(fileobj=outer, mode="rb") as inner:
-        yield Peekable(_Raw(inner, ratio.give), 1 << 20)
+    yield Peekable(_Raw(_Gzip(outer), ratio.give), 1 << 20)
 
 
 @contextmanager

@@ -50,11 +50,24 @@ GOOD = json.dumps(document([kernel(GEMM, number * 10, 5) for number in range(40)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"traceEvents": []}', "none of them work"),
         (GOOD[:-300], "cut off"),
-        (GOOD.replace('"dur": 5', '"dur": 1e999', 1), "out of range"),
-        (GOOD.replace('"ts": 10,', '"ts": [10],', 1), "Expected"),
-        (GOOD.replace('"name": "Cijk', '"name": {}, "x": "Cijk', 1), "Expected"),
+        (GOOD.replace('"dur": 5', '"dur": 1e999', 1), "events that are not JSON are left out"),
+        (GOOD.replace('"ts": 10,', '"ts": [10],', 1), "events that are not JSON are left out"),
+        (GOOD.replace('"name": "Cijk', '"name": {}, "x": "Cijk', 1), "events that are not JSON are left out"),
+    ],
+)
+@pytest.mark.parametrize("block", [1 << 20, 700])
+def test_a_damaged_row_is_left_out_and_said(text, words, block, monkeypatch):
+    monkeypatch.setattr(chrome_json, "BLOCK", block)
+    whole, damaged = read_text(GOOD), read_text(text)
+    assert 0 < len(damaged.intervals) < len(whole.intervals)
+    assert any(words in note for note in damaged.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"traceEvents": []}', "none of them work"),
         (GOOD.replace(str(BASE_NS), str(2**80), 1), "traceEvents|no clock"),
         (GOOD.replace(str(BASE_NS), str(2**62), 1), "no clock"),
         (json.dumps([1, 2, 3]), "Expected"),

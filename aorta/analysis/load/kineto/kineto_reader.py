@@ -61,13 +61,15 @@ def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
     columns = EventColumns(classifier)
-    array = EventArray(stream, columns.decode, path)
+    array = EventArray(stream, columns.decode, path, tolerant=True)
     # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
     if columns.host is not None and metadata_of(array.head, {}, path).devices == []:
         columns.host.read_kept()
     for piece in array.pieces():
         columns.take(piece)
-    return _trace(columns, metadata_of(array.head, array.tail, path), path)
+    trace = _trace(columns, metadata_of(array.head, array.tail, path), path)
+    damage = [f"{path}: {why}" + (f" ({count} times)" if count > 1 else "") for why, count in array.damage.items()]
+    return replace(trace, notes=(*trace.notes, *damage))
 
 
 def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
