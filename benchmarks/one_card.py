@@ -3,19 +3,23 @@
     facts                    what it is measured on: Python, torch, CUDA or HIP, NCCL or RCCL, the devices
     cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn: both modes, both interceptors
     record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
+    trace RUN SUMMARY        of a run with a capture: the ratio by rank 0's trace (a report's summary.json) and its record
     stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
 
 Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are
 two. Each prints one JSON object last. Exit 1: `record` found no calibration, a problem in it, or a ratio of the kernels
-that is outside of what the marks allow.
+that is outside of what the marks allow; `trace`: both are not known, or further apart. (Captures on the simulated
+device have its host alone.)
 """
 
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import os
 import platform
+import re
 import sys
 import threading
 import time
@@ -128,6 +132,28 @@ def record(run: Path) -> tuple[dict[str, Any], bool]:
     return told, bool(calibrations) and held
 
 
+def trace(run: Path, summary: Path) -> tuple[dict[str, Any], bool]:
+    """The same steps by trace and by record (docs/dev/measuring.md, K2)."""
+    (path,) = (run / "torch_profiler/rank0").glob("*.json*")
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    numbers = {int(number) for number in re.findall(rb"ProfilerStep#(\d+)", text)}
+    lines = stream(run / "rank_0_metrics.jsonl", [])
+    known = [line.overlap for line in lines if isinstance(line, Step) and line.global_step in numbers]
+    comm, hidden = (_sum(known, name) for name in ("comm_ms", "compute_comm_ms"))
+    by_record = hidden / comm if comm and hidden is not None else None
+    (dataset,) = json.loads(summary.read_text())["datasets"].values()
+    by_trace = dataset["metrics"]["overlap_ratio"]["median"]
+    told = {"steps": sorted(numbers), "ratio_by_trace": by_trace, "ratio_by_record": by_record}
+    if by_trace is None or by_record is None:
+        return told, load.loaded()
+    return told, abs(by_trace - by_record) <= HOLDS_WITHIN
+
+
+def _sum(overlaps: list[dict[str, float | None]], name: str) -> float | None:
+    values = [overlap.get(name) for overlap in overlaps]
+    return None if not values or None in values else sum(value for value in values if value is not None)
+
+
 def _median(steps: list[Step], name: str) -> float | None:
     values = [value for step in steps if (value := step.overlap.get(name)) is not None]
     return median(values) if values else None
@@ -172,6 +198,10 @@ def main(words: list[str]) -> int:
             show(cost(int(pairs), overrides))
         case ["record", run]:
             told, held = record(Path(run))
+            show(told)
+            return 0 if held else 1
+        case ["trace", run, summary]:
+            told, held = trace(Path(run), Path(summary))
             show(told)
             return 0 if held else 1
         case ["stuck", folder]:

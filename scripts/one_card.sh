@@ -31,13 +31,15 @@ parts=(
     'captures|35|profiler traces, read back'
     'hang|35|a kernel that does not end, on one of two ranks: autopsy'
 )
-spin=(fabric=emulated fabric.ranks=8)
+# A small model: all that two ranks of one card exchange goes over the loopback interface.
+small=(workload.num_layers=2 workload.vocab_size=5000)
 
-trained() { # LABEL OVERRIDE...: one process that stands for eight ranks; the record is OUT/LABEL
+trained() { # LABEL OVERRIDE...: two ranks that share the card, whose kernels are the library's; the record is OUT/LABEL
     local label=$1
     shift
-    "$python" "$root/train.py" training.device=cuda "training.output_dir=$out" "label=$label" experiment=full \
-        parallel=fsdp training.max_steps=24 "${spin[@]}" ${words[@]+"${words[@]}"} "$@"
+    "$python" -m torch.distributed.run --standalone --nproc_per_node 2 "$root/train.py" training.device=cuda \
+        training.ranks_per_device=2 "training.output_dir=$out" "label=$label" experiment=full parallel=fsdp \
+        training.max_steps=20 "${small[@]}" ${words[@]+"${words[@]}"} "$@"
 }
 
 run_part() { # PART
@@ -60,9 +62,8 @@ run_part() { # PART
             NPROC=1 "$python" -m aorta check-gpu --json "$out/check_one_rank.json" --pairs 2 ${words[@]+"${words[@]}"}
             ;;
         check_two_ranks)
-            # A small model: all that two ranks of one card exchange goes over the loopback interface.
             "$python" -m aorta check-gpu --ranks-per-device 2 --json "$out/check_two_ranks.json" --pairs 1 \
-                --strategies fsdp workload.num_layers=2 workload.vocab_size=5000 ${words[@]+"${words[@]}"}
+                --strategies fsdp "${small[@]}" ${words[@]+"${words[@]}"}
             ;;
         cost)
             for strategy in fsdp ddp; do
@@ -81,6 +82,7 @@ run_part() { # PART
         captures)
             trained captures profiling=aorta profiling.enabled=true
             "$python" -m aorta report "$out/captures"/torch_profiler/rank0/*.json* --output "$out/captures_report"
+            "$python" -m benchmarks.one_card trace "$out/captures" "$out/captures_report/summary.json"
             ;;
         hang)
             mkdir -p "$out/hang"
