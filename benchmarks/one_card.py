@@ -3,7 +3,7 @@
     facts                    what it is measured on: Python, torch, CUDA or HIP, NCCL or RCCL, the devices
     cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn: both modes, both interceptors
     record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
-    trace RUN SUMMARY        of a run with a capture: the ratio by rank 0's trace (a report's summary.json) and its record
+    trace RUN SUMMARY        of a run with a capture: the ratio by a trace (a report's summary.json) and by the record
     stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
 
 Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are
