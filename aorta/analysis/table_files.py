@@ -17,14 +17,13 @@ from typing import IO, TYPE_CHECKING, Final
 
 from aorta.errors import InputError
 from aorta.installation import install_command
+from aorta.records.files import NOT_UTF8
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS: Final = ("csv", "csv.gz", "parquet")
 """Each is the suffix of its files."""
-_NOT_UTF8: Final = "backslashreplace"
-"""Names of files need not be UTF-8."""
 
 
 def check_format(form: str) -> None:
@@ -56,14 +55,14 @@ def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:
 @contextmanager
 def _text_file(path: Path) -> Iterator[IO[str]]:
     if path.suffix != ".gz":
-        with path.open("w", encoding="utf-8", errors=_NOT_UTF8, newline="") as file:
+        with path.open("w", encoding="utf-8", errors=NOT_UTF8, newline="") as file:
             yield file
         return
     with (
         path.open("wb") as raw,
         # No name, which is a temporary one, and no time: the same rows are the same bytes.
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8", errors=_NOT_UTF8, newline="") as file,
+        io.TextIOWrapper(packed, encoding="utf-8", errors=NOT_UTF8, newline="") as file,
     ):
         yield file
 

@@ -8,6 +8,7 @@ killed, and it ends when each of them has ended. Must not import torch, end or d
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -273,4 +274,5 @@ def _explained(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    HostWatchdog(msgspec.json.decode(sys.argv[1], type=WatchdogTask)).run()
+    # json.loads, since the name of a folder need not be UTF-8.
+    HostWatchdog(msgspec.convert(json.loads(sys.argv[1]), WatchdogTask)).run()

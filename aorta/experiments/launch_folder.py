@@ -27,7 +27,7 @@ from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
-from aorta.records.files import decode_json, read_small, unused
+from aorta.records.files import NOT_UTF8, decode_json, read_small, unused
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
 from aorta.version import __version__
 
@@ -165,7 +165,7 @@ def _made(path: Path, text: str) -> bool:
     """Write a whole file where there is none; False, and nothing written, where there is one."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors=NOT_UTF8)
         try:
             os.link(part, path)
         except FileExistsError:

@@ -28,6 +28,8 @@ import msgspec
 
 T = TypeVar("T")
 
+NOT_UTF8: Final = "backslashreplace"
+"""How every writer of text writes a name that is not UTF-8, which names of files and kernels need not be."""
 SMALL_BYTES: Final = 16 << 20
 """Longest file that is read whole. Decoded it takes some twenty times as much; the manifest of 1,000 ranks is 1 MB."""
 

@@ -282,6 +282,7 @@ class Database:
         except sqlite3.Error as error:
             raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
         try:
+            self._connection.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
             self._connection.execute("PRAGMA trusted_schema=OFF")
             self.tables = {

@@ -24,6 +24,7 @@ from aorta.analysis.load.kernel_totals import Agent, with_derived
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
 from aorta.errors import InputError
+from aorta.records.files import NOT_UTF8
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
@@ -324,7 +325,7 @@ def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
     """Yield rows, each with the line number of its end.
 
     Raises:
-        InputError: it is not CSV, or not UTF-8.
+        InputError: it is not CSV.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.reader(_texts(path, stream), strict=True)
@@ -343,7 +344,4 @@ def _texts(path: str, stream: IO[bytes]) -> Iterator[str]:
         number += 1
         if len(line) == _LONGEST_LINE:
             raise InputError(f"{path}:{number}: a line of more than {_LONGEST_LINE} bytes: not a rocprofv3 CSV file")
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}:{number}: not UTF-8: {error}") from error
+        yield line.decode("utf-8-sig" if number == 1 else "utf-8", NOT_UTF8)

@@ -9,6 +9,7 @@ Must not leave a picture or a table of an earlier report beside the numbers of t
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
 from aorta.terminal_style import PLAIN, Style, wrapped
 
 TABLES_DIR: Final = "tables"
+_HALF: Final = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\(ud[c-f][0-9a-f]{2})")
+"""A byte that is not UTF-8 as `json.dumps` writes it, which is not JSON: its backslash is doubled (`NOT_UTF8`)."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,8 @@ def _files(
         output.mkdir(parents=True, exist_ok=True)
         written = [output / SUMMARY_FILE]
         with whole_file(written[0]) as part:
-            part.write_text(json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            text = json.dumps(as_json(summary), indent=2, allow_nan=False)
+            part.write_text(_HALF.sub(r"\\\\\1", text) + "\n", encoding="utf-8")
         datasets = {label: subject.dataset for label, subject in subjects.items()}
 
         def page(path: Path) -> str | None:

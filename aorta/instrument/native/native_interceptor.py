@@ -8,6 +8,7 @@ path of a collective (except once for each process group, each stream, and each 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -81,7 +82,7 @@ class NativeCpuInterceptor:
         path = self._progress.path
         ring = None
         if path is not None:
-            ring = module.Progress(str(path), *RING_WORDS, list(DTYPES))
+            ring = module.Progress(os.fsencode(path), *RING_WORDS, list(DTYPES))
             self._progress.compile_phases(ring)
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, ring)
         self.ranges = NativeRanges(module, self._tap)

@@ -39,5 +39,6 @@ def write_page(
         OSError: `path` cannot be written.
     """
     from aorta.analysis.report.html.page_content import page_html
+    from aorta.records.files import NOT_UTF8
 
-    path.write_text(page_html(datasets, summary, named), encoding="utf-8", newline="\n")
+    path.write_text(page_html(datasets, summary, named), encoding="utf-8", errors=NOT_UTF8, newline="\n")
