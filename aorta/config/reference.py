@@ -40,13 +40,10 @@ test compares the two. `python train.py --cfg job` prints the configuration of a
 | set a key to nothing | `training.grad_clip_norm=null` |
 | set samples per rank and micro-batch | `training.batch_size=4` or `workload.batch_size=4` |
 | use your own file | `--config mine.yaml`, a file that begins with `defaults: [default, _self_]` |
-| see what would run | `--cfg job` |
 | run several jobs, each a launch of its own | `-m training.batch_size=4,8` |
 
-Keys and values are checked before anything starts: an unknown key, a value of the wrong type and every broken rule
-between keys is named, and the exit code is 1.
-
-Values follow Hydra's grammar, so some need quotes of their own, inside those of the shell:
+Unknown keys, wrong types and broken rules between keys end the run with 1 before anything starts. Some values need
+quotes of their own, inside those of the shell:
 
 | value | write |
 |---|---|
@@ -55,8 +52,6 @@ Values follow Hydra's grammar, so some need quotes of their own, inside those of
 | with a comma | `"training.output_dir='a,b'"` |
 | with blanks | `"training.output_dir=my runs"` |
 | a list | `"optimizer.betas=[0.9, 0.95]"` |
-
-After `--override` (older style: `--override KEY=VALUE ...`, repeatable) a second `=` and braces need no quotes.
 
 ## Groups
 """

@@ -117,8 +117,8 @@ class FSDPTP(FSDP):
 @dataclass
 class EP(DDP):
     """Expert parallelism: the experts of a layer are split over all ranks, and tokens go to them and back by
-    all-to-all; the rest of the model is DistributedDataParallel's. What computes waits for each all-to-all at once;
-    `overlap` and the other fields are about DistributedDataParallel's all-reduces.
+    all-to-all; the rest of the model is DistributedDataParallel's. `overlap` and the other fields are about
+    DistributedDataParallel's all-reduces.
     """
 
     strategy: str = "ep"
@@ -127,8 +127,7 @@ class EP(DDP):
 @dataclass
 class CP(DDP):
     """Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all;
-    the model is DistributedDataParallel's. What computes waits at once for each all-gather, and in backward for each
-    reduce-scatter; `overlap` and the other fields are about DistributedDataParallel's all-reduces.
+    `overlap` and the other fields are about DistributedDataParallel's all-reduces.
     """
 
     strategy: str = "cp"
