@@ -75,6 +75,7 @@ class _Entry(msgspec.Struct):
     profiling_name: str
     collective_seq_id: int
     state: Literal["scheduled", "started", "completed"]
+    p2p_seq_id: int | None = None
     record_id: int = 0
     pg_id: int | None = None
     time_created_ns: int | None = None
@@ -129,10 +130,17 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in _ranks(group.ranks)]
     world = max([*files, *listed]) + 1 if listed else None
     whole = all(not dump.entries or dump.entries[0].record_id == 0 for dump in readable.values())
+    # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
+    # has begun it; gloo has no such events.
+    begun = any(
+        entry.state == "started" or entry.time_discovered_started_ns
+        for each in readable.values()
+        for entry in each.entries
+    )
     return [
         RankEvidence(rank=rank, world_size=world, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
-        else _evidence(rank, world, files[rank], dump, whole)
+        else _evidence(rank, world, files[rank], dump, whole, begun)
         for rank, dump in sorted(dumps.items())
     ]
 
@@ -185,7 +193,7 @@ def _ranks(text: str | list[int]) -> tuple[int, ...]:
     return tuple(sorted(map(int, re.findall(r"\d+", text)) if isinstance(text, str) else text))
 
 
-def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool) -> RankEvidence:
+def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool) -> RankEvidence:
     groups = {
         name: GroupEvidence(name=name, description=each.desc or None, ranks=_ranks(each.ranks))
         for name, each in dump.pg_config.items()
@@ -207,9 +215,7 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
         collectives=collectives,
         lost=dump.entries[0].record_id if dump.entries else 0,
         not_after_ns=path.stat().st_mtime_ns,
-        device_seen_ns=None
-        if any(entry.profiling_name.startswith(_OF_GLOO) for entry in dump.entries)
-        else path.stat().st_mtime_ns,
+        device_seen_ns=path.stat().st_mtime_ns if begun else None,
     )
 
 
@@ -217,12 +223,24 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
     found: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
+    # torch gives the sends and receives of a batch no events, so that they stay scheduled for ever: their state is that
+    # of the entry with which it ends the batch (`ProcessGroupNCCL::endCoalescing`).
+    batches = {
+        (entry.process_group[0], entry.p2p_seq_id): entry
+        for entry in dump.entries
+        if entry.is_p2p and entry.p2p_seq_id and entry.profiling_name.endswith(":coalesced")
+    }
     for entry in dump.entries:
         group, number = str(entry.process_group[0]), entry.collective_seq_id - 1
         name = entry.profiling_name.partition(":")[2] or entry.profiling_name
         if entry.is_p2p or name.startswith(("send ", "recv ")):
             if name != "coalesced":  # the end of a batch of sends and receives
                 one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
+                batch = batches.get((entry.process_group[0], entry.p2p_seq_id))
+                if batch is not None and one.state == "issued":
+                    whole_batch = _one(batch, group, one.kind, 0)
+                    one.state, one.started_ns = whole_batch.state, whole_batch.started_ns
+                    one.completed_ns = whole_batch.completed_ns
                 messages[group, one.kind, one.peer or 0].append(one)
                 found.append(one)
             continue

@@ -120,6 +120,9 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     late = [rank.rank for rank in job.ranks.values() if rank.completed_late and job.has_issued_less(rank)]
     if late:
         return "cannot_decide", sorted(late)
+    behind = {rank for one in waits.open for rank in one.behind}
+    if behind:  # not all have issued what others wait in, and no rule says why
+        return "cannot_decide", sorted(behind)
     if [one for one in waits.open if one.channel.group in job.listed or one.channel.sender is not None]:
         return "stuck_inside", []
     if waits.open:

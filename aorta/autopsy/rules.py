@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from msgspec import structs
+
 from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import JobEvidence, Rank
 from aorta.autopsy.mismatches import Mismatch, conforms, mismatches
@@ -159,17 +161,20 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
         who = job.ranks[rank]
         first = max(awaited, key=lambda one: job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0)
         own = who.open(first.channel)
+        missing = _missing_on(job, rank, first)
         peers = name_ranks(sorted({one.rank for one in awaited}))
         kind: Kind = "rank_did_not_join"
         if own is not None and own.number == first.collective.number:
             issued = _in_collective(job, first)
             reason = f"its host issued {issued}, its device has not begun it, while {peers} began it"
         elif who.phase is not None:
-            kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {_in_collective(job, first)}"
+            kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {missing}"
+        elif destroying := _destroying(who):
+            kind, reason = "stuck_outside", f"it is in {destroying} and has not issued {missing}"
         elif who.unresponsive:
             reason = f"RAS gets no answer from it, and {peers} wait in {_in_collective(job, first)}"
         else:
-            reason = f"it has not issued {_in_collective(job, first)}"
+            reason = f"it has not issued {missing}"
         found.append(
             Accusation(
                 rank=rank,
@@ -342,6 +347,22 @@ def _where(rank: Rank) -> str:
 
 def _in_collective(job: JobEvidence, one: OpenCollective) -> str:
     return str(job.name(one.channel, one.collective))
+
+
+def _missing_on(job: JobEvidence, rank: int, one: OpenCollective) -> str:
+    """Name what a rank has not issued: of a message, its own side."""
+    name = job.name(one.channel, one.collective)
+    if one.channel.sender is None:
+        return str(name)
+    kind, other = ("send", one.channel.receiver) if one.channel.sender == rank else ("recv", one.channel.sender)
+    return f"{structs.replace(name, kind=kind)} ({'to' if kind == 'send' else 'from'} rank {other})"
+
+
+def _destroying(who: Rank) -> str | None:
+    """Return the function in which a rank gives up its process groups, if its stack shows it there."""
+    frames = who.stacks[0].frames if who.stacks else ()
+    names = ("destroy_process_group", "_shutdown_backend", "_abort_process_group")
+    return next((name for name in names if any(frame.endswith(f" {name}") for frame in frames)), None)
 
 
 def _progress_there(job: JobEvidence, one: OpenCollective) -> str:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from aorta.autopsy.evidence import ThreadStack
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
+from aorta.autopsy.verdict import Verdict
 from aorta.errors import InputError
 from tests.runs import HANGS_S, environment
 
@@ -186,8 +188,8 @@ def entry(number: int, state: str, **other: Any) -> dict[str, Any]:
         "output_sizes": [[10, 10]],
         "output_dtypes": ["Float"],
         "state": state,
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": None,
+        "time_discovered_started_ns": None if state == "scheduled" else CREATED_NS + number + 1,
+        "time_discovered_completed_ns": CREATED_NS + number + 2 if state == "completed" else None,
         "retired": state == "completed",
         "timeout_ms": 600_000,
         "is_p2p": False,
@@ -321,3 +323,75 @@ def test_two_dumps_of_one_rank_and_names_without_a_rank_are_refused(tmp_path: Pa
         read_dumps([tmp_path / "named"])
     with pytest.raises(InputError, match="no such file"):
         read_dumps([tmp_path / "none"])
+
+
+def batch(number: int, messages: list[str], state: str, *, at: int) -> list[dict[str, Any]]:
+    """Sends and receives as `batch_isend_irecv` of NCCL leaves them: the entry that ends the batch alone is updated."""
+    shared = {"collective_seq_id": 0, "p2p_seq_id": number + 1, "is_p2p": True}
+    rows = [
+        entry(at + place, "scheduled", profiling_name=f"nccl:{text}", retired=False, **shared)
+        for place, text in enumerate(messages)
+    ]
+    return [*rows, entry(at + len(rows), state, profiling_name="nccl:coalesced", **shared)]
+
+
+def pipeline(
+    tmp_path: Path, batches: list[int], last: str, behind: list[list[dict[str, Any]]] | None = None
+) -> Verdict:
+    """What is said of three stages that pass on activations: the batches that each has issued, the last one in a state."""
+    sides = [["send 0->1"], ["recv 1<-0", "send 1->2"], ["recv 2<-1"]]
+    dumps = []
+    for rank, count in enumerate(batches):
+        rows: list[dict[str, Any]] = []
+        for number in range(count):
+            state = last if number == max(batches) - 1 else "completed"
+            rows += batch(number, sides[rank], state, at=len(rows))
+        more = [{**row, "record_id": len(rows) + at} for at, row in enumerate(behind[rank])] if behind else []
+        dumps.append(dump([*rows, *more], 3))
+    return judge(read_dumps([write(tmp_path, dumps)]))
+
+
+def test_a_batch_of_messages_is_as_far_as_the_entry_that_ends_it(tmp_path: Path) -> None:
+    verdict = pipeline(tmp_path, [3, 3, 3], "completed")
+    assert (verdict.kind, verdict.culprits, verdict.waits) == ("not_stuck", [], [])
+
+
+def test_a_rank_that_sent_no_batch_is_accused_of_its_own_side(tmp_path: Path) -> None:
+    verdict = pipeline(tmp_path, [2, 3, 3], "started")
+    assert [(one.rank, one.kind) for one in verdict.culprits] == [(0, "rank_did_not_join")]
+    assert verdict.culprits[0].reason == "it has not issued send 2 of default_pg (to rank 1)"
+
+
+def test_a_collective_behind_finished_batches_is_what_is_waited_for(tmp_path: Path) -> None:
+    reduced = [entry(0, "started")]
+    verdict = pipeline(tmp_path, [3, 3, 3], "completed", [reduced, reduced, []])
+    assert [(one.rank, one.reason) for one in verdict.culprits] == [(2, "it has not issued all_reduce 0 of default_pg")]
+
+
+def test_a_batch_that_runs_on_all_ranks_is_stuck_inside(tmp_path: Path) -> None:
+    assert pipeline(tmp_path, [3, 3, 3], "started").kind == "stuck_inside"
+
+
+def test_messages_that_are_not_yet_closed_to_a_batch_are_open(tmp_path: Path) -> None:
+    rows = batch(0, ["recv 1<-0"], "completed", at=0) + batch(1, ["recv 1<-0"], "started", at=2)[:1]
+    other = batch(0, ["send 0->1"], "completed", at=0)
+    verdict = judge(read_dumps([write(tmp_path, [dump(other), dump(rows)])]))
+    assert [one.rank for one in verdict.culprits] == [0]
+
+
+def test_without_events_at_the_start_no_device_is_called_late(tmp_path: Path) -> None:
+    """TORCH_NCCL_ENABLE_TIMING is off: nothing is ever discovered to have begun."""
+    untimed = [entry(0, "completed", time_discovered_started_ns=None), entry(1, "scheduled")]
+    for one in read_dumps([write(tmp_path, [dump(untimed), dump(untimed)])]):
+        assert one.device_seen_ns is None
+
+
+def test_a_rank_in_destroy_process_group_is_found_there(tmp_path: Path) -> None:
+    evidence = read_dumps(
+        [write(tmp_path, [dump([entry(0, "completed"), entry(1, "started")]), dump([entry(0, "completed")])])]
+    )
+    frames = ("/torch/distributed/distributed_c10d.py:2200 destroy_process_group", "/home/me/train.py:9 main")
+    evidence[1].stacks = [ThreadStack(name="MainThread", frames=frames)]
+    (one,) = judge(evidence).culprits
+    assert (one.rank, one.kind) == (1, "stuck_outside")
+    assert one.reason == "it is in destroy_process_group and has not issued all_reduce 1 of default_pg"
