@@ -338,7 +338,7 @@ def batch(number: int, messages: list[str], state: str, *, at: int) -> list[dict
 def pipeline(
     tmp_path: Path, batches: list[int], last: str, behind: list[list[dict[str, Any]]] | None = None
 ) -> Verdict:
-    """What is said of three stages that pass on activations: the batches that each has issued, the last one in a state."""
+    """What is said of three stages by how many batches each has issued, and the state of the last one."""
     sides = [["send 0->1"], ["recv 1<-0", "send 1->2"], ["recv 2<-1"]]
     dumps = []
     for rank, count in enumerate(batches):
