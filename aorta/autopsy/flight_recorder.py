@@ -75,7 +75,7 @@ class _Entry(msgspec.Struct):
     profiling_name: str
     collective_seq_id: int
     state: Literal["scheduled", "started", "completed"]
-    p2p_seq_id: int | None = None
+    p2p_seq_id: int = 0
     record_id: int = 0
     pg_id: int | None = None
     time_created_ns: int | None = None
