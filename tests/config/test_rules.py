@@ -141,7 +141,7 @@ RANKS = [
     ),
     (1, "fabric=emulated fabric.ranks=2 training.checkpoint_interval=5", r"leave out training\.checkpoint_interval"),
     (1, "fabric=emulated fabric.ranks=3 parallel=hsdp", r"parallel\.replicas=2: 3 rank\(s\) cannot form copies"),
-    (1, "fabric=emulated fabric.ranks=4 fault=crash fault.rank=3", r"fault\.rank=3: .*below 1"),
+    (1, "fabric=emulated fabric.ranks=4 fault.kind=sigkill fault.rank=3", r"fault\.rank=3: .*below 1"),
     (1, "parallel=fsdp parallel.forward_prefetch=-1", r"parallel\.forward_prefetch=-1: must be at least 0"),
     (1, "parallel=fsdp parallel.backward_prefetch=-1", r"parallel\.backward_prefetch=-1: must be at least 0"),
 ]

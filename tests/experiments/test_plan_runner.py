@@ -141,7 +141,7 @@ def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> Non
 def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(bench: Bench) -> None:
     """An incomplete plan, taken up by another command, on another machine, with another torch."""
     bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
-    bench.acts(candidate_00={"fail": 2})
+    bench.acts(candidate_01={"fail": 2})
     bench(*AB)
     launched, here = bench.launched, launch_folder.host()
 
