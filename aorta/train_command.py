@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from aorta.command_line import command, to_stdout
 from aorta.config import CONFIG_DIR, schema
-from aorta.config.override_words import expand, is_multirun, options_of_a_job, translate
+from aorta.config.override_words import is_multirun, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import Rpc, Streams
 from aorta.config.yaml_files import load_yaml
@@ -156,10 +156,7 @@ def compose(run: Callable[[Resolved], int], config_dir: Path, sweep: Callable[[S
     if "--version" in sys.argv[1:]:  # Hydra would print its own
         to_stdout(f"aorta {__version__}")
         return EXIT_OK
-    expanded, notes = expand(sys.argv[1:], Path.cwd(), config_dir.parent)
-    if environment_number("RANK", 0) == 0:
-        sys.stderr.writelines(f"warning: {note}\n" for note in notes)
-    words = translate(expanded, Path.cwd(), config_dir.parent)
+    words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
     _check_options(words)
     if any(map(is_multirun, words)):
         _check_sweep(words)

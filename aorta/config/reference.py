@@ -1,7 +1,7 @@
 """Generates `docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
 
 Its sources are the code of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra
-composes it, and the older keys of `override_words`. Must not say anything about a key that is not said there.
+composes it. Must not say anything about a key that is not said there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -21,7 +20,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aorta.config import CONFIG_DIR, schema
-from aorta.config.override_words import DEAD, REFUSED_VALUES, RENAMED, RETRANSLATED
 from aorta.config.schema import GROUPS, NAMES, Config
 
 _INTRODUCTION = """\
@@ -95,27 +93,20 @@ def _page() -> Iterator[str]:
     yield "\n## Keys\n"
     yield from _section("The root", "", Config, composed, {})
     for section, node in get_type_hints(Config).items():
-        documented = set[type[Any]]()
         told: Told = {}
         for option, schema_of in GROUPS.get(section, {}).items():
             values, _ = _composed(f"{section}={option}")
-            about = _comment_of(section, option) if schema_of in documented else None
-            yield from _section(f"`{section}={option}`", section, schema_of, values[section], told, about)
-            documented.add(schema_of)
+            yield from _section(f"`{section}={option}`", section, schema_of, values[section], told)
         if section not in GROUPS and is_dataclass(node):
             yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section], {})
     yield "## Experiments\n"
     for path in experiments:
         yield from _experiment(path)
-    yield "## Names of the older configuration\n"
-    yield from _older_names()
 
 
-def _section(
-    title: str, prefix: str, node: type[Any], values: dict[str, Any], told: Told, about: str | None = None
-) -> Iterator[str]:
+def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], told: Told) -> Iterator[str]:
     """Yield one section; keys that an earlier option of the group has in `told` are named, not explained again."""
-    yield f"### {title}\n\n{about or inspect.getdoc(node)}\n"
+    yield f"### {title}\n\n{inspect.getdoc(node)}\n"
     table: list[str] = []
     as_in: dict[str, dict[str, str]] = {}
     for entry in entries(node):
@@ -143,35 +134,11 @@ def _section(
         yield "No keys.\n"
 
 
-def _comment_of(group: str, option: str) -> str:
-    """Return the comment at the top of an option's file, for options that share a schema class."""
-    lines = (CONFIG_DIR / group / f"{option}.yaml").read_text().splitlines()
-    return " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
-
-
 def _experiment(path: Path) -> Iterator[str]:
     lines = path.read_text().splitlines()
     about = [line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line]
     yield f"`experiment={path.stem}`: {' '.join(about)}\n\n```yaml"
     yield OmegaConf.to_yaml(OmegaConf.load(path)) + "```\n"
-
-
-def _older_names() -> Iterator[str]:
-    yield (
-        "They are understood on the command line, and in files of AORTA 2025: `--config old.yaml` and\n"
-        "`--config old.json` take a file as it is, and say which keys they leave out.\n\n| older | today |\n|---|---|"
-    )
-    for old, new in RENAMED.items():
-        yield f"| `{old}` | `{new}` |"
-    for old, words in RETRANSLATED.items():
-        for value, new in words.items():
-            yield f"| `{old}={value}` | `{new}` |"
-    yield (
-        "\nRefused on the command line, and left out of files, because they have no meaning any more:\n\n"
-        "| older | why |\n|---|---|"
-    )
-    for old, why in (REFUSED_VALUES | DEAD).items():
-        yield f"| `{old}` | {_cell(why)} |"
 
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The typed schema of a configuration. `config/*.yaml` holds values, `groups/` holds names, types and meaning.
+"""The typed schema of a configuration: names, types, defaults and meaning. `config/*.yaml` states what differs.
 
 Each field's comment on the line(s) above it is its documentation: `docs/configuration.md` is generated from it. Hydra
 overrides need mutable dataclasses, so none is frozen. Every other package takes the classes of the groups from here.
@@ -14,6 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from aorta.config import CONFIG_DIR
 from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
 from aorta.config.groups.faults import Fault
@@ -105,7 +106,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},
     "telemetry": {"default": Telemetry},
 }
-"""Config group -> option -> its schema. Every option has a file `config/<group>/<option>.yaml`."""
+"""Config group -> option -> its schema, whose defaults are the option's values."""
 
 NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 """Keys that repeat the chosen option: they are recorded, and not meant to be set."""
@@ -113,12 +114,13 @@ NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 
 @cache
 def register() -> None:
-    """Register with Hydra, once a process, what `config/default.yaml` names: `base_config`, `<group>/base_<option>` for
-    every option, and the folder name of a sweep without a label.
+    """Register with Hydra, once a process, what `config/default.yaml` names: `base_config`, every option of the groups
+    (as `base_<option>` where a file states what else it sets), and the folder name of a sweep without a label.
     """
     OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or "sweep", replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
     for group, options in GROUPS.items():
         for option, node in options.items():
-            store.store(group=group, name=f"base_{option}", node=node)
+            has_file = (CONFIG_DIR / group / f"{option}.yaml").exists()
+            store.store(group=group, name=f"base_{option}" if has_file else option, node=node)

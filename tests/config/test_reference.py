@@ -1,4 +1,4 @@
-"""`docs/configuration.md` says what the schema says, and the files in `config/` hold what the schema holds."""
+"""`docs/configuration.md` says what the schema says, and the files in `config/` hold what differs from the schema."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.config.conftest import ROOT
 
 SECTIONS = {name: node for name, node in get_type_hints(Config).items() if dataclasses.is_dataclass(node)}
 OPTIONS = [(f"{group}={option}", group, node) for group, options in GROUPS.items() for option, node in options.items()]
+DEFAULTS = {"workload": "ranking", "parallel": "ddp", "profiling": "aorta", "fabric": "none", "telemetry": "default"}
 NODES = [
     ("root", Config),
     *((name, node) for name, node in SECTIONS.items() if name not in GROUPS),
@@ -45,39 +46,29 @@ def plain(node):
     return OmegaConf.to_container(OmegaConf.structured(node), enum_to_str=True)
 
 
-def test_an_option_s_file_holds_the_schema_s_values(composed):
+def test_options_and_sections_have_the_schema_s_values(composed):
+    own = OmegaConf.to_container(composed(), enum_to_str=True)
+    assert own == plain(Config) | {group: plain(GROUPS[group][option]) for group, option in DEFAULTS.items()}
     differing = {
-        word: (found, plain(node))
+        word: found
         for word, group, node in OPTIONS
-        if group != "profiling"
-        and (found := OmegaConf.to_container(composed(word)[group], enum_to_str=True)) != plain(node)
+        if (found := OmegaConf.to_container(composed(word)[group], enum_to_str=True)) != plain(node)
     }
     assert differing == {}
 
 
-def test_a_profiling_preset_states_what_differs_from_the_schema_and_nothing_else(composed):
-    for option, node in GROUPS["profiling"].items():
-        stated = OmegaConf.to_container(OmegaConf.load(ROOT / f"config/profiling/{option}.yaml"))
-        assert stated.pop("defaults") == [f"base_{option}", "_self_"]
-        repeated = {key: value for key, value in stated.items() if plain(node)[key] == value}
-        assert repeated == {}, f"config/profiling/{option}.yaml: the schema has these values"
-        found = OmegaConf.to_container(composed(f"profiling={option}").profiling, enum_to_str=True)
-        assert found == plain(node) | stated
+@pytest.mark.parametrize("path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_file_states_only_what_differs_from_the_schema(path):
+    def leaves(node, above=""):
+        for name, value in node.items():
+            yield from leaves(value, f"{above}{name}.") if isinstance(value, dict) else [(f"{above}{name}", value)]
 
-
-def test_the_root_file_holds_the_schema_s_values(composed):
-    own = OmegaConf.to_container(composed(), enum_to_str=True)
-    expected = plain(Config)
-    for group in GROUPS:
-        del own[group], expected[group]
-    assert own == expected
-
-
-def test_the_root_file_spells_every_value_out():
-    spelt = OmegaConf.load(ROOT / "config/default.yaml")
-    for name, node in SECTIONS.items():
-        if name not in GROUPS:
-            assert set(spelt[name]) == {entry.name for entry in entries(node)}
+    stated = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    values = OmegaConf.create(
+        plain(Config) | {group: plain(GROUPS[group][option]) for group, option in DEFAULTS.items()}
+    )
+    given = {key: value for key, value in leaves(stated) if not key.startswith(("defaults", "hydra"))}
+    assert [key for key, value in given.items() if OmegaConf.select(values, key) == value] == []
 
 
 def test_a_key_is_explained_once():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import json
@@ -14,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
 from aorta.config.schema import GROUPS, Profiling
 from aorta.profiling.profiler_plan import ProfilerPlan, placed
 from aorta.profiling.trace_names import Counters, TracePlace
 from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
-from tests.runs import ROOT
 
 HERE = TracePlace("run", host="node7", pid=42)
 
@@ -44,11 +41,8 @@ TWELVE = {
 
 def preset(name: str, **settings: Any) -> Profiling:
     """An option of the profiling group, switched on."""
-    stated = OmegaConf.load(ROOT / "config" / "profiling" / f"{name}.yaml")
-    del stated["defaults"]
-    option = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GROUPS["profiling"][name]), stated))
-    assert isinstance(option, Profiling)
-    return dataclasses.replace(option, **{"enabled": True} | settings)
+    made: Profiling = GROUPS["profiling"][name](**{"enabled": True} | settings)
+    return made
 
 
 def loop(
