@@ -92,7 +92,11 @@ class Pace:
         decided = self.undecided(name) <= MOST_UNDECIDED
         if decided and not (self.contradicted and self._rests_on_compute(name)):
             return Basis("marks", used)
-        if self._by_kernels is not None and self._known_by_kernels(name):
+        if self._by_kernels is not None and all(
+            tables.steps.by_kernels is not None
+            and bool((~np.isnan(tables.steps.column(name)[tables.steps.by_kernels & ~tables.steps.warmup])).any())
+            for tables in self._run.ranks.values()
+        ):
             return Basis("kernels", self._by_kernels)
         if decided:
             return Basis(None, used, None, CONTRADICTED)
@@ -130,14 +134,6 @@ class Pace:
             return None
         ends = [tables.steps.bounds.get(name, (np.full(len(tables.steps), np.nan),) * 2) for tables in ranks]
         return np.concatenate([low for low, _ in ends]), np.concatenate([high for _, high in ends])
-
-    def _known_by_kernels(self, name: str) -> bool:
-        """Return whether every rank has a value of a step that was measured by kernels: no rank stands for another."""
-        return all(
-            tables.steps.by_kernels is not None
-            and bool((~np.isnan(tables.steps.column(name)[tables.steps.by_kernels & ~tables.steps.warmup])).any())
-            for tables in self._run.ranks.values()
-        )
 
     def _bounds(self, name: str) -> tuple[float, float] | None:
         """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true

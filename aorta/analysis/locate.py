@@ -98,16 +98,12 @@ def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str |
             yield shared, f"its records are labelled or made on {', '.join(names)}"
 
 
-def _made(cwd: Path) -> list[str]:
-    """Return the labels that have a folder where somebody asks for one."""
-    folders = [*cwd.glob(f"{OUTPUTS}/*/"), *cwd.glob(f"{OUTPUTS}_*/")]
-    return [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
-
-
 def _nowhere(missing: dict[str, list[str]], cwd: Path) -> str:
     paths = [f"  {path}" for searched in missing.values() for path in searched]
     commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
-    hints = [meant(label, _made(cwd), f"{label}: ") for label in missing]
+    folders = [*cwd.glob(f"{OUTPUTS}/*/"), *cwd.glob(f"{OUTPUTS}_*/")]
+    made = [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
+    hints = [meant(label, made, f"{label}: ") for label in missing]
     return "\n".join(
         [
             f"no records for {' and '.join(map(repr, missing))}. Searched:",

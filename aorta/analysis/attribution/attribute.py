@@ -27,7 +27,6 @@ from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.run_facts import Manifest, config_of
-from aorta.analysis.tables import Run
 from aorta.errors import InputError
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
@@ -204,7 +203,10 @@ def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> 
 
 
 def _of_ranks(dataset: LabelledRun, engine: Engine) -> Iterator[tuple[int, RankTotals]]:
-    run, waits, sizes = dataset.run, dataset.collectives.waits, _sizes(dataset.run)
+    run, waits = dataset.run, dataset.collectives.waits
+    sizes: dict[int, dict[str, int]] = {rank: {} for rank in run.ranks}
+    for (rank, group), members in group_members(run).items():
+        sizes.setdefault(rank, {})[group] = len(members)
     inputs = [RankInput.of(tables, waits[rank], sizes[rank]) for rank, tables in run.ranks.items()]
     with progress(len(inputs), f"attributing {run.location}") as tick:
         for rank, found in zip(run.ranks, engine.map(accumulate, inputs), strict=True):
@@ -212,13 +214,6 @@ def _of_ranks(dataset: LabelledRun, engine: Engine) -> Iterator[tuple[int, RankT
             if isinstance(found, InputError):
                 raise found
             yield rank, found
-
-
-def _sizes(run: Run) -> dict[int, dict[str, int]]:
-    sizes: dict[int, dict[str, int]] = {rank: {} for rank in run.ranks}
-    for (rank, group), members in group_members(run).items():
-        sizes.setdefault(rank, {})[group] = len(members)
-    return sizes
 
 
 NO_MANIFEST: Final = "there is no manifest"

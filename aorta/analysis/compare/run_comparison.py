@@ -122,7 +122,11 @@ def compare(
     """
     left, right = before.overlap_ratio, after.overlap_ratio
     platforms = reference.run.source.platform, candidate.run.source.platform
-    not_judged = None if judge_milliseconds else _not_judged(*platforms)
+    not_judged = None  # why only ratios are judged
+    if not judge_milliseconds and platforms[0] != platforms[1]:
+        not_judged = ACROSS_PLATFORMS
+    if not judge_milliseconds and None in platforms:
+        not_judged = _PLATFORM_UNKNOWN
     differences = differing(facts(reference.run), facts(candidate.run))
     traced = all(side.run.source.format != FORMAT for side in (reference, candidate))
     null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
@@ -160,13 +164,6 @@ def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
     for pair in pairs:
         if pair.judgement != "not judged":
             pair.judgement, pair.judgement_reason = "not judged", reason
-
-
-def _not_judged(left: str | None, right: str | None) -> str | None:
-    """Return why only ratios are judged; None if both sides ran on the same platform."""
-    if left is None or right is None:
-        return _PLATFORM_UNKNOWN
-    return None if left == right else ACROSS_PLATFORMS
 
 
 def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = None) -> dict[str, ComparedMetric]:

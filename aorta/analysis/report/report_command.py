@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,7 @@ from aorta.analysis.table_files import FORMATS, check_format
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
-from aorta.loggers import NAMES, Logger, Place, missing_client, open_logger
+from aorta.loggers import NAMES, Place, missing_client, open_logger
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.terminal_style import style_of
 
@@ -58,7 +59,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
         raise InputError("--fail-on judges a difference: give --reference and --candidate")
     if options.tables is not None:
         check_format(options.tables)
-    _check_loggers(options.log)
+    if options.log and (problem := missing_client(options.log)) is not None:
+        raise InputError(f"--log {','.join(options.log)}: {problem}")
     sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, sources)
     engine = _engine(options)
@@ -337,17 +339,6 @@ def _default_output(options: argparse.Namespace, sources: Mapping[str, Location]
     return Path("reports", "-and-".join(sources))
 
 
-def _check_loggers(names: Sequence[str]) -> None:
-    """Check that these loggers can be opened.
-
-    Raises:
-        InputError: their clients are not installed; says what to install.
-    """
-    problem = missing_client(names)
-    if problem is not None:
-        raise InputError(f"--log {','.join(names)}: {problem}")
-
-
 def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     """Open each logger for the report, give it everything, and close it.
 
@@ -370,19 +361,13 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     failed = []
     for name in dict.fromkeys(names):
         try:
-            _log_to(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS)), summary)
+            with closing(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS))) as logger:
+                for label, values in _logged_values(summary):
+                    logger.log_summary(label, values)
         except Exception as error:  # noqa: BLE001  a client may raise anything; it is raised below, by name
             failed.append(f"{name}: {type(error).__name__}: {error}")
     if failed:
         raise InputError(f"the report is written to {output}, but not every logger took it: {'; '.join(failed)}")
-
-
-def _log_to(logger: Logger, summary: Summary) -> None:
-    try:
-        for label, values in _logged_values(summary):
-            logger.log_summary(label, values)
-    finally:
-        logger.close()
 
 
 def _logged_values(summary: Summary) -> Iterator[tuple[str, dict[str, float | str]]]:

@@ -107,7 +107,10 @@ def write_report(
         }
         subjects = read_subjects(folders, rules, engine, comm_patterns)
         summary = archives.as_given(summarize(subjects, reference, candidate, rules, engine))
-        _refuse_empty(summary)
+        for entry in summary.datasets.values():  # a run without a step is reported on where an autopsy says why
+            if not entry.steps.rank_steps_read and known(entry.autopsy) is None:
+                endings = [f"rank {rank}: {end}" for rank, end in entry.health.endings.items() if end != "completed"]
+                raise InputError("; ".join([f"{entry.source.path}: {entry.reason}", *endings[:1]]))
         if finish is not None:
             finish(summary)
         named = archives.as_given if html else None
@@ -128,19 +131,6 @@ def write_report(
             text = _text(subjects, summary, written, not_drawn, style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
-
-
-def _refuse_empty(summary: Summary) -> None:
-    """Refuse a run that recorded no step, unless it can say why it has none: it hung, and an autopsy is there.
-
-    Raises:
-        InputError: it names the run, how its ranks ended, and what to do.
-    """
-    for entry in summary.datasets.values():
-        if entry.steps.rank_steps_read or known(entry.autopsy) is not None:
-            continue
-        endings = [f"rank {rank}: {ending}" for rank, ending in entry.health.endings.items() if ending != "completed"]
-        raise InputError("; ".join([f"{entry.source.path}: {entry.reason}", *endings[:1]]))
 
 
 def _files(
@@ -168,7 +158,11 @@ def _files(
             write_page(datasets, summary, path, named)
             return None
 
-        for name, draw in (*_drawn(subjects, *compared), (PAGE_FILE, page)):
+        drawn: list[tuple[str, Draw]] = list(pictures([*datasets.values()]))
+        if compared[0] is not None and compared[1] is not None:
+            sides = datasets[compared[0]], datasets[compared[1]]
+            drawn.append((SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)))
+        for name, draw in (*drawn, (PAGE_FILE, page)):
             path = output / name
             reason = draw(path)
             if reason is None:
@@ -188,14 +182,6 @@ def _writable(output: Path) -> Iterator[None]:
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-
-
-def _drawn(subjects: Mapping[str, Subject], reference: str | None, candidate: str | None) -> Iterator[tuple[str, Draw]]:
-    """Yield every picture: a file name, and what draws to a path and returns None or why it did not."""
-    yield from pictures([subject.dataset for subject in subjects.values()])
-    if reference is not None and candidate is not None:
-        sides = subjects[reference].dataset, subjects[candidate].dataset
-        yield SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)
 
 
 def _text(

@@ -11,7 +11,7 @@ denominator.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -191,7 +191,7 @@ def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
         notes.append(
             f"{comparison.primary} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."
         )
-    shares = _denominators(names)
+    shares = "; ".join(f"{name} = {_DENOMINATOR[name]}" for name in names if name in _DENOMINATOR)
     notes += [f"{shares}."] if shares else []
     return "\n".join([*lines, style.faint(wrapped([" ".join(notes)], style.width, indent=""))])
 
@@ -249,11 +249,6 @@ def shown_first(comparison: Comparison) -> list[str]:
     names = [name for name, pair in metrics.items() if pair.bounded or not (pair.unknown or is_zero(pair))]
     primary = comparison.deciding
     return sorted(names, key=lambda name: (name != primary, name != JOB_STEP, known(metrics[name].verdict) is None))
-
-
-def _denominators(names: Iterable[str]) -> str:
-    """Return what each ratio among the metrics is a share of; empty without one."""
-    return "; ".join(f"{name} = {_DENOMINATOR[name]}" for name in names if name in _DENOMINATOR)
 
 
 def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]:

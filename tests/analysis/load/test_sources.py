@@ -97,7 +97,7 @@ def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, cap
     summary = report(words, tmp_path / "out")
     assert set(summary["datasets"]) == {"run", "traces"}
     assert summary["comparison"]["reference_overlap_ratio"] is not None
-    assert "2 of 2 ranks read" in capsys.readouterr().out
+    assert "2 of 2 ranks" in capsys.readouterr().out
 
 
 def test_a_missing_rank_is_said_and_what_needs_all_ranks_is_null(folder, tmp_path):

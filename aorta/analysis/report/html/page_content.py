@@ -26,7 +26,7 @@ from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.verdict import is_comparable
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import AttributedSide, Attribution, Comparison, GateEntry
+from aorta.analysis.documents.comparison import AttributedSide, Attribution
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, json_text
@@ -75,9 +75,13 @@ def page_html(
     """Return the page as text; `named` as in `write_page`, for what comes from records and not from the summary."""
     entries = {label: summary.datasets[label] for label in datasets}
     comparison = known(summary.comparison)
-    order = _in_order(list(datasets), comparison)
+    sides = [comparison.reference, comparison.candidate] if comparison else []
+    order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
-    spans = _spans(datasets, entries)
+    share, spans = SPAN_BUDGET // max(1, len(datasets)), list[TimelineSpans]()
+    for label, dataset in datasets.items():
+        named_ranks = [found.rank for found in entries[label].stragglers or () if found.rank is not None]
+        spans.append(spans_of(dataset, share, SHOWN_RANKS, named_ranks))
     for label, each in zip(datasets, spans, strict=True):
         each.notes.extend([f"{label}: {DRAWN}"] if datasets[label].pace.drawn_as_ranges else [])
     series = {label: Series(dataset) for label, dataset in datasets.items()}
@@ -97,20 +101,23 @@ def page_html(
         "maps": maps,
         "collectives": comm_charts(entries),
     }
-    definitions, switched = summary.metrics, switches(spans)
+    definitions, switched, gate = summary.metrics, switches(spans), known(summary.gate)
+    sides_of = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
+    if gate is not None:
+        stated = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
     context = {
         "version": summary.aorta_version,
         "printed_rows": PRINTED_ROWS,
         "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
         "verdict": verdict_of(summary),
         "comparison": comparison,
-        "gate": _gate(known(summary.gate)),
+        "gate": None if gate is None else f"Gate: {gate.outcome} (exit code {gate.exit_code}). {stated}",
         "autopsies": page_autopsies(entries),
         "exposed": {label: page_tables.exposed_tables(label, entry) for label, entry in entries.items()},
         "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
         "gains": [page_tables.page_gains(label, entry.what_if) for label, entry in entries.items()],
         "answered": comparison.candidate if comparison else next(iter(entries)),
-        "legends": [_legend(number, label, comparison) for number, label in enumerate(datasets)],
+        "legends": [Legend(number, label, sides_of.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": spans,
         "switches": switched,
@@ -142,34 +149,6 @@ def page_html(
         "labels": list(datasets),
     }
     return assemble(context, [chart for each in charts.values() for chart in each], data)
-
-
-def _in_order(labels: Sequence[str], comparison: Comparison | None) -> list[str]:
-    """Return the reference first, then the candidate: the colours of both are those of every picture."""
-    sides = [comparison.reference, comparison.candidate] if comparison else []
-    return [*sides, *(label for label in labels if label not in sides)]
-
-
-def _legend(number: int, label: str, comparison: Comparison | None) -> Legend:
-    sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
-    return Legend(number, label, sides.get(label, ""))
-
-
-def _spans(datasets: Mapping[str, LabelledRun], entries: Mapping[str, DatasetEntry]) -> list[TimelineSpans]:
-    share = SPAN_BUDGET // max(1, len(datasets))
-    named = {
-        label: [found.rank for found in entry.stragglers or () if found.rank is not None]
-        for label, entry in entries.items()
-    }
-    return [spans_of(dataset, share, SHOWN_RANKS, named[label]) for label, dataset in datasets.items()]
-
-
-def _gate(gate: GateEntry | None) -> str | None:
-    """Return what a gate said, in a sentence."""
-    if gate is None:
-        return None
-    stated = "; ".join(f"{each.condition}: {each.reason}" for each in gate.conditions)
-    return f"Gate: {gate.outcome} (exit code {gate.exit_code}). {stated}"
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
@@ -245,6 +224,9 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
 
 def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
     missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
+    more = len(verdict.ranks) - ROW_LIMIT
+    note = f"{PAGE.whole(more)} more ranks in summary.json." if more > 0 else None
+    rows = tuple(_rank_row(one) for one in verdict.ranks[:ROW_LIMIT])
     return PageAutopsy(
         label,
         title,
@@ -253,15 +235,8 @@ def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
         tuple(waiting_sentence(one) for one in verdict.waits),
         (*verdict.contradictions, *verdict.notes, *missing),
         tuple(verdict.next),
-        _rank_table(label, verdict),
+        Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, rows, note),
     )
-
-
-def _rank_table(label: str, verdict: Verdict) -> Table:
-    more = len(verdict.ranks) - ROW_LIMIT
-    note = f"{PAGE.whole(more)} more ranks in summary.json." if more > 0 else None
-    rows = tuple(_rank_row(one) for one in verdict.ranks[:ROW_LIMIT])
-    return Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, rows, note)
 
 
 def _rank_row(one: RankDoing) -> tuple[Cell, ...]:
@@ -307,8 +282,16 @@ _TEMPLATE: Final = "page.html.jinja"
 
 def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
     """Render the template."""
-    scripts = [*_bokeh(), "\n".join(_asset(name) for name in _SCRIPTS)]
-    page = {**data, "document": _document(charts), "roots": {chart.name: chart.model.id for chart in charts}}
+    bokeh = Resources(mode="inline", components=["bokeh"]).js_raw  # without widgets, tables, MathJax and WebGL
+    scripts = [*(source.replace("\r\n", "\n") for source in bokeh), "\n".join(_asset(name) for name in _SCRIPTS)]
+    document = Document()  # one for all charts, so that they can share ranges
+    for chart in charts:
+        document.add_root(chart.model)
+    page = {
+        **data,
+        "document": document.to_json(deferred=False),
+        "roots": {chart.name: chart.model.id for chart in charts},
+    }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shown"] = json_text
     template = environment.from_string(_asset(_TEMPLATE))
@@ -323,7 +306,8 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
 
 def policy(scripts: Sequence[str]) -> str:
     """Return the content security policy of a page with these inline scripts."""
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii") for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
         "form-action 'none'"
@@ -336,23 +320,5 @@ def json_for_script(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _bokeh() -> list[str]:
-    """Return BokehJS without widgets, tables, MathJax and WebGL."""
-    sources = Resources(mode="inline", components=["bokeh"]).js_raw
-    return [source.replace("\r\n", "\n") for source in sources]
-
-
-def _document(charts: Sequence[Chart]) -> Any:
-    """Return the charts as the JSON of one document of Bokeh, so that they can share ranges."""
-    document = Document()
-    for chart in charts:
-        document.add_root(chart.model)
-    return document.to_json(deferred=False)
-
-
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

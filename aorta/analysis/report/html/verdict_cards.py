@@ -95,7 +95,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         word,
         tone,
         symbol,
-        _sentence(comparison),
+        short_headline(comparison).removeprefix(f"{title(comparison).upper()}: "),
         str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
         _basis(comparison),
         tuple(
@@ -191,11 +191,6 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     return Card(name, title, of, PAGE.quantity(found.median, unit), "", "open", lines, ())
 
 
-def _sentence(comparison: Comparison) -> str:
-    """Return the headline of the comparison without its first words, which stand above it."""
-    return short_headline(comparison).removeprefix(f"{title(comparison).upper()}: ")
-
-
 def _basis(comparison: Comparison) -> str:
     """Return what the verdict rests on."""
     launches = comparison.launches
@@ -217,7 +212,7 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
     elif pair.tested:
         change = PAGE.effect(found.value, found.kind)
         lines = [f"{signed(word)}, interval {PAGE.interval(found)}", *lines]
-        facts = [("margin", _margin(pair, found))]
+        facts = [("margin", "±" + PAGE.effect(pair.margin, found.kind).lstrip("+"))]
         if pair.p is not None:
             facts.append(("p", p_value(pair.p, 3) + _corrected(pair)))
         facts.append(("smallest detectable", _detectable(pair, found)))
@@ -240,10 +235,6 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
     tone = _LOOKS[word][0] if word in _LOOKS else "open"
     title = _TITLES.get(name, name)
     return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
-
-
-def _margin(pair: ComparedMetric, effect: Effect) -> str:
-    return "±" + PAGE.effect(pair.margin, effect.kind).lstrip("+")
 
 
 def _corrected(pair: ComparedMetric) -> str:
