@@ -1,20 +1,15 @@
-"""How far what-if predictions are from what then happens: `python -m benchmarks.whatif_interventions FOLDER`.
+"""How far what-if predictions are from what then happens: the table of measured errors in docs/dev/what-if-model.md.
+
+    python -m benchmarks.whatif_interventions FOLDER --rounds 3 --into docs/dev/what-if-model.md
 
 Regime: launches on this machine's CPU, two gloo ranks with real computation on the emulated fabric, 30 steps, 4 of them
 warm-up. Each regime of `whatif_plan` has a base, launched again between its interventions (base a b base c d base);
 predictions are made from the records of the base before and behind an intervention, and their mean, which a drift of
 the machine moves less than either, is held to the record of the launch in which the change was really made. With
 `--rounds 2` everything is launched twice, and means are held to means. Records stay in FOLDER: a second call goes on
-where the first was cut off, `--evaluate` launches nothing, `--minutes` ends launching in time.
+where the first was cut off, `--minutes 0` launches nothing.
 
-Beside it two naive answers from the same record, given the exact factor by which the network's times change and, for a
-straggler, its lateness times the number of collectives:
-
-    exposed scaled    exposed communication is scaled, everything else stays
-    hidden kept       as many milliseconds of communication as before are hidden, the rest is exposed
-
-Prints a table, and one JSON object last; exit 1 when a target is missed. `--write` keeps the figures, from
-which `python -m benchmarks.whatif_table` makes the tables of docs/dev/what-if-model.md.
+Prints the table, and one JSON object last; exit 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -26,11 +21,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,34 +32,34 @@ from aorta.analysis import whatif
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
-from aorta.config.schema import Algorithm, EmulatedFabric, Sharing
-from aorta.errors import AortaError
-from aorta.instrument.emulation.network import EmulatedNetwork
 from benchmarks.plans import say
-from benchmarks.whatif_plan import COMMON, RANKS, REGIMES, Regime
-from benchmarks.whatif_table import DATA, Row, figures_of, quantile, table, targets
-from tests.rank_records import read_rank
+from benchmarks.whatif_plan import APART, COMMON, MEASURED, RANKS, REGIMES, WORLD, Regime
 from tests.runs import job
 
 DONE = "launched.json"
+BEGIN, END = "<!-- measured errors: begin -->", "<!-- measured errors: end -->"
+LARGE = 0.05
+"""An effect of which the sign must be right."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a launch took, medians behind its warm-up, in milliseconds."""
+class Row(NamedTuple):
+    """One intervention: step times in milliseconds and ratios as they were, as they became, and as predicted."""
 
-    step_ms: float
-    ratio: float
-    comm_ms: float
-    exposed_ms: float
-    backend_limited: float
-    collectives: tuple[tuple[str, int], ...]
-    fabric: EmulatedFabric
+    regime: str
+    family: str
+    change: str
+    base_ms: float
+    real_ms: float
+    real_ratio: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    predicted_ratio: float
 
 
-def launch_all(folder: Path, regimes: Sequence[Regime], rounds: int, until_s: float) -> bool:
+def launch_all(folder: Path, rounds: int, until_s: float) -> bool:
     """Make the launches that are missing; False when time was up before the last."""
-    for regime in regimes:
+    for regime in REGIMES:
         for name, intervention in regime.launches(rounds):
             place = folder / regime.folder / name
             words = [*COMMON, *regime.words, *(intervention.words if intervention else ())]
@@ -78,57 +72,15 @@ def launch_all(folder: Path, regimes: Sequence[Regime], rounds: int, until_s: fl
             if done.returncode:
                 raise RuntimeError(f"{place}: exit {done.returncode}\n{done.stderr[-4000:]}")
             (place / DONE).write_text(json.dumps(words))
-            sys.stderr.write(f"{regime.folder}/{name} ")
-            sys.stderr.flush()
     return True
 
 
 @cache
-def measured(place: Path) -> Measured:
-    """Read a launch, or the one record below its folder."""
+def measured(place: Path) -> tuple[float, float]:
+    """Return the median step time in milliseconds and overlap ratio of a launch."""
     dataset = LabelledRun(place.name, load_run(place))
-    medians = {
-        name: float(np.nanmedian(by_step(dataset, name)[0]))
-        for name in (JOB_STEP, "overlap_ratio", "comm_ms", "exposed_comm_ms")
-    }
-    steps = [step for rank in range(RANKS) for step in _steps(place, rank)]
-    ends = [row.end_source for step in steps for row in step.collectives]
-    return Measured(
-        medians[JOB_STEP],
-        medians["overlap_ratio"],
-        medians["comm_ms"],
-        medians["exposed_comm_ms"],
-        sum(end != "emulated" for end in ends) / len(ends),
-        tuple((row.kind, row.bytes) for row in steps[-1].collectives),
-        _fabric(json.loads((place / "run.json").read_text())["config"]["fabric"]),
-    )
-
-
-def _steps(place: Path, rank: int) -> list[Any]:
-    record = read_rank(place / f"rank_{rank}_metrics.jsonl")
-    return [step for step in record.steps if not step.warmup and step.phase == "train"]
-
-
-def _fabric(stated: dict[str, Any]) -> EmulatedFabric:
-    values = {each.name: stated[each.name] for each in fields(EmulatedFabric) if each.name in stated}
-    values |= {"algorithm": Algorithm(values["algorithm"]), "sharing": Sharing(values["sharing"])}
-    return EmulatedFabric(**values)
-
-
-def naive(base: Measured, real: Measured) -> dict[str, float]:
-    """What the two rules of thumb say, told exactly by what factor the network's times change."""
-    before, after = (
-        sum(EmulatedNetwork(each.fabric, 0, RANKS, None).cost_ns(kind, size, range(RANKS), None)
-            for kind, size in base.collectives)
-        for each in (base, real)
-    )  # fmt: skip
-    factor, hidden_ms = after / before, base.comm_ms - base.exposed_ms
-    late_ms = (real.fabric.straggler_ms - base.fabric.straggler_ms) * len(base.collectives)
-    rest_ms = base.step_ms - base.exposed_ms + late_ms
-    return {
-        "exposed scaled": max(rest_ms + base.exposed_ms * factor, 0.0),
-        "hidden kept": max(rest_ms + max(base.comm_ms * factor - hidden_ms, 0.0), 0.0),
-    }
+    step_ms, ratio = (float(np.nanmedian(by_step(dataset, name)[0])) for name in (JOB_STEP, "overlap_ratio"))
+    return step_ms, ratio
 
 
 @cache
@@ -136,88 +88,113 @@ def program(place: Path) -> whatif.RunProgram:
     return whatif.read_program(place)
 
 
-def row(folder: Path, regime: Regime, number: int, rounds: int) -> Row | None:
-    """Predict an intervention from the bases before and behind each of its launches, and hold the mean of all to the
-    mean of those launches; None where a launch is missing.
-    """
-    intervention, root = regime.interventions[number], folder / regime.folder
-    launches = [(root / name, [root / base for base in bases]) for name, bases in regime.launches_of(number, rounds)]
-    if not all((place / DONE).exists() for made, bases in launches for place in (made, *bases)):
-        return None
-    places = [base for _, bases in launches for base in bases]
-    real = [measured(made) for made, _ in launches]
-    base_ms = _mean([measured(place).step_ms for place in places])
-    told = [naive(measured(base), measured(made)) for made, bases in launches for base in bases]
-    naive_ms = {name: _mean([each[name] for each in told]) for name in told[0]}
-    real_ms, real_ratio = _mean([each.step_ms for each in real]), _mean([each.ratio for each in real])
-    common = (regime.name, intervention.family, intervention.name, base_ms, real_ms, real_ratio)
-    known = (*common, _mean([each.backend_limited for each in real]), naive_ms)
-    try:
-        found = [whatif.predict(program(place), whatif.parse_changes(intervention.changes)) for place in places]
-    except AortaError as refused:
-        return Row(*known, refused=str(refused))
-    ratios = [each.overlap_ratio.value for each in found if each.overlap_ratio is not None]
-    return Row(
-        *known,
-        predicted_ms=_mean([each.launch_ms.value for each in found]),
-        low_ms=_mean([each.launch_ms.low for each in found]),
-        high_ms=_mean([each.launch_ms.high for each in found]),
-        predicted_ratio=_mean(ratios) if len(ratios) == len(found) else None,
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
 def rows(folder: Path, regimes: Sequence[Regime], rounds: int) -> Iterator[Row]:
-    """Every intervention whose launches are there."""
+    """Predict every intervention whose launches are there, from the bases before and behind each of them."""
     for regime in regimes:
-        for number in range(len(regime.interventions)):
-            found = row(folder, regime, number, rounds)
-            if found is not None:
-                yield found
+        root = folder / regime.folder
+        for number, intervention in enumerate(regime.interventions):
+            launches = list(regime.launches_of(number, rounds))
+            made = [root / name for name, _ in launches]
+            bases = [root / base for _, around in launches for base in around]
+            if not all((place / DONE).exists() for place in (*made, *bases)):
+                continue
+            changes = whatif.parse_changes(intervention.changes)
+            found = [whatif.predict(program(base), changes) for base in bases]
+            ratios = [each.overlap_ratio.value for each in found if each.overlap_ratio is not None]
+            values = (
+                [measured(base)[0] for base in bases],
+                [measured(launch)[0] for launch in made],
+                [measured(launch)[1] for launch in made],
+                *([getattr(each.launch_ms, end) for each in found] for end in ("value", "low", "high")),
+                ratios,
+            )
+            yield Row(regime.name, intervention.family, intervention.name, *(float(np.mean(each)) for each in values))
 
 
-def noise(folder: Path, regimes: Sequence[Regime], rounds: int) -> dict[str, Any]:
-    """The launches of the bases: how far a step time is from that of the launch of the same base before it, which no
-    prediction could tell, and for which part of their collectives the backend was the limit.
-    """
-    apart, limited = [], []
-    for regime in regimes:
-        places = [folder / regime.folder / name for name, change in regime.launches(rounds) if change is None]
-        bases = [measured(place) for place in places if (place / DONE).exists()]
-        limited += [base.backend_limited for base in bases]
-        apart += [abs(after.step_ms / before.step_ms - 1) for before, after in pairwise(bases)]
-    if not apart:
-        return {"launches": len(limited)}
-    quantiles = {"step_median": quantile(apart, 50), "step_p95": quantile(apart, 95)}
-    return {"launches": len(limited), **quantiles, "backend_limited": float(np.mean(limited))}
+def errors(chosen: Sequence[Row]) -> dict[str, Any]:
+    """Summarize the errors of several interventions."""
+    if not chosen:
+        return {"made": 0}
+    base, real, ratio, said, low, high, said_ratio = np.array([row[3:] for row in chosen]).T
+    off, large = np.abs(said / real - 1), np.abs(real / base - 1) > LARGE
+    return {
+        "made": len(chosen),
+        "median": float(np.median(off)),
+        "p95": float(np.percentile(off, 95)),
+        "large": int(large.sum()),
+        "sign_right": int((large & ((said > base) == (real > base))).sum()),
+        "ratio_median": float(np.median(np.abs(said_ratio - ratio))),
+        "held": int(((low <= real) & (real <= high)).sum()),
+    }
+
+
+def figures_of(folder: Path, found: Sequence[Row], rounds: int) -> dict[str, Any]:
+    """Return all that is said of the interventions, and how far launches of one base are apart."""
+    families = {"network and stragglers": MEASURED, "free, buckets, overlap, prefetch": APART}
+    families |= {name: (name,) for name in (*MEASURED, *APART, WORLD)}
+    apart = []
+    for regime in REGIMES:
+        bases = [folder / regime.folder / name for name, change in regime.launches(rounds) if change is None]
+        times = [measured(place)[0] for place in bases if (place / DONE).exists()]
+        apart += [abs(after / before - 1) for before, after in pairwise(times)]
+    return {
+        "families": {name: errors([each for each in found if each.family in own]) for name, own in families.items()},
+        "bases": {"pairs": len(apart), "apart": [float(np.percentile(apart or [0.0], at)) for at in (50, 95)]},
+        "rows": [each._asdict() for each in found],
+        "rounds": rounds,
+    }
+
+
+def targets(figures: dict[str, Any]) -> dict[str, bool]:
+    network, apart, worlds = (figures["families"][name] for name in (*list(figures["families"])[:2], WORLD))
+    if not (network["made"] and apart["made"] and worlds["made"]):
+        return {"every launch": False}
+    return {
+        "at least 50 interventions": network["made"] + apart["made"] >= 50,
+        "median at most 3 %": network["median"] <= 0.03,
+        "95th percentile at most 8 %": network["p95"] <= 0.08,
+        "every sign of an effect above 5 %": network["sign_right"] == network["large"],
+        "ratio within 0.02 at the median": network["ratio_median"] <= 0.02,
+        "free, buckets, overlap, prefetch: median at most 10 %": apart["median"] <= 0.10,
+        "larger worlds: held by the stated interval in 95 %": worlds["held"] >= 0.95 * worlds["made"],
+    }
+
+
+def markdown(figures: dict[str, Any]) -> str:
+    """Return the table of docs/dev/what-if-model.md."""
+    lines = [
+        "| change | made | median error | 95 % | sign right | ratio, median | interval held |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, each in figures["families"].items():
+        if each["made"]:
+            signs, held = f"{each['sign_right']} of {each['large']}", f"{each['held']} of {each['made']}"
+            off = f"{100 * each['median']:.1f} % | {100 * each['p95']:.1f} % | {signs} | {each['ratio_median']:.3f}"
+            lines.append(f"| {name} | {each['made']} | {off} | {held} |")
+    median, p95 = (f"{100 * each:.1f} %" for each in figures["bases"]["apart"])
+    lines += [
+        "",
+        f"Two launches of the same base, one after the other, are {median} apart at the median and {p95} at the",
+    ]
+    lines.append(f"95th percentile ({figures['bases']['pairs']} pairs): so much does the machine alone move a launch.")
+    return "\n".join(lines)
 
 
 def main() -> int:
     """Launch what is missing, and evaluate what is there."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where records are, or will be")
-    parser.add_argument("--evaluate", action="store_true", help="launch nothing")
     parser.add_argument("--minutes", type=float, default=math.inf, help="launch no longer than this")
-    parser.add_argument(
-        "--regime", action="append", default=[], metavar="TEXT", help="only regimes with this in a name"
-    )
-    parser.add_argument("--write", action="store_true", help=f"keep the figures in benchmarks/data/{DATA.name}")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="launches of each change (default 1)")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="a page with the table between its two marks")
     words = parser.parse_args()
-    regimes = [each for each in REGIMES if not words.regime or any(text in each.name for text in words.regime)]
-    begun_s = time.monotonic()
-    complete = words.evaluate or launch_all(words.folder, regimes, words.rounds, begun_s + words.minutes * 60)
-    found = list(rows(words.folder, regimes, words.rounds))
-    figures = figures_of(found, noise(words.folder, regimes, words.rounds))
-    figures |= {"complete": complete, "rounds": words.rounds}
-    if words.write:
-        DATA.write_text(json.dumps(figures) + "\n")
-    print(table(found))  # noqa: T201
+    launch_all(words.folder, words.rounds, time.monotonic() + words.minutes * 60)
+    found = list(rows(words.folder, REGIMES, words.rounds))
+    figures = figures_of(words.folder, found, words.rounds)
+    if words.into is not None:
+        before, _, rest = words.into.read_text().partition(BEGIN)
+        words.into.write_text(f"{before}{BEGIN}\n{markdown(figures)}\n{END}{rest.partition(END)[2]}")
+    print(markdown(figures))  # noqa: T201
     return say("whatif_interventions", figures, targets(figures))
 
 

@@ -73,14 +73,18 @@ def _base(number: int) -> str:
     return f"base{number:02}"
 
 
-def bandwidth(base: float, factor: float) -> Intervention:
-    family = "faster" if factor > 1 else "slower"
-    return Intervention(family, (_bandwidth(base * factor),), (f"network.bandwidth=x{factor:g}",))
+def bandwidths(base: float, *factors: float) -> tuple[Intervention, ...]:
+    return tuple(
+        Intervention("faster" if factor > 1 else "slower", (_gb(base * factor),), (f"network.bandwidth=x{factor:g}",))
+        for factor in factors
+    )
 
 
-def latency(microseconds: float, base: float = 50) -> Intervention:
-    family = "slower" if microseconds > base else "faster"
-    return Intervention(family, (_latency(microseconds),), (f"network.latency={microseconds:g}",))
+def latencies(base: float, *microseconds: float) -> tuple[Intervention, ...]:
+    return tuple(
+        Intervention("slower" if us > base else "faster", (_us(us),), (f"network.latency={us:g}",))
+        for us in microseconds
+    )
 
 
 def slow(factor: float, change: str, *words: str) -> Intervention:
@@ -88,26 +92,24 @@ def slow(factor: float, change: str, *words: str) -> Intervention:
     return Intervention("one kind", (f"fabric.slow_factor={factor:g}", *words), (f"{change}=x{1 / factor:.6g}",))
 
 
-def straggler(rank: int, ms: float, was_ms: float = 0.0) -> Intervention:
-    return Intervention("straggler", _straggler(rank, ms), (f"rank.{rank}.late_ms={ms - was_ms:g}",))
+def stragglers(rank: int, *ms: float, was_ms: float = 0.0) -> tuple[Intervention, ...]:
+    return tuple(
+        Intervention("straggler", _straggler(rank, each), (f"rank.{rank}.late_ms={each - was_ms:g}",)) for each in ms
+    )
 
 
-def together(*several: Intervention) -> Intervention:
-    words = tuple(word for one in several for word in one.words)
-    return Intervention("straggler and network", words, tuple(each for one in several for each in one.changes))
+def together(*several: tuple[Intervention, ...]) -> Intervention:
+    words = tuple(word for (one,) in several for word in one.words)
+    return Intervention("straggler and network", words, tuple(each for (one,) in several for each in one.changes))
 
 
 def free(base: float) -> Intervention:
     """As fast as the emulation goes: what is left is the backend's own time."""
-    return Intervention("free", (_bandwidth(base * 1e6), _latency(0)), ("comm=free",))
+    return Intervention("free", (_gb(base * 1e6), _us(0)), ("comm=free",))
 
 
 def buckets(mib: float) -> Intervention:
     return Intervention("buckets", (f"parallel.bucket_cap_mb={mib:g}",), (f"buckets.mb={mib:g}",))
-
-
-def overlap(on: bool) -> Intervention:
-    return Intervention("overlap", (f"parallel.overlap={str(on).lower()}",), (f"overlap={'on' if on else 'off'}",))
 
 
 def prefetch(depth: int) -> Intervention:
@@ -115,19 +117,22 @@ def prefetch(depth: int) -> Intervention:
     return Intervention("prefetch", words, (f"prefetch={depth}",))
 
 
-def world(ranks: int, seed: int) -> Intervention:
-    """A larger world with another law than the predictor's: jitter, and everything a tenth slower, as one slow node
+def worlds(seed: int, *ranks: int) -> tuple[Intervention, ...]:
+    """Larger worlds with another law than the predictor's: jitter, and everything a tenth slower, as one slow node
     makes a ring.
     """
-    law = ("fabric.jitter=0.2", f"fabric.seed={seed}", "fabric.slow_factor=1.1")
-    return Intervention(WORLD, (f"fabric.emulated_world_size={ranks}", *law), (f"ranks={ranks}",))
+    law = ("fabric.jitter=0.2", "fabric.slow_factor=1.1")
+    return tuple(
+        Intervention(WORLD, (f"fabric.emulated_world_size={each}", f"fabric.seed={number}", *law), (f"ranks={each}",))
+        for number, each in enumerate(ranks, start=seed)
+    )
 
 
-def _bandwidth(gb_per_s: float) -> str:
+def _gb(gb_per_s: float) -> str:
     return f"fabric.inter_bandwidth_gb_per_s={gb_per_s:.6g}"
 
 
-def _latency(microseconds: float) -> str:
+def _us(microseconds: float) -> str:
     return f"fabric.inter_latency_us={microseconds:g}"
 
 
@@ -135,107 +140,80 @@ def _straggler(rank: int, ms: float) -> tuple[str, ...]:
     return (f"fabric.straggler_rank={rank if ms else 'null'}", f"fabric.straggler_ms={ms:g}")
 
 
+NO_OVERLAP = Intervention("overlap", ("parallel.overlap=false",), ("overlap=off",))
 REGIMES = (
     Regime(
         "ddp, mostly hidden",
-        ("parallel=ddp", _bandwidth(0.07)),
+        ("parallel=ddp", _gb(0.07)),
         (
-            bandwidth(0.07, 2),
-            bandwidth(0.07, 0.5),
-            bandwidth(0.07, 0.7),
-            straggler(1, 5),
-            latency(3000),
-            together(straggler(0, 8), bandwidth(0.07, 0.5)),
-            straggler(0, 15),
+            *bandwidths(0.07, 2, 0.5, 0.7, 0.35),
+            *latencies(50, 3000),
+            *stragglers(1, 5),
+            *stragglers(0, 15),
+            together(stragglers(0, 8), bandwidths(0.07, 0.5)),
             slow(2.5, "comm", "fabric.slow_kind=allreduce"),
-            bandwidth(0.07, 0.35),
             free(0.07),
         ),
     ),
     Regime(
         "ddp, exposed",
-        ("parallel=ddp", _bandwidth(0.03)),
+        ("parallel=ddp", _gb(0.03)),
         (
-            bandwidth(0.03, 3),
-            bandwidth(0.03, 1.5),
+            *bandwidths(0.03, 3, 1.5, 0.7, 2),
+            *latencies(50, 2500),
+            *stragglers(1, 10),
             slow(1.6, "comm.bytes.750000-", "fabric.slow_min_bytes=750000"),
-            bandwidth(0.03, 0.7),
             buckets(1.0),
-            straggler(1, 10),
-            bandwidth(0.03, 2),
-            overlap(False),
-            latency(2500),
             buckets(2.0),
+            NO_OVERLAP,
         ),
     ),
     Regime(
         "ddp, straggler",
-        ("parallel=ddp", _bandwidth(0.06), *_straggler(1, 8)),
+        ("parallel=ddp", _gb(0.06), *_straggler(1, 8)),
         (
-            straggler(1, 0, 8),
-            together(straggler(1, 0, 8), bandwidth(0.06, 0.5)),
-            bandwidth(0.06, 0.5),
-            straggler(1, 3, 8),
-            together(straggler(1, 2, 8), bandwidth(0.06, 2)),
-            straggler(1, 16, 8),
-            bandwidth(0.06, 3),
-            latency(4000),
+            *bandwidths(0.06, 0.5, 3),
+            *latencies(50, 4000),
+            *stragglers(1, 0, 3, 16, was_ms=8),
+            together(stragglers(1, 0, was_ms=8), bandwidths(0.06, 0.5)),
+            together(stragglers(1, 2, was_ms=8), bandwidths(0.06, 2)),
         ),
     ),
     Regime(
         "fsdp",
-        ("parallel=fsdp", _bandwidth(0.035), _latency(SMALL_US)),
+        ("parallel=fsdp", _gb(0.035), _us(SMALL_US)),
         (
-            bandwidth(0.035, 3),
-            bandwidth(0.035, 1.6),
-            bandwidth(0.035, 0.7),
+            *bandwidths(0.035, 3, 1.6, 0.7, 2),
+            *latencies(SMALL_US, 4500),
+            *stragglers(1, 3),
+            together(stragglers(0, 2), bandwidths(0.035, 2)),
             slow(1.8, "comm.kind.allgather", "fabric.slow_kind=allgather"),
-            straggler(1, 3),
-            latency(4500, SMALL_US),
             slow(2, "comm.kind.reducescatter", "fabric.slow_kind=reducescatter"),
             prefetch(2),
-            together(straggler(0, 2), bandwidth(0.035, 2)),
             prefetch(0),
-            bandwidth(0.035, 2),
             free(0.035),
         ),
     ),
     Regime(
         "fsdp, straggler",
-        ("parallel=fsdp", _bandwidth(0.05), _latency(SMALL_US), *_straggler(0, 4)),
+        ("parallel=fsdp", _gb(0.05), _us(SMALL_US), *_straggler(0, 4)),
         (
-            straggler(0, 0, 4),
-            together(straggler(0, 0, 4), bandwidth(0.05, 0.6)),
-            bandwidth(0.05, 0.6),
-            straggler(0, 8, 4),
-            bandwidth(0.05, 2),
-            straggler(0, 2, 4),
+            *bandwidths(0.05, 0.6, 2),
+            *stragglers(0, 0, 8, 2, was_ms=4),
+            together(stragglers(0, 0, was_ms=4), bandwidths(0.05, 0.6)),
         ),
     ),
     Regime(
         "tp",
-        ("parallel=tp", _bandwidth(0.04), _latency(SMALL_US)),
+        ("parallel=tp", _gb(0.04), _us(SMALL_US)),
         (
-            bandwidth(0.04, 2),
-            bandwidth(0.04, 0.5),
-            latency(4500, SMALL_US),
-            straggler(1, 2),
-            bandwidth(0.04, 0.7),
-            latency(1700, SMALL_US),
-            straggler(0, 4),
-            bandwidth(0.04, 0.4),
-            together(straggler(1, 1), bandwidth(0.04, 0.6)),
-            latency(3500, SMALL_US),
+            *bandwidths(0.04, 2, 0.5, 0.7, 0.4),
+            *latencies(SMALL_US, 4500, 1700, 3500),
+            *stragglers(1, 2),
+            *stragglers(0, 4),
+            together(stragglers(1, 1), bandwidths(0.04, 0.6)),
         ),
     ),
-    Regime(
-        "ddp, larger worlds",
-        ("parallel=ddp", _bandwidth(0.07), _latency(20)),
-        (world(8, 1), world(64, 2), world(512, 3)),
-    ),
-    Regime(
-        "fsdp, larger worlds",
-        ("parallel=fsdp", _bandwidth(0.07), _latency(20)),
-        (world(8, 4), world(64, 5), world(512, 6)),
-    ),
+    Regime("ddp, larger worlds", ("parallel=ddp", _gb(0.07), _us(20)), worlds(1, 8, 64, 512)),
+    Regime("fsdp, larger worlds", ("parallel=fsdp", _gb(0.07), _us(20)), worlds(4, 8, 64, 512)),
 )

@@ -1,4 +1,4 @@
-"""How long a what-if takes at scale, and how much memory: a synthetic program, made in memory.
+"""How long a what-if takes at scale, and how much memory: the figure of docs/dev/measurements.md.
 
     python -m benchmarks.whatif_scale [RANKS [STEPS]]
 
@@ -10,79 +10,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-
-import numpy as np
+from typing import Any
 
 from aorta.analysis import whatif
-from aorta.analysis.step_intervals import SpanName
-from aorta.analysis.whatif.program import (
-    Facts,
-    Issued,
-    Operation,
-    ProgramSpans,
-    RankLayout,
-    RunProgram,
-    StepProgram,
-    What,
-    compact,
-)
-from aorta.analysis.whatif.recorded import LONG_AGO
-from aorta.analysis.whatif.replay import replay
 from aorta.command_line import to_stdout
 from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
+from tests.analysis.whatif.hand_made import compute, issue, program, wait
 
 COLLECTIVES = 20
 BYTES = 4_000_000
 NETWORK = EmulatedFabric(inter_bandwidth_gb_per_s=100.0, inter_latency_us=1.0)
 
 
-def synthetic(ranks: int, steps: int) -> RunProgram:
-    """A program whose ranks do the same, each with its own lengths."""
-    everyone = tuple(range(ranks))
-    operations = [Operation(What.BEGIN)]
-    for place in range(COLLECTIVES):
-        operations.append(Operation(What.ISSUE, place))
-        if place < COLLECTIVES // 2:
-            operations.append(Operation(What.WAIT, place))
-    operations += [Operation(What.WAIT, place) for place in range(COLLECTIVES // 2, COLLECTIVES)]
-    operations.append(Operation(What.END))
-    issued = Issued("allreduce", "0", BYTES, everyone, 0)
-    layout = RankLayout(tuple(operations), (issued,) * COLLECTIVES)
-    charged = round(network_cost_ns("allreduce", BYTES, everyone, ranks, NETWORK))
-    chance = np.random.default_rng(0)
-    cost = np.full((COLLECTIVES, 1), charged, np.int32)
-    rank = np.repeat(np.arange(ranks, dtype=np.int32), COLLECTIVES)
-    name = np.tile(np.arange(COLLECTIVES, dtype=np.int32), ranks)
-    after = np.array([index for index, each in enumerate(operations) if each.what is What.ISSUE], np.int32)
+def synthetic(ranks: int, steps: int) -> whatif.RunProgram:
+    """Return a program whose ranks do the same, each with its own lengths."""
+    everyone, chance = tuple(range(ranks)), random.Random(0)
 
-    def step(number: int) -> StepProgram:
-        host = compact(chance.integers(10_000, 1_000_000, (len(operations), ranks)))
-        wake = compact(np.full((len(operations), ranks), 5_000))
-        begin = compact(chance.integers(0, 1_000, len(rank)))
-        end = compact(begin.astype(np.int64) + 500_000)
-        spans = ProgramSpans(rank, name, np.tile(after, ranks), begin, np.tile(after, ranks), end)
-        nothing = np.full(ranks, np.nan)
-        recorded = np.zeros(ranks, np.int64)
-        return StepProgram(number, (0,) * ranks, host, wake, cost, cost, None, spans, None, recorded, nothing, nothing)
+    def words() -> Iterator[Any]:
+        for place in range(COLLECTIVES):
+            yield compute(f"block.{place}", chance.randrange(10_000, 1_000_000))
+            yield issue("allreduce", BYTES, everyone)
+            if place < COLLECTIVES // 2:
+                yield wait(place, wake_ns=5_000)
+        for place in range(COLLECTIVES // 2, COLLECTIVES):
+            yield wait(place, wake_ns=5_000)
 
-    made = RunProgram(
-        ranks=everyone,
-        world_size=ranks,
-        layouts=(layout,),
-        names=tuple(SpanName("compute", f"block.{number}", "backward") for number in range(COLLECTIVES)),
-        steps=[step(number) for number in range(steps)],
-        start_ns=np.zeros(ranks, np.int64),
-        busy_ns=np.full((1, ranks), LONG_AGO, np.int64),
-        facts=Facts("ddp", "cpu", NETWORK, True, ranks * steps * COLLECTIVES, 0),
-    )
-    times = replay(made)
-    for index, each in enumerate(made.steps):
-        each.recorded_ns[:] = (times.end_ns - times.begin_ns)[index, :, 0]
-    return made
+    cost_ns = round(network_cost_ns("allreduce", BYTES, everyone, ranks, NETWORK))
+    return program([list(words()) for _ in everyone], [cost_ns] * COLLECTIVES, steps=steps, network=NETWORK)
 
 
 def main() -> None:
@@ -90,28 +50,21 @@ def main() -> None:
     parser.add_argument("ranks", type=int, nargs="?", default=1_024)
     parser.add_argument("steps", type=int, nargs="?", default=1_000)
     options = parser.parse_args()
-    program = synthetic(options.ranks, options.steps)
-    made_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    made = synthetic(options.ranks, options.steps)
     began = time.perf_counter()
-    predicted = whatif.predict(program, whatif.parse_changes(["network.bandwidth=x2"]))
-    took_s = time.perf_counter() - began
+    predicted = whatif.predict(made, whatif.parse_changes(["network.bandwidth=x2"]))
+    what_if_s = time.perf_counter() - began
     began = time.perf_counter()
-    whatif.marginals(replace(program, steps=program.steps[-50:]))
-    to_stdout(
-        json.dumps(
-            {
-                "ranks": options.ranks,
-                "steps": options.steps,
-                "collectives_a_step": COLLECTIVES,
-                "what_if_s": round(took_s, 2),
-                "marginals_of_50_steps_s": round(time.perf_counter() - began, 2),
-                "program_mib": round(made_mib),
-                "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-                "rank_steps_measured": predicted.rank_steps,
-                "step_ms": predicted.job_step_ms.value,
-            }
-        )
-    )
+    whatif.marginals(replace(made, steps=made.steps[-50:]))
+    figures = {
+        "ranks": options.ranks,
+        "steps": options.steps,
+        "what_if_s": round(what_if_s, 2),
+        "marginals_of_50_steps_s": round(time.perf_counter() - began, 2),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "step_ms": predicted.job_step_ms.value,
+    }
+    to_stdout(json.dumps(figures))
 
 
 if __name__ == "__main__":

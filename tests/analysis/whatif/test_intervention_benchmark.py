@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.whatif_interventions import DONE, rows
-from benchmarks.whatif_plan import RANKS, Regime, bandwidth, straggler, world
-from benchmarks.whatif_table import NAIVE
+from benchmarks.whatif_interventions import DONE, errors, rows
+from benchmarks.whatif_plan import RANKS, Regime, bandwidths, stragglers, worlds
 from tests.analysis.whatif.network_law import Network
 from tests.analysis.whatif.simulated_job import MS, Job
 from tests.analysis.whatif.simulated_record import record
@@ -18,33 +17,25 @@ from tests.analysis.whatif.simulated_record import record
 BASE = Job("ddp", ranks=RANKS, steps=6, warmup=1)
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Regime]:
-    """A regime whose launches are there, but for the last intervention."""
-    changes = (bandwidth(0.125, 0.25), straggler(1, 5), world(512, 1), bandwidth(0.125, 2))
+def test_interventions_are_held_to_the_launch_that_made_them(tmp_path: Path) -> None:
+    changes = (*bandwidths(0.125, 0.25), *stragglers(1, 5), *worlds(1, 512), *bandwidths(0.125, 2))
     regime = Regime("simulated, ddp", (), changes)
-    slower, larger = Network(gb_per_s=0.125 / 4), Network(world=512, jitter=0.2)
     jobs = {
         "base00": BASE,
-        "00": replace(BASE, network=slower),
+        "00": replace(BASE, network=Network(gb_per_s=0.125 / 4)),
         "01": replace(BASE, late_rank=1, late_ns=5 * MS),
         "base01": BASE,
-        "02": replace(BASE, network=larger),
+        "02": replace(BASE, network=Network(world=512, jitter=0.2)),
         "base02": BASE,
-    }
-    folder = tmp_path_factory.mktemp("launches")
+    }  # the launch of the last intervention is missing
     for name, job in jobs.items():
-        record(job, folder / regime.folder / name)
-        (folder / regime.folder / name / DONE).write_text(json.dumps([]))
-    return folder, regime
-
-
-def test_interventions_are_held_to_the_launch_that_made_them(launched: tuple[Path, Regime]) -> None:
-    folder, regime = launched
-    slower, late, larger = rows(folder, [regime], 1)
-    assert max(slower.error, late.error) < 1e-3
-    assert 0 < larger.error < 0.1
-    assert larger.held
-    assert all(each.sign_right and each.effect > 0.05 for each in (slower, late, larger))
-    assert slower.naive_error(NAIVE[0]) > 0.1, "scaling what was exposed misses what a slow network exposes besides"
-    assert abs(slower.real_ms / slower.base_ms - 1) == pytest.approx(slower.effect)
+        record(job, tmp_path / regime.folder / name)
+        (tmp_path / regime.folder / name / DONE).write_text(json.dumps([]))
+    slower, late, larger = rows(tmp_path, [regime], 1)
+    for row in (slower, late):
+        assert row.predicted_ms == pytest.approx(row.real_ms, rel=1e-3)
+    assert larger.low_ms <= larger.real_ms <= larger.high_ms
+    assert larger.predicted_ms == pytest.approx(larger.real_ms, rel=0.1)
+    found = errors([slower, late, larger])
+    assert (found["made"], found["large"], found["sign_right"], found["held"]) == (3, 3, 3, 3)
+    assert found["median"] < 1e-3
