@@ -159,6 +159,7 @@ class StepRecorder:
         """
         continues = continues and self._between
         if not continues:
+            self._forget_caller()
             self._discard(OpenStep(facts))
         begun = self._current
         assert begun is not None  # made above, or when the last step ended
@@ -205,13 +206,17 @@ class StepRecorder:
         """Discard the open step, if any, and record nothing until the next one begins."""
         if self._current is None:
             return
-        if not self._between:
-            self.user_marks.take()
-            if self.gradients is not None:
-                self.gradients.forget()
+        self._forget_caller()
         self._discard()
         if self.compiled_interceptor is not None:
             self.outside += self.compiled_interceptor.abandon()
+
+    def _forget_caller(self) -> None:
+        """Drop the ranges and the order of gradients of an open step."""
+        if self._current is not None and not self._between:
+            self.user_marks.take()
+            if self.gradients is not None:
+                self.gradients.forget()
 
     def _discard(self, following: OpenStep | None = None) -> None:
         """Drop what Python code recorded since the last step ended, and count its collectives."""

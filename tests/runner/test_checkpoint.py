@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,22 @@ from torch.distributed.checkpoint import CheckpointException
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.runner.checkpoint import Checkpoints, first_step
-from tests.fuzzing.checkpointed import checkpointed
+
+
+@contextmanager
+def checkpointed(folder: Path) -> Iterator[tuple[Checkpoints, nn.Module]]:
+    """A small model in a process group of one rank: its checkpoints in `folder`, and itself."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(module.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _step: 1.0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        yield Checkpoints(folder, module, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False)), module
+    finally:
+        dist.destroy_process_group()
 
 
 def stored(folder: Path, *steps: int, at_unix_s: float = 1000.0) -> Path:
