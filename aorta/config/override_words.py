@@ -99,12 +99,8 @@ def quoted(key: str, value: str) -> str:
     return f"{key}='{escaped}'"
 
 
-def config_path(value: str, caller: Path, root: Path) -> Path:
-    """Return the file that `--config` names: relative to the caller's folder, else to the repository.
-
-    Raises:
-        ConfigError: there is none.
-    """
+def _config_file(value: str, caller: Path, root: Path) -> list[str]:
+    """Return Hydra's options for the file that `--config` names: relative to the caller's folder, else to `root`."""
     tried = list(dict.fromkeys((base / value).resolve() for base in (caller, root)))
     if Path(value).parts[:1] == ("config",) and CONFIG_DIR.name != "config":  # an installed package has it elsewhere
         tried.append(CONFIG_DIR.joinpath(*Path(value).parts[1:]))
@@ -112,11 +108,6 @@ def config_path(value: str, caller: Path, root: Path) -> Path:
     path = next((candidate for candidate in tried if os.path.isfile(candidate)), None)  # noqa: PTH113
     if path is None:
         raise ConfigError(f"--config {value}: no such file; looked at {' and '.join(map(str, tried))}")
-    return path
-
-
-def _config_file(value: str, caller: Path, root: Path) -> list[str]:
-    path = config_path(value, caller, root)
     if path.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config {value}: only YAML is read (.yaml), not {path.suffix or 'a file without suffix'}")
     if path.parent in ((root / "config").resolve(), CONFIG_DIR):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,10 +17,10 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.groups.common import at_least
+from aorta.config.groups.common import number_rules
 from aorta.config.groups.fabric import emulated_ranks, fabric_rules
 from aorta.config.groups.faults import fault_rules
-from aorta.config.groups.loop import calibration_steps, watchdog_rules
+from aorta.config.groups.loop import calibration_steps
 from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
 from aorta.config.groups.parallel import PP, parallel_rules
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
@@ -202,46 +201,9 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
             f"training.device={training.device!r}: must be auto, cpu, or the type of an accelerator as torch names it "
             "(cuda, xpu, ...), without a number: the local rank chooses the device"
         )
-    yield from at_least(
-        1,
-        {
-            "training.epochs": training.epochs,
-            "training.max_steps": training.max_steps,
-            "training.batch_size": training.batch_size,
-            "training.gradient_accumulation": training.gradient_accumulation,
-            "training.log_interval": training.log_interval,
-            "telemetry.logger_interval": config.telemetry.logger_interval,
-            "training.checkpoint_interval": training.checkpoint_interval,
-            "scheduler.total_steps": scheduler.total_steps,
-            "dataset.num_samples": dataset.num_samples,
-            "dataset.sequence_length": dataset.sequence_length,
-            "clock.anchor_interval": config.clock.anchor_interval,
-            "clock.sync_samples": config.clock.sync_samples,
-            "baseline.steps": config.baseline.steps,
-        },
-    )
-    yield from at_least(
-        0,
-        {
-            "training.start_step": training.start_step,
-            "training.seed": training.seed,
-            "dataset.seed": dataset.seed,
-            "scheduler.warmup_steps": scheduler.warmup_steps,
-            "dataloader.num_workers": config.dataloader.num_workers,
-            "telemetry.warmup_steps": config.telemetry.warmup_steps,
-            "optimizer.weight_decay": config.optimizer.weight_decay,
-        },
-    )
-    for key, value in {
-        "training.timeout_s": training.timeout_s,
-        "training.grad_clip_norm": training.grad_clip_norm,
-        "optimizer.lr": config.optimizer.lr,
-        "optimizer.eps": config.optimizer.eps,
-        "telemetry.device_interval_s": config.telemetry.device_interval_s,
-        "parallel.bucket_cap_mb": getattr(config.parallel, "bucket_cap_mb", None),
-    }.items():
-        if value is not None and not 0 < value < math.inf:
-            yield f"{key}={value}: must be greater than 0 and finite"
+    for section in fields(config):
+        if section.name not in ("fabric", "profiling"):  # whose rules are also asked for by themselves
+            yield from number_rules(section.name, getattr(config, section.name))
     if not abs(config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
         yield (
             f"clock.fake_drift_ppm={config.clock.fake_drift_ppm}: must be at most {MAX_FAKE_DRIFT_PPM} either way: "
@@ -281,15 +243,11 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
             f"training.start_step={training.start_step}: must be below the {planned} steps planned "
             f"(training.max_steps={training.max_steps}, training.epochs={training.epochs})"
         )
-    yield from watchdog_rules(config.watchdog)
     yield from fault_rules(config.fault, processes, in_pipeline=isinstance(config.parallel, PP))
     yield from workload_rules(config)
     yield from microbenchmark_rules(config)
     yield from parallel_rules(config)
     yield from profiling_rules(config.profiling, processes)
-    cutoff_us = config.instrument.stall_cutoff_us
-    if cutoff_us is not None and not 0 < cutoff_us < math.inf:
-        yield f"instrument.stall_cutoff_us={cutoff_us}: must be greater than 0 and finite; null measures it"
     try:
         calibration_steps(config.instrument.calibration, on_device=True)
     except ConfigError as error:

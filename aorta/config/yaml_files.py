@@ -26,7 +26,13 @@ def load_yaml(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is no plain file, longer than a configuration, not YAML, or unfolds to more values than one has.
     """
-    text = read_text(path)
+    if path.exists() and not path.is_file():
+        raise ValueError("a folder, a pipe or a device, not a file")
+    with path.open("rb") as file:
+        content = file.read(_LONGEST_BYTES + 1)
+    if len(content) > _LONGEST_BYTES:
+        raise ValueError(f"longer than {_LONGEST_BYTES >> 20} MiB, which no configuration is")
+    text = content.decode("utf-8")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None and _unfolded(node, {}) > _MOST_VALUES:
@@ -38,22 +44,6 @@ def load_yaml(path: Path) -> Any:
         raise
     except Exception as error:  # nothing of ours runs in there: whatever it raises is about the file
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a configuration file, in whatever syntax.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no plain file, longer than a configuration, or not UTF-8.
-    """
-    if path.exists() and not path.is_file():
-        raise ValueError("a folder, a pipe or a device, not a file")
-    with path.open("rb") as file:
-        content = file.read(_LONGEST_BYTES + 1)
-    if len(content) > _LONGEST_BYTES:
-        raise ValueError(f"longer than {_LONGEST_BYTES >> 20} MiB, which no configuration is")
-    return content.decode("utf-8")
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.command_line import shown_path, to_stderr
-from aorta.config.groups.loop import Watchdog, watchdog_rules
+from aorta.config.groups.common import number_rules
+from aorta.config.groups.loop import Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
@@ -235,7 +236,7 @@ def record(
         logger_interval,
         str(calibration),
     )
-    for broken in watchdog_rules(watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
+    for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")
     found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
     refuse_compiled_in_place(model, found)

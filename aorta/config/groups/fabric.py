@@ -9,12 +9,11 @@ clock, or import torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aorta.config.groups.common import Algorithm, Mode, Sharing, at_least
+from aorta.config.groups.common import Algorithm, Mode, Sharing, number_rules
 from aorta.config.groups.workload import Moe
 from aorta.timeline.classes import KINDS
 
@@ -120,15 +119,7 @@ def _one_process_rules(config: Config, fabric: EmulatedFabric, ranks: int, proce
 
 def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
     """Yield one message per broken rule of the emulated network alone."""
-    for name in ("intra_bandwidth_gb_per_s", "inter_bandwidth_gb_per_s"):
-        if not 0 < (value := getattr(fabric, name)) < math.inf:
-            yield f"fabric.{name}={value}: must be greater than 0 and finite"
-    for name in ("intra_latency_us", "inter_latency_us", "straggler_ms"):
-        if not 0 <= (value := getattr(fabric, name)) < math.inf:
-            yield f"fabric.{name}={value}: must be at least 0 and finite"
-    yield from at_least(1, {"fabric.ranks_per_node": fabric.ranks_per_node})
-    if not 0 <= fabric.jitter < 1:
-        yield f"fabric.jitter={fabric.jitter}: must be in [0, 1)"
+    yield from number_rules("fabric", fabric)
     if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
         yield (
             f"fabric.emulated_world_size={fabric.emulated_world_size}: must not be below the real world size "
@@ -138,16 +129,9 @@ def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
         yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
     if fabric.straggler_rank is None and fabric.straggler_ms != 0:
         yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
-    yield from _slow_rules(fabric)
-
-
-def _slow_rules(fabric: EmulatedFabric) -> Iterator[str]:
-    if not 0 < fabric.slow_factor < math.inf:
-        yield f"fabric.slow_factor={fabric.slow_factor}: must be greater than 0 and finite; 1 changes nothing"
     if fabric.slow_kind is not None and fabric.slow_kind not in KINDS:
         yield f"fabric.slow_kind={fabric.slow_kind}: must be one of {', '.join(KINDS)}; null is every kind"
     low, high = fabric.slow_min_bytes, fabric.slow_max_bytes
-    yield from at_least(0, {"fabric.slow_min_bytes": low, "fabric.slow_max_bytes": high})
     if low is not None and high is not None and low > high:
         yield f"fabric.slow_max_bytes={high}: must be at least fabric.slow_min_bytes={low}"
     for name in ("slow_kind", "slow_min_bytes", "slow_max_bytes"):

@@ -5,8 +5,6 @@ Telemetry is the group `telemetry=...`, which has one option.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -231,11 +229,3 @@ class Watchdog:
     timeout_s: float | None = None
     # seconds without progress before the timeout is learned, and in announced phases (checkpoint, baseline)
     grace_s: float = 600.0
-
-
-def watchdog_rules(watchdog: Watchdog) -> Iterator[str]:
-    """Yield what is wrong with these values, if anything."""
-    if watchdog.timeout_s is not None and not 0 <= watchdog.timeout_s < math.inf:
-        yield f"watchdog.timeout_s={watchdog.timeout_s}: must be at least 0 and finite; null learns it, 0 is off"
-    if not 0 < watchdog.grace_s < math.inf:
-        yield f"watchdog.grace_s={watchdog.grace_s}: must be greater than 0 and finite"

@@ -5,12 +5,11 @@ Must not import torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aorta.config.groups.common import StreamPattern, at_least
+from aorta.config.groups.common import StreamPattern
 from aorta.config.groups.fabric import EmulatedFabric
 from aorta.config.groups.loop import Devices
 from aorta.config.groups.profiling import Profiling
@@ -125,10 +124,6 @@ def _trains_nothing(config: Config, workload: Rpc | Streams) -> Iterator[str]:
 
 
 def _rpc_rules(config: Config, workload: Rpc) -> Iterator[str]:
-    names = ("num_worker_threads", "windows", "calls", "tensor_size")
-    yield from at_least(1, {f"workload.{name}": getattr(workload, name) for name in names})
-    if not 0 < workload.timeout_s < math.inf:
-        yield f"workload.timeout_s={workload.timeout_s}: must be greater than 0 and finite"
     try:
         distinct = len({workload.worker_name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
     except (KeyError, IndexError, ValueError):
@@ -146,10 +141,5 @@ def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
         yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
     if not 0 < workload.kernel_us <= 1e6:
         yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
-    yield from at_least(
-        1, {f"workload.{name}": getattr(workload, name) for name in ("matrix_size", "transfer_bytes", "repeats")}
-    )
-    if not 0 <= workload.knee_tolerance < 1:
-        yield f"workload.knee_tolerance={workload.knee_tolerance}: must be in [0, 1)"
     if config.training.device == "cpu":
         yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from omegaconf import MISSING
 
-from aorta.config.groups.common import BackwardPrefetch, DType, Precision, Sharding, at_least
+from aorta.config.groups.common import BackwardPrefetch, DType, Precision, Sharding
 from aorta.config.groups.workload import Gpt, Moe, Resnet18
 
 if TYPE_CHECKING:
@@ -186,8 +186,6 @@ def parallel_rules(config: Config) -> Iterator[str]:
             f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
             "layers lie at the root of the model; use parallel=ddp or parallel=none"
         )
-    if isinstance(config.parallel, FSDP):
-        yield from _fsdp_rules(config.parallel)
     if isinstance(config.parallel, PP):
         yield from _pipeline_rules(config, config.parallel)
     if isinstance(config.parallel, FSDP1) and config.compile.enabled and not config.parallel.use_orig_params:
@@ -219,16 +217,6 @@ def parallel_rules(config: Config) -> Iterator[str]:
         )
 
 
-def _fsdp_rules(parallel: FSDP) -> Iterator[str]:
-    yield from at_least(
-        0,
-        {
-            "parallel.forward_prefetch": parallel.forward_prefetch,
-            "parallel.backward_prefetch": parallel.backward_prefetch,
-        },
-    )
-
-
 _STAGES: Final = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),
@@ -241,7 +229,6 @@ _STAGES: Final = {
 
 def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
     training = config.training
-    yield from at_least(1, {"parallel.microbatches": parallel.microbatches})
     if parallel.schedule not in _STAGES:
         yield f"parallel.schedule={parallel.schedule!r}: must be one of {', '.join(_STAGES)}"
     else:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.groups.common import at_least
+from aorta.config.groups.common import number_rules
 from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, distinguishes_ranks, fields_of, problem_of
 from aorta.errors import ConfigError
 
@@ -240,17 +240,7 @@ def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
 
 
 def _schedule_rules(profiling: Profiling) -> Iterator[str]:
-    yield from at_least(
-        0,
-        {
-            "profiling.wait": profiling.wait,
-            "profiling.warmup": profiling.warmup,
-            "profiling.repeat": profiling.repeat,
-            "profiling.skip_first": profiling.skip_first,
-            "profiling.summary_rows": profiling.summary_rows,
-        },
-    )
-    yield from at_least(1, {"profiling.active": profiling.active, "profiling.period": profiling.period})
+    yield from number_rules("profiling", profiling)
     if profiling.period is None:
         if profiling.wait is None:
             yield "profiling.period=None, profiling.wait=None: give one of them"
@@ -333,8 +323,6 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
                 f"profiling.num_traces_to_keep={keep}: {key} goes to {to}, which ends with this process, so the "
                 "file here is the only copy that stays; use -1, or an address that lasts"
             )
-    if not 0 < profiling.upload_wait_s < float("inf"):
-        yield f"profiling.upload_wait_s={profiling.upload_wait_s}: must be greater than 0 and finite"
     if root is not None and not root.strip():
         yield "profiling.remote_root='': give an address, or null"
     for key, address in {"profiling.remote_root": root, **names}.items():
