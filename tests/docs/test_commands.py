@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,8 @@ from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.case import chosen
 from aorta.train_command import compose as main
 from tests.config.conftest import Noting
-from tests.docs.pages import PAGES, ROOT, fenced, name, section
+from tests.docs.pages import PAGES, ROOT, fenced, section
 
-WITHOUT_WORDS = {"demo.sh"}
 SCRIPTS = {
     "analysis/merge_traces.py": "merge",
     "analysis/overlap_report.py": "report",
@@ -34,18 +33,16 @@ SCRIPTS = {
 """Script -> the command of `aorta` that it is."""
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """Page and command, each command once."""
-    seen = set()
-    for page in PAGES:
-        for block in fenced(page, "bash"):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.strip() and line not in seen:
-                    seen.add(line)
-                    yield name(page), line
-
-
-COMMANDS = list(commands())
+COMMANDS = list(
+    dict.fromkeys(
+        line
+        for page in PAGES
+        for block in fenced(page, "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    )
+)
+"""Every command of the pages, once."""
 
 
 def words_of(line: str) -> list[str]:
@@ -62,50 +59,49 @@ GOOD: set[tuple[str | None, ...]] = set()
 """What was composed: the number of ranks, and words. Pages show the same in many commands."""
 
 
-def compose(words: list[str], elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (same := (os.environ.get("WORLD_SIZE"), *words)) in GOOD:
-        return
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    monkeypatch.chdir(elsewhere)  # a sweep leaves a file
-    try:
-        code: object = main(lambda _resolved: 0, ROOT / "config", Noting())
-    except SystemExit as end:  # Hydra's own end of --help
-        code = end.code
-    assert code in (0, None)
-    GOOD.add(same)
+@pytest.fixture
+def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
+    """Composes the configuration of `train.py` from words."""
+
+    def composed(words: list[str]) -> None:
+        if (same := (os.environ.get("WORLD_SIZE"), *words)) in GOOD:
+            return
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        monkeypatch.chdir(tmp_path)  # a sweep leaves a file
+        try:
+            code: object = main(lambda _resolved: 0, ROOT / "config", Noting())
+        except SystemExit as end:  # Hydra's own end of --help
+            code = end.code
+        assert code in (0, None)
+        GOOD.add(same)
+
+    return composed
 
 
 @pytest.mark.thorough
 @pytest.mark.spec("D29")
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = words_of(line)
-    match words:
+@pytest.mark.parametrize("line", COMMANDS, ids=COMMANDS)
+def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    match words_of(line):
         case ["aorta", "demo", *rest]:
-            compose(
-                [*plans.DEMO_OVERRIDES, *plans.demo_parser().parse_intermixed_args(rest).overrides],
-                tmp_path,
-                monkeypatch,
-            )
+            compose([*plans.DEMO_OVERRIDES, *plans.demo_parser().parse_intermixed_args(rest).overrides])
         case ["aorta", "train", *rest]:
-            compose(train_command.split_ranks(rest)[1], tmp_path, monkeypatch)
-        case ["torchrun", *_]:
-            options = get_args_parser().parse_args(words[1:])
-            if Path(options.training_script).parent == Path("docs/examples"):
-                assert (ROOT / options.training_script).is_file()
-                return
-            assert options.training_script == "train.py"
+            compose(train_command.split_ranks(rest)[1])
+        case ["torchrun", *rest]:
+            options = get_args_parser().parse_args(rest)
+            assert (ROOT / options.training_script).is_file()
             if options.nproc_per_node.isdigit():  # a mesh has to be filled
                 monkeypatch.setenv("WORLD_SIZE", options.nproc_per_node)
-            compose(options.training_script_args, tmp_path, monkeypatch)
+            if options.training_script == "train.py":
+                compose(options.training_script_args)
         case ["aorta", "ab", *rest]:
             plan = read_plan(plans.parse(rest), ROOT)
             for side in plan.sides:
-                compose(plan.words_of(side), tmp_path, monkeypatch)
+                compose(plan.words_of(side))
         case ["aorta", "check-gpu", *rest]:
             asked = gpu_check.parse(rest)
             for strategy in asked.strategies:
-                compose(list(chosen(strategy, asked.words)), tmp_path, monkeypatch)
+                compose(list(chosen(strategy, asked.words)))
         case ["aorta", "report", *rest]:
             options = AORTA_COMMANDS["report"].options().parse_intermixed_args(rest)
             assert len(options.log_dir) == len(options.label)
@@ -113,45 +109,37 @@ def test_command(page: str, line: str, tmp_path: Path, monkeypatch: pytest.Monke
             parse_changes(AORTA_COMMANDS["whatif"].options().parse_args(rest).set or ())
         case ["aorta", command, *rest]:
             AORTA_COMMANDS[command].options().parse_args(rest)
-        case ["torchfrtrace", _]:
-            pass
-        case ["salloc", "--nodes", _, "aorta", "ab", *_]:
-            pass  # tests/experiments/test_slurm.py runs it on a real Slurm
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()
-            compose(rest[script + 1 :], tmp_path, monkeypatch)
+            compose(rest[script + 1 :])
         case [".venv/bin/python", "-m", "pip", "install", *rest]:
             places = [word for word in rest if word.startswith("https:")]
             assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
         case ["bash", "scripts/setup.sh", *rest]:
             taken = re.search('allowed: ([^"]+)', (ROOT / "scripts/setup.sh").read_text())
+            assert taken is not None
             assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--\w+", taken[1]))
         case ["bash", "scripts/one_card.sh", _, *rest]:
-            compose(["experiment=full", *rest], tmp_path, monkeypatch)
+            compose(["experiment=full", *rest])
+        case ["bash", "scripts/demo.sh", *rest]:
+            assert not rest
         case ["bash", script, *rest]:
             assert (ROOT / script).is_file()
             arguments = [word for word in rest if word != "--dry-run"]
-            if Path(script).name in WITHOUT_WORDS:
-                assert not arguments
-                return
             if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
                 assert (ROOT / arguments.pop(0)).is_file()
-            compose(arguments, tmp_path, monkeypatch)
-        case ["source", ".venv/bin/activate"] | ["jq", *_] | ["python3", "-m", "venv", ".venv"]:
-            pass
-        case ["git", "clone", "URL", "aorta"] | ["cd", "aorta"]:
-            pass
+            compose(arguments)
         case ["docker", "build", *rest]:
             assert (ROOT / rest[rest.index("-f") + 1]).is_file()
         case ["docker", "run", *rest]:
             image = next(place for place, word in enumerate(rest) if word.startswith("aorta:"))
             if inside := rest[image + 1 :]:
-                test_command(page, shlex.join(inside), tmp_path, monkeypatch)
-        case ["scripts/check", *_]:
-            assert (ROOT / "scripts" / "check").is_file()
-        case _:
-            pytest.fail(f"{page}: no rule for {line!r}")
+                test_command(shlex.join(inside), compose, monkeypatch)
+        case words:
+            start = ("source .venv/bin/activate", "jq ", "python3 -m venv .venv", "git clone URL aorta", "cd aorta")
+            start += ("torchfrtrace ", "scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
+            assert shlex.join(words).startswith(start), f"no rule for {line!r}"
 
 
 def test_the_readme_shows_the_three_usages_and_the_two_commands_verbatim() -> None:

@@ -34,14 +34,12 @@ def build(tree: Path) -> subprocess.CompletedProcess[str]:
 def test_links_lead_to_the_same_files_as_in_the_repository(tree: Path) -> None:
     (tree / "code.py").write_text("# a file that no page is made of\n")
     with (tree / "docs" / "compare.md").open("a") as page:
-        page.write(
-            "\n[out](../code.py), [artifacts](../artifacts/README.md), [anchor](../artifacts/README.md#device-row)\n"
-        )
+        page.write("\n[out](../code.py), [anchor](../artifacts/README.md#device-row)\n")
     done = build(tree)
     assert done.returncode == 0, done.stderr
-    page_text = (tree / "site" / "docs" / "compare" / "index.html").read_text()
-    for target in ("../../code.py", "../../artifacts/", "../../artifacts/#device-row"):
-        assert f'href="{target}"' in page_text
+    text = (tree / "site" / "docs" / "compare" / "index.html").read_text()
+    assert 'href="../../code.py"' in text
+    assert 'href="../../artifacts/#device-row"' in text
     for path in ("index.html", "artifacts/index.html", "code.py", "LICENSE", "docs/images/side_by_side.png"):
         assert (tree / "site" / path).is_file(), path
 
