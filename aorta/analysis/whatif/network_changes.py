@@ -188,15 +188,9 @@ class WorldSize(Change):
     def make(self, program: RunProgram) -> Changed:
         settings, world = program.facts.network, program.world_size
         if settings is None:
-            raise InputError(
-                f"--set {self.text}: the network of this run was real, and what it would charge at another size is "
-                "not known; record on an emulated one (fabric=emulated)"
-            )
+            raise InputError(f"--set {self.text}: the network of this run was real; record with fabric=emulated")
         if program.shared_links:
-            raise InputError(
-                f"--set {self.text}: the groups of this run share links (sharing=link), and which of them its groups "
-                "would take at another size is not worked out; record with sharing=group"
-            )
+            raise InputError(f"--set {self.text}: its groups share links (sharing=link); record with sharing=group")
         if not any(len(issued.ranks) == world for layout in program.layouts for issued in layout.issued):
             raise InputError(f"--set {self.text}: no group of this run has all {world} ranks")
         flag = (

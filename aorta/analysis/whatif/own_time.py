@@ -130,10 +130,7 @@ def _in_order(placed: list[OwnOperation], costs: list[CollectiveCost]) -> _Place
     issued = [each.collective for each in placed if each.what is What.ISSUE]
     place = {collective: number for number, collective in enumerate(issued)}
     if any(each.what is What.WAIT and each.back and each.collective not in place for each in placed):
-        raise InputError(
-            "a wait is for a collective of an earlier step that this step does not issue: its operations cannot "
-            "be moved"
-        )
+        raise InputError("a wait is for a collective of an earlier step that this step does not issue")
     # A wait for a collective of an earlier step means its place there, which is the same in every step.
     operations = tuple(
         Operation(each.what, place.get(each.collective, -1), each.back if each.what is What.WAIT else 0)

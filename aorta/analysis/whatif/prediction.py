@@ -41,10 +41,6 @@ _WORTH_SAYING: Final = 0.10
 BACKEND_BOUND: Final = 0.10
 """From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
 LEVEL: Final = 0.95
-REAL_NETWORK: Final = (
-    "real network: predictions are upper bounds that ignore contention of communication with computation; measured "
-    "cost includes backend overhead"
-)
 _SEED: Final = 20_240_229
 
 
@@ -321,7 +317,10 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
     facts = program.facts
     found = []
     if facts.network is None:
-        found.append(REAL_NETWORK)
+        found.append(
+            "real network: predictions are upper bounds that ignore contention of communication with computation; "
+            "measured cost includes backend overhead"
+        )
     elif not facts.law:
         found.append("the emulated network's time is added to the backend's own, which is assumed to stay")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0

@@ -74,7 +74,13 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
         raise not_replayable(
             run.location, f"{len(common)} step(s) behind the warm-up are on all ranks; it takes {_LEAST_STEPS}"
         )
-    return _Reader(run, _network(run), common if last is None else common[-last:]).program()
+    if run.manifest is None:
+        raise not_replayable(run.location, run.health.manifest_problem)
+    try:
+        network = network_of(run.health.fabric, run.health.world_size)
+    except ValueError as error:
+        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+    return _Reader(run, network, common if last is None else common[-last:]).program()
 
 
 def _refuse(run: Run) -> None:
@@ -94,15 +100,6 @@ def _refuse(run: Run) -> None:
         raise no(basis.reason or "when its device computed is known of the steps measured by kernels alone")
     if any(not tables.source.groups for tables in run.ranks.values()):
         raise no("a record has no footer, which names the ranks of each process group")
-
-
-def _network(run: Run) -> EmulatedFabric | None:
-    if run.manifest is None:
-        raise not_replayable(run.location, run.health.manifest_problem)
-    try:
-        return network_of(run.health.fabric, run.health.world_size)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
 
 
 def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
@@ -242,6 +239,7 @@ class _Reader:
             plan = self._schedules.of(int(self._steps[index]), layouts, self._layouts)
         except InputError as error:
             raise not_replayable(self._run.location, error) from error
+        ready = [each.step.ready_ns for each in of_ranks]
         cost, network, backend = self._costs.of(
             plan, _recorded(of_ranks, plan.places), self._charged(layouts, plan.places)
         )
@@ -254,7 +252,8 @@ class _Reader:
             network_ns=network,
             backend_ns=backend,
             spans=self._spans([each.step for each in of_ranks]),
-            ready_ns=_ready([each.step.ready_ns for each in of_ranks]),
+            # None: no bucket was held back, or not the same on all ranks.
+            ready_ns=np.array(ready, np.int64).T if ready[0] and len(set(map(len, ready))) == 1 else None,
             recorded_ns=np.array([rank.tables.steps.length_ns[rank.places[index]] for rank in self._ranks.values()]),
             recorded_ratio=self._metric("overlap_ratio", index),
             recorded_exposed_ms=self._metric("exposed_comm_ms", index),
@@ -349,13 +348,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> Column:
     for column, row in enumerate(rows):
         table[: len(row), column] = row
     return compact(table)
-
-
-def _ready(rows: Sequence[Sequence[int]]) -> Ints | None:
-    """Return when buckets were ready, shape (buckets, ranks); None: none held back, or not the same on all ranks."""
-    if not rows[0] or len(set(map(len, rows))) > 1:
-        return None
-    return np.array(rows, np.int64).T
 
 
 def _recorded(of_ranks: Sequence[_RankStep], places: int) -> Recorded:

@@ -137,9 +137,7 @@ def _buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> Gradient
             closed.append(ends[total])
             if closed[-1] == len(sizes):
                 return GradientBuckets(tuple(reduces[first : first + count]), tuple(closed))
-    raise InputError(
-        f"--set {text}: the all-reduces of a step do not add up to the recorded gradients of its parameters"
-    )
+    raise InputError(f"--set {text}: the all-reduces of a step do not add up to the recorded gradients")
 
 
 def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
@@ -155,10 +153,7 @@ def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, ove
     """
     order = program.facts.gradient_order
     if not order:
-        raise InputError(
-            f"--set {text}: the record has no order of gradients (DDP alone, recorded by this AORTA), without which it "
-            "is not known what a bucket would hold"
-        )
+        raise InputError(f"--set {text}: the record has no order of gradients, which DDP alone has")
     sizes = [one.bytes for one in order]
 
     def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
@@ -167,9 +162,8 @@ def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, ove
         of_sizes = {view.layout.issued[place].bytes for place in found.places}
         if cap is not None and program.facts.network is None and len(of_sizes) < 2:
             raise InputError(
-                f"--set {text}: the network of this run was real, and its buckets are all of {of_sizes.pop()} bytes: "
-                "what another size costs was not measured; record with a bucket_cap_mb that gives two sizes, "
-                "or on an emulated network (fabric=emulated)"
+                f"--set {text}: a real network, and all buckets of {of_sizes.pop()} bytes: what another size costs was "
+                "not measured; record with a bucket_cap_mb that gives two sizes, or with fabric=emulated"
             )
         if any(each.back for each in view.placed):
             raise InputError(f"--set {text}: buckets are waited for in the step behind theirs")
@@ -189,7 +183,7 @@ def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, ove
         new = [
             each._replace(turn=each.turn + (TURN_GAP if each.turn > waits[0].turn else 0))
             for each in view.placed
-            if each.what in (What.BEGIN, What.END) or each.collective not in carries
+            if each.collective not in carries
         ]
         for number, (low, high) in enumerate(zip([0, *closed[:-1]], closed, strict=True)):
             costs.append(_bucket_cost(program, view, found, sum(sizes[low:high])))
@@ -325,15 +319,9 @@ def _fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
     """
     strategy = program.facts.parallel
     if strategy is not None and strategy not in _SHARDED:
-        raise InputError(
-            f"--set {text}: which all-gathers bring the parameters of a block is known for parallel="
-            f"{', '.join(_SHARDED)} only; this run has parallel={strategy}"
-        )
+        raise InputError(f"--set {text}: it takes parallel={', '.join(_SHARDED)}; this run has parallel={strategy}")
     if program.facts.device != "cpu":
-        raise InputError(
-            f"--set {text}: on a device FSDP gathers on streams of its own, and when it issues what is not in the "
-            "record; only a CPU's can be moved"
-        )
+        raise InputError(f"--set {text}: on a device the record does not say when FSDP issues; a CPU's does")
 
     def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
         needed = _consumers(program, view)
