@@ -1,4 +1,5 @@
-"""Reads rocprofv3's `*_results.db` (rocpd, SQLite, schema 3) into one `Trace` per process.
+"""Reads rocprofv3's `*_results.db` (rocpd, SQLite, schema 3), and rocmProfileData's older databases (RPD), into one
+`Trace` per process.
 
 The views of the file (`kernels`, `regions`) are inner joins, in which a dispatch without event, thread or string
 vanishes. So the stored tables `rocpd_<what>_<guid>` are read and joined here, where nothing is lost (W16). An event's
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +58,92 @@ def read_rocpd(path: Path, name: str, classifier: NameClassifier, headers: Seque
     if not traces:
         raise InputError(f"{name}: {NO_KERNELS}")
     return traces
+
+
+def read_rpd(path: Path, name: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
+    """Read one database of rocmProfileData (RPD), AMD's older format: `rocpd_op` has what ran on devices, `rocpd_api`
+    the calls that launched it, and ranges of ROCTx as calls named `UserMarker`. Arguments as `read_rocpd`.
+
+    Raises:
+        InputError: it holds no kernels, or it is damaged.
+    """
+    with closing(Database(path, name)) as db:
+        strings = db.texts("rocpd_string", "id", "string")
+        work = db.integers("rocpd_op", ("id", "start", "end", "opType_id"), ("description_id", "gpuId", "queueId"))
+        calls = db.integers_if_stored("rocpd_api", ("id", "start", "end"), ("pid", "tid", "apiName_id", "args_id"))
+        links = db.integers_if_stored("rocpd_api_ops", ("api_id", "op_id"))
+        named = db.integers_if_stored("rocpd_kernelapi", ("api_ptr_id",), ("kernelName_id",))
+    work["call"] = look_up(work["id"], links["op_id"], links["api_id"])
+    described = work["description_id"]
+    unnamed = np.array([not strings.get(code) for code in described.tolist()], bool)
+    work["name"] = np.where(unnamed, look_up(work["call"], named["api_ptr_id"], named["kernelName_id"]), described)
+    work["tid"], work["pid"] = (look_up(work["call"], calls["id"], calls[column]) for column in ("tid", "pid"))
+    kinds = [strings.get(code, "") for code in work["opType_id"].tolist()]
+    work["copies"] = np.array([not kind.startswith("Kernel") for kind in kinds], np.int64)
+    if work["copies"].all():
+        raise InputError(f"{name}: no KernelExecution in rocpd_op: record kernels with RPD's librpd_tracer")
+    processes = np.unique(work["pid"][work["copies"] == 0]).tolist()
+    traces = []
+    for pid in processes:
+        mine, own = rows_of(work, work["pid"] == pid), rows_of(calls, calls["pid"] == pid)
+        kernels, copies = rows_of(mine, mine["copies"] == 0), rows_of(mine, mine["copies"] == 1)
+        marks = rows_of(own, np.array([strings.get(code) == "UserMarker" for code in own["apiName_id"].tolist()], bool))
+        where = f"{name} (process {pid})" if len(processes) > 1 else name
+        nothing = rows_of(own, np.zeros(0, np.int64))
+        traces.append(
+            replace(
+                trace_of(
+                    "rpd",
+                    where,
+                    place(Process(name if len(processes) == 1 else "", pid=pid if pid != NULL else None), headers),
+                    _rpd_kernels(kernels, strings),
+                    _rpd_copies(copies, strings),
+                    Calls(nothing["tid"], nothing["id"], nothing["start"], nothing["end"], ()),
+                    (own["id"], own["start"]),
+                    Calls(
+                        marks["tid"],
+                        marks["id"],
+                        marks["start"],
+                        marks["end"],
+                        [strings.get(code, "") for code in marks["args_id"].tolist()],
+                    ),
+                    classifier,
+                    copies_observed=bool(len(copies["id"])),
+                ),
+                clock="unknown",
+            )
+        )
+    return traces
+
+
+def _rpd_kernels(rows: dict[str, Int64], strings: Mapping[int, str]) -> Kernels:
+    names = Interner()
+    code = [names(text) if (text := strings.get(ident, "")) else NULL for ident in rows["name"].tolist()]
+    return Kernels(
+        thread=rows["tid"],
+        device=rows["gpuId"],
+        queue=rows["queueId"],
+        stream=np.full(len(code), NULL),
+        dispatch=rows["id"],
+        correlations=(rows["call"],),
+        start_ns=rows["start"],
+        end_ns=rows["end"],
+        name=np.array(code, np.int64),
+        names=names.strings,
+    )
+
+
+def _rpd_copies(rows: dict[str, Int64], strings: Mapping[int, str]) -> Copies:
+    names = Interner()
+    code = [names(strings.get(ident, "")) for ident in rows["opType_id"].tolist()]
+    return Copies(
+        device=rows["gpuId"],
+        stream=rows["queueId"],
+        start_ns=rows["start"],
+        end_ns=rows["end"],
+        name=np.array(code, np.int64),
+        names=names.strings,
+    )
 
 
 def _check_version(db: Database, suffix: str) -> None:

@@ -23,7 +23,7 @@ from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.analysis.load.nsys import read_nsys
 from aorta.analysis.load.open import Database, Peekable, is_tar, is_url, local_copy, members, opened, reading
-from aorta.analysis.load.rocpd import read_rocpd
+from aorta.analysis.load.rocpd import read_rocpd, read_rpd
 from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
 from aorta.errors import InputError
@@ -33,7 +33,7 @@ AORTA: Final = "aorta"
 TAR: Final = "tar"
 KINETO: Final = "kineto"
 KNOWN: Final = (
-    "an AORTA run folder, Kineto traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd database), "
+    "an AORTA run folder, Kineto traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd database), RPD, "
     "or an nsys SQLite export"
 )
 _SQLITE: Final = b"SQLite format 3\x00"
@@ -50,6 +50,22 @@ _HINTS: Final = (
     (b"NVIDIA Tegra", "nsys' own format: convert it with `nsys export --type sqlite`"),
     (b"OTF2", "OTF2: record with `rocprofv3 --output-format rocpd` or convert the rocpd database"),
 )
+
+
+_OTHERS: Final = (
+    (
+        rb'"CommHash"|"cat": ?"(?:COLL|PROXY|GROUP)"',
+        "of NCCL's profiler plugin, which has the host's times of collectives and no kernels: record with "
+        "torch.profiler or nsys",
+    ),
+    (rb'"/device:GPU|"hlo_op"|"hlo_module"', "a JAX/XLA trace, which is not read: record with nsys or rocprofv3"),
+    (
+        rb'"Ascend Hardware"|"AI_CORE"|"hcom_',
+        "an Ascend trace (torch_npu), whose devices are not read: AORTA reads those of NVIDIA and AMD",
+    ),
+    (rb'"BeginNs"', "of rocprof (v1), whose JSON is not read: record with rocprofv3 --output-format rocpd"),
+)
+"""Chrome traces of other tools, by what their first bytes hold and Kineto's never do."""
 
 
 def detect(head: bytes) -> str | None:
@@ -83,12 +99,14 @@ def _json(text: bytes) -> str | None:
 
 
 def detect_database(path: Path, place: str) -> str | None:
-    """Return `rocpd` or `nsys` for a SQLite file; None for any other.
+    """Return `rpd`, `rocpd` or `nsys` for a SQLite file; None for any other.
 
     Raises:
         InputError: it cannot be read.
     """
     with closing(Database(path, place)) as found:
+        if "rocpd_op" in found.tables:
+            return "rpd"
         if any(name.startswith("rocpd_") for name in found.tables):
             return "rocpd"
         if "StringIds" in found.tables or any(name.startswith("CUPTI_") for name in found.tables):
@@ -98,6 +116,12 @@ def detect_database(path: Path, place: str) -> str | None:
 
 def hint(head: bytes) -> str:
     """Return what an unknown file seems to be, and what to do about it; empty where nothing is known."""
+    if head.startswith(b"\n") and b"\x00" in head:
+        return "; it is binary, such as Perfetto's protobufs: export a Kineto trace as JSON, or use nsys or rocprofv3"
+    if b'"schemaVersion"' not in head:
+        for pattern, words in _OTHERS:
+            if re.search(pattern, head):
+                return f"; it is {words}"
     return next((f"; it is {words}" for magic, words in _HINTS if head.startswith(magic)), "")
 
 
@@ -113,7 +137,7 @@ _OF_STREAMS: Final[Mapping[str, StreamReader]] = {
     "rocprofv3-json": read_json,
 }
 """Format -> its reader: a new one is registered here, and `detect`."""
-_OF_DATABASES: Final = {"rocpd": read_rocpd, "nsys": read_nsys}
+_OF_DATABASES: Final = {"rpd": read_rpd, "rocpd": read_rocpd, "nsys": read_nsys}
 
 
 class NoTraces(InputError):
@@ -276,6 +300,8 @@ def _format(file: str) -> tuple[str | None, str]:
     if found == "sqlite":
         with local_copy(file) as path:
             found = detect_database(path, file)
+    if found == KINETO and (words := hint(head)):
+        return None, words
     return found, "" if found else hint(head)
 
 

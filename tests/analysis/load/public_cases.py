@@ -808,6 +808,85 @@ NEARLY = [
     ),
 ]
 
+# Kind 12: files of other tools.
+
+
+def _rpd(
+    folder: Path,
+    processes: Sequence[Sequence[Row]],
+    steps: Sequence[tuple[int, float, float]] = (),
+    described: bool = True,
+) -> None:
+    """A database of rocmProfileData: what ran, and the calls that launched it."""
+    db = sqlite3.connect(folder / ("rank0.rpd" if len(processes) == 1 else "node.rpd"))
+    db.execute("CREATE TABLE rocpd_string (id INTEGER PRIMARY KEY, string TEXT)")
+    db.execute(
+        "CREATE TABLE rocpd_op (id INT, gpuId INT, queueId INT, start INT, end INT, description_id INT, opType_id INT)"
+    )
+    db.execute("CREATE TABLE rocpd_api (id INT, pid INT, tid INT, start INT, end INT, apiName_id INT, args_id INT)")
+    db.execute("CREATE TABLE rocpd_api_ops (api_id INT, op_id INT)")
+    db.execute("CREATE TABLE rocpd_kernelapi (api_ptr_id INT, kernelName_id INT)")
+    codes: dict[str, int] = {}
+
+    def code(text: str) -> int:
+        return codes.setdefault(text, len(codes) + 1)
+
+    ident = 0
+    for pid, rows in enumerate(processes, 7):
+        for row in rows:
+            ident += 1
+            kind = code("CopyHostToDevice" if row.what == COPY else "KernelExecution")
+            name, ns = code(row.name), [int(edge * 1000) for edge in (row.start, row.start + row.lasted)]
+            values = (ident, row.device, row.stream, *ns, name if described else code(""), kind)
+            db.execute("INSERT INTO rocpd_op VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            call = (ident, pid, 1, ns[0] - 8000, ns[0] - 4000, code("hipLaunchKernel"), code(""))
+            db.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", call)
+            db.execute("INSERT INTO rocpd_api_ops VALUES (?, ?)", (ident, ident))
+            db.execute("INSERT INTO rocpd_kernelapi VALUES (?, ?)", (ident, name))
+        for n, low, high in steps:
+            ident += 1
+            mark = (ident, pid, 1, int(low * 1000), int(high * 1000), code("UserMarker"), code(f"step={n}"))
+            db.execute("INSERT INTO rocpd_api VALUES (?, ?, ?, ?, ?, ?, ?)", mark)
+    db.executemany("INSERT INTO rocpd_string VALUES (?, ?)", [(number, text) for text, number in codes.items()])
+    db.commit()
+    db.close()
+
+
+def whole_of_each(*processes: Sequence[Row]) -> Check:
+    def check(run: Run) -> str | None:
+        assert run.traces is not None
+        seen = sorted(entry["metrics"]["compute_ms"] for entry in run.traces.whole.values())
+        right = sorted(sum(row.lasted for row in rows if row.what == COMPUTE) / 1000 for rows in processes)
+        return None if seen == right else f"{seen}"
+
+    return check
+
+
+_RAN = [gemm(100, 400), comm(300, 500, GENERIC), Row(COPY, "Copy", 900, 10)]
+_OTHER_RAN = [gemm(100, 700, device=1), comm(300, 500, GENERIC, device=1)]
+_PLUGIN = (
+    '[{"name": "AllReduce", "cat": "COLL", "ph": "b", "ts": 20.5, "args": {"SeqNum": 0, "CommHash": 1, "Rank": 0}}, {}]'
+)
+_JAX = '{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}, {}]}'
+_ASCEND = (
+    '[{"ph": "M", "pid": 31, "name": "process_name", "args": {"name": "Ascend Hardware"}}, {"ph": "X", "ts": "17.125"}]'
+)
+_ROCPROF = (
+    '{"traceEvents": [{"ph": "X", "name": "k", "ts": "6", "dur": "5", "args": {"BeginNs": "6000", "EndNs": "9"}}]}'
+)
+OTHERS = [
+    Case("RPD", lambda folder: _rpd(folder, [_RAN]), [whole_of(_RAN), kernels(compute=1, comm=1, copy=1)]),
+    Case("RPD with marks", lambda folder: _rpd(folder, [_RAN], [(3, 0, 1000)]), [swept(_RAN, 3, (0, 1000))]),
+    Case("RPD, names at the calls", lambda folder: _rpd(folder, [_RAN], described=False), [whole_of(_RAN)]),
+    Case("RPD of two processes", lambda folder: _rpd(folder, [_RAN, _OTHER_RAN]), [whole_of_each(_RAN, _OTHER_RAN)]),
+    Case("RPD without kernels", lambda folder: _rpd(folder, [[Row(COPY, "Copy", 9, 10)]]), refusal="librpd_tracer"),
+    Case("NCCL's profiler plugin", files(a__json=_PLUGIN), refusal="NCCL's profiler plugin"),
+    Case("JAX", files(a__json=_JAX), refusal="a JAX/XLA trace"),
+    Case("Ascend", files(a__json=_ASCEND), refusal="an Ascend trace"),
+    Case("rocprof v1", files(a__json=_ROCPROF), refusal="rocprof (v1)"),
+    Case("Perfetto", files(a__pb=b"\n\x10\x08\x00\x12\x04abcd" * 20), refusal="Perfetto"),
+]
+
 KINDS: dict[str, list[Case]] = {
     "1 names": NAMED,
     "2 device unseen": UNSEEN,
@@ -818,6 +897,7 @@ KINDS: dict[str, list[Case]] = {
     "7 lag": LAG,
     "10 counts": COUNTS,
     "11 nearly JSON": NEARLY,
+    "12 other tools": OTHERS,
 }
 
 if __name__ == "__main__":
