@@ -95,7 +95,7 @@ def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path)
 
 def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> None:
     for at in range(2):
-        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        events = [kineto_step(0, at, 1000), kernel("gemm", at, 400)]  # the same times would be a copy
         (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
     found = Series(LabelledRun("x", load_traces(str(tmp_path)))).map("step_ms")
     assert found is not None
@@ -104,7 +104,7 @@ def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> N
 
 def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
     for at in range(3):
-        events = [kineto_step(0, 0, 1000), kernel("gemm", 0, 400)]
+        events = [kineto_step(0, at, 1000), kernel("gemm", at, 400)]  # the same times would be a copy
         (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
     found = spans_of(LabelledRun("x", load_traces(str(tmp_path))), budget=1_000, first=2)
     assert (found.ranks, found.shown_first) == ([-3, -2, -1], [-3, -1])
