@@ -18,7 +18,7 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.autopsy.joining import join
 from aorta.autopsy.rules import RULES, Case
-from aorta.autopsy.verdict import Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_label
+from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_label
 from aorta.autopsy.waits import OpenCollective
 from aorta.command_line import name_ranks
 from aorta.version import __version__
@@ -236,7 +236,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         doing = rank.state if rank.state in ("dead", "stopped") else "ending" if rank.has_ended else "no answer"
-        doing = "ended in order" if rank.exit is not None and rank.exit.exit_code == 0 else doing
+        doing = ENDED_IN_ORDER if rank.exit is not None and rank.exit.exit_code == 0 else doing
         since = rank.still_s if rank.state == "stopped" else None
     elif last is not None and not rank.is_elsewhere:
         name = case.job.name(last.channel, last.collective)

@@ -12,6 +12,8 @@ import msgspec
 from aorta.autopsy.evidence import ThreadStack
 
 AUTOPSY_VERSION: Final = 1
+ENDED_IN_ORDER: Final = "ended in order"
+"""`RankDoing.doing` of a rank whose program ended with exit code 0."""
 
 Kind: TypeAlias = Literal[
     "not_stuck",

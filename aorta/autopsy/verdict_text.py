@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from aorta.autopsy.verdict import Accusation, CollectiveName, RankDoing, Verdict, WaitingRanks
+from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, CollectiveName, RankDoing, Verdict, WaitingRanks
 from aorta.command_line import name_ranks, rounded_time
 from aorta.terminal_style import LEAST_WIDTH, PLAIN, Style
 
@@ -73,7 +73,8 @@ def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
         alike.setdefault((one.doing, one.state, one.step), []).append(one)
     for (doing, state, step), several in alike.items():
         ages = [one.since_s for one in several if one.since_s is not None]
-        parts = [doing] if state in ("unknown", doing) else [state, doing]
+        # How a rank ended says more than that its process is gone.
+        parts = [doing] if state in ("unknown", doing) or doing == ENDED_IN_ORDER else [state, doing]
         parts += [f"step {step}"] if step is not None else []
         who = name_ranks([one.rank for one in several])
         yield _wrapped(f"{who}: {', '.join(parts)}{_age(max(ages, default=None))}", "  ")

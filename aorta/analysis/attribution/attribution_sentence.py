@@ -73,9 +73,9 @@ def sentence(
     """
     left, right = (means.ms(side, side.sums.exposed_ns) for side in (means.reference, means.candidate))
     if abs(means.difference_ms) <= SAME * max(left, right):
-        cause = f"Exposed communication is the same (mean {_from_to(left, right)} per step)"
+        cause = f"The mean over all steps of exposed communication is the same ({_from_to(left, right)})"
         return f"{cause}{_hidden_alone(breakdowns)}.", None
-    toggled = _toggled(breakdowns, configured, parallel)
+    toggled = _toggled(means, breakdowns, configured, parallel)
     if toggled is not None:
         return toggled, max(breakdowns.part, key=_portion)
     cause, lead = _cause(means, breakdowns, late)
@@ -94,7 +94,7 @@ def _hidden_alone(breakdowns: Breakdowns) -> str:
     return f"; there is {change} communication in all, and the difference is hidden communication"
 
 
-def _toggled(breakdowns: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
+def _toggled(means: Means, breakdowns: Breakdowns, configured: Sequence[Setting], parallel: str) -> str | None:
     """Return what overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
     value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
     communication, hidden = breakdowns.balance
@@ -108,7 +108,11 @@ def _toggled(breakdowns: Breakdowns, configured: Sequence[Setting], parallel: st
         what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
     else:
         what = f"{moved} that was {'exposed is hidden' if value else 'hidden is exposed'}"
-    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{_split(breakdowns.part)}."
+    split = _split(breakdowns.part)
+    if split:
+        moves = "rises" if means.difference_ms > 0 else "falls"
+        split = f". Exposed time {moves} by {rough_ms(means.difference_ms)}: {split}"
+    return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{split}."
 
 
 def _split(rows: Sequence[AttributionRow]) -> str:
@@ -118,8 +122,8 @@ def _split(rows: Sequence[AttributionRow]) -> str:
         return ""
     names = {TRANSFER: "transfer", WAIT: "waiting for the slower rank"}
     if len(shares) == 1:
-        return f"; all of it is {names[next(iter(shares))]}"
-    return f"; {_percent(shares[TRANSFER])} is transfer, {_percent(shares[WAIT])} {names[WAIT]}"
+        return f"all of it {names[next(iter(shares))]}"
+    return f"{_percent(shares[TRANSFER])} transfer, {_percent(shares[WAIT])} {names[WAIT]}"
 
 
 def _portion(row: AttributionRow) -> float:

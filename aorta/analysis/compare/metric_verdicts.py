@@ -232,6 +232,19 @@ def _withhold(metrics: Metrics, rules: Rules) -> None:
             entry.verdict = "inconclusive"
             alone = f"better by itself ({entry.verdict_reason})"
             entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
+    if not any(_fell(metrics.get(name)) for name in (GUARD, "exposed_comm_ms")):
+        for name in ("overlap_ratio", "overlap_efficiency"):
+            entry = metrics.get(name)
+            if entry is not None and entry.verdict == "improvement":
+                entry.verdict = "inconclusive"
+                entry.verdict_reason = (
+                    f"the ratio is better ({entry.verdict_reason}), but neither exposed communication nor step time is "
+                    "shorter by more than its margin: shifted, nothing gained"
+                )
+
+
+def _fell(entry: ComparedMetric | None) -> bool:
+    return entry is not None and entry.effect.value is not None and entry.effect.value < -entry.margin
 
 
 def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:

@@ -84,7 +84,7 @@ def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
 def test_where_nothing_differs_nothing_is_named(tmp_path: Path) -> None:
     found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new"))
     exact(found)
-    assert found["sentence"] == "Exposed communication is the same (mean 11.0 ms -> 11.0 ms per step)."
+    assert found["sentence"] == "The mean over all steps of exposed communication is the same (11.0 ms -> 11.0 ms)."
     assert found["causes"] == []
 
 

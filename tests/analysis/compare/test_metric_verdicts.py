@@ -212,3 +212,16 @@ def test_the_comparison_has_the_verdict_of_its_primary_metric() -> None:
     found = judge(few, Rules(), {"overlap_ratio": few["overlap_ratio"]["values"]})
     assert found[0] == "inconclusive"
     assert found[1].startswith("needs 4 launches per side")
+
+
+@pytest.mark.parametrize(("exposed", "step", "gained"), [(0.01, -0.013, False), (-0.2, 0.0, True), (0.01, -0.1, True)])
+def test_a_better_ratio_is_a_gain_only_with_less_exposed_time_or_a_shorter_step(
+    exposed: float, step: float, gained: bool
+) -> None:
+    metrics = {
+        "overlap_ratio": entry(0.2, "primary"),
+        "exposed_comm_ms": entry(exposed, "sequence", better="lower"),
+        GUARD: guard(step),
+    }
+    assert judged(metrics)["overlap_ratio"] == ("improvement" if gained else "inconclusive")
+    assert ("nothing gained" in str(metrics["overlap_ratio"]["verdict_reason"])) is not gained
