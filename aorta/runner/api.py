@@ -191,7 +191,8 @@ def record(
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass.
         blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.api_arguments`.
-        label: the run's name in reports; None = the platform (cpu, cuda, rocm, or the type of another accelerator).
+        label: the run's name in its record, its traces and loggers; reports name a run by its folder. None = the
+            platform (cpu, cuda, rocm, or the type of another accelerator).
         workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
         parallel: the strategy's name, for the record ("ddp", "fsdp", ...); None = that of a DDP or FSDP wrapper.
         mode: "dedicated", "observe" or "off" (docs/dev/measuring.md, R2 and R3).

@@ -22,6 +22,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import aorta
+from aorta.analysis.load.records import load_run
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.instrument import instrumentation
@@ -423,3 +424,22 @@ def test_the_inner_part_of_a_compiled_model_is_watched_from_outside(tmp_path: Pa
     assert watched[1] == plain[1] == 1
     assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
     assert {each.block for step in record(tmp_path).steps for each in step.compute} == {"OptimizedModule"}
+
+
+def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(
+    tmp_path: Path, model: nn.Module
+) -> None:
+    def ending() -> str | None:
+        return load_run(tmp_path).health.endings[0]
+
+    with aorta.record(tmp_path, model=model) as recording:
+        train(model, recording, 3)
+        assert ending() == "still running"
+    assert ending() == "completed"
+    file = tmp_path / "rank_0_metrics.jsonl"
+    header, *steps, _footer = file.read_text().splitlines()
+    boot = json.loads(header)["clock"]["boottime_ns"]
+    earlier = header.replace(f'"boottime_ns":{boot}', '"boottime_ns":1')  # of a process before this one, with its pid
+    assert earlier != header
+    file.write_text("\n".join([earlier, *steps, ""]))
+    assert ending() == "killed (no footer)"

@@ -234,11 +234,11 @@ def _withhold(metrics: Metrics, rules: Rules) -> None:
             entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
     if not any(_fell(metrics.get(name)) for name in (GUARD, "exposed_comm_ms")):
         for name in ("overlap_ratio", "overlap_efficiency"):
-            entry = metrics.get(name)
-            if entry is not None and entry.verdict == "improvement":
-                entry.verdict = "inconclusive"
-                entry.verdict_reason = (
-                    f"the ratio is better ({entry.verdict_reason}), but neither exposed communication nor step time is "
+            ratio = metrics.get(name)
+            if ratio is not None and ratio.verdict == "improvement":
+                ratio.verdict = "inconclusive"
+                ratio.verdict_reason = (
+                    f"the ratio is better ({ratio.verdict_reason}), but neither exposed communication nor step time is "
                     "shorter by more than its margin: shifted, nothing gained"
                 )
 

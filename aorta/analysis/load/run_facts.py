@@ -14,6 +14,8 @@ should the file have changed since its columns were read.
 
 from __future__ import annotations
 
+import os
+import socket
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,7 @@ import numpy as np
 from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
+from aorta.records.clocks import boot_id
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.reader import LINE_LIMIT
@@ -37,6 +40,7 @@ from aorta.records.step_line import StepLine, decode_line
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
 KILLED: Final = "killed (no footer)"
+RUNNING: Final = "still running"
 Manifest: TypeAlias = Mapping[str, object]
 
 
@@ -117,7 +121,22 @@ def source_of(path: Path, header: Header, footer: Footer | None) -> Source:
     """Describe where the record of one rank comes from, by its first and last line."""
     shared = {name: getattr(header, name) for name in header.__struct_fields__ if name in Source.__dataclass_fields__}
     groups = {} if footer is None else footer.groups
-    return Source(path=str(path), format=FORMAT, groups=groups, ending=_ending(footer), **shared)
+    ending = RUNNING if footer is None and _is_running(header) else _ending(footer)
+    return Source(path=str(path), format=FORMAT, groups=groups, ending=ending, **shared)
+
+
+def _is_running(header: Header) -> bool:
+    """Return whether the process that writes a record is alive: on this host since its boot, and not a later one with
+    the same pid. Of another host or pid namespace that is not known.
+    """
+    if header.boot_id != boot_id() or header.host != socket.gethostname():
+        return False
+    try:
+        after_pid = Path(f"/proc/{header.pid}/stat").read_text().rpartition(")")[2].split()
+        started_ns = int(after_pid[19]) * 10**9 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return False
+    return after_pid[0] not in "ZX" and started_ns <= header.clock.boottime_ns
 
 
 def _ending(footer: Footer | None) -> str:

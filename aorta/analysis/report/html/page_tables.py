@@ -243,11 +243,13 @@ def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
     made = []
     for name, title in _EXPOSED.items():
         columns = Column(title.lower()), Column("exposed, ms", True), Column("share", True)
+        # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
+        times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
         rows = tuple(
-            (word(row.what), value(row.exposed_ms, "ms"), Cell(PAGE.percent(row.share), row.share))
+            (word(row.what), value(row.exposed_ms * times, "ms"), Cell(PAGE.percent(row.share), row.share))
             for row in getattr(found, name)
         )
-        made.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per step and rank", columns, rows))
+        made.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per {per}", columns, rows))
     return made
 
 
