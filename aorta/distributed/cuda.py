@@ -7,6 +7,7 @@ another type, except where a function says what it returns there.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,18 @@ def nccl_version() -> str | None:
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def mps_runs() -> bool:
+    """Return whether NVIDIA's Multi-Process Service runs for this process, without which the kernels of two processes
+    on one device take turns (its control daemon keeps its process number in the folder of its pipes).
+    """
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    try:
+        daemon = (folder / "nvidia-cuda-mps-control.pid").read_text().strip()
+    except (OSError, ValueError):
+        return False
+    return daemon.isdecimal() and Path("/proc", daemon).exists()
 
 
 def has_ranges() -> bool:

@@ -206,6 +206,17 @@ def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Env
     )
 
 
+def shared_device(ranks_per_device: int, *, mps: bool) -> EnvironmentWarning | None:
+    """Return what it does to times that ranks share a device; None where each has one of its own."""
+    if ranks_per_device == 1:
+        return None
+    turns = "run beside one another (MPS)" if mps else "take turns on it (there is no MPS), so overlap means nothing"
+    return EnvironmentWarning(
+        f"training.ranks_per_device={ranks_per_device}: the ranks of a device {turns}, and NCCL is set to let them: "
+        "their communication is no network's; for one rank a device leave it out"
+    )
+
+
 def cores() -> int:
     """Return the cores that the ranks of this host may use together: this process and what started it, which is not
     bound to one core where a launcher binds each rank to a core of its own.

@@ -64,11 +64,12 @@ def read_topology(environment: Mapping[str, str] = os.environ) -> Topology:
     )
 
 
-def select_device(wanted: str, local_rank: int) -> torch.device:
-    """Select the device of this rank, and make it current.
+def select_device(wanted: str, local_rank: int, ranks_per_device: int = 1) -> torch.device:
+    """Select the device of this rank, and make it current; ranks that share one follow one another.
 
     Args:
         wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.
+        ranks_per_device: how many ranks share a device. NCCL has to be told so (`share_device`).
 
     Raises:
         ConfigError: that accelerator does not exist or lacks what the measurement needs, or there are fewer devices
@@ -79,14 +80,14 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
         raise ConfigError(_missing_device_message(wanted, available))
     if available is None:
         return torch.device("cpu")
-    count = torch.accelerator.device_count()
-    if local_rank >= count:
+    count, index = torch.accelerator.device_count(), local_rank // ranks_per_device
+    if index >= count:
         raise ConfigError(
-            f"local rank {local_rank} has no device: torch sees {count}; start at most {count} processes a node "
-            "(--nproc_per_node), or set training.device=cpu"
+            f"local rank {local_rank} has no device: torch sees {count}; start at most {count * ranks_per_device} "
+            "processes a node (--nproc_per_node), or set training.device=cpu"
         )
-    device = torch.device(available.type, local_rank)
-    torch.accelerator.set_device_index(local_rank)
+    device = torch.device(available.type, index)
+    torch.accelerator.set_device_index(index)
     if missing := [*lacks_streams(device), *lacks_backend(device)]:
         why = f"AORTA cannot measure on {device.type}: {', '.join(missing)}"
         if wanted == "auto":
@@ -97,6 +98,26 @@ def select_device(wanted: str, local_rank: int) -> torch.device:
             "torch.distributed on the device, as cuda (CUDA and HIP) and xpu have them; use training.device=cpu"
         )
     return device
+
+
+def share_device(rank: int, nccl_version: str | None) -> dict[str, str]:
+    """Let NCCL run several ranks of a host on one device, which it otherwise refuses ("Duplicate GPU detected"), by
+    setting environment variables; call before the process group is opened. Returns those in force: what is set already
+    stays.
+
+    From NCCL 2.30 on there is a variable for it. Before, each rank names a host of its own, and NCCL then talks over
+    sockets, here on the loopback device. Few thread blocks, so that computation has room beside them.
+
+    Args:
+        nccl_version: as `cuda.nccl_version` gives it.
+    """
+    wanted = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+    if tuple(int(part) for part in (nccl_version or "0").split(".")[:2]) >= (2, 30):
+        wanted["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        wanted |= {"NCCL_HOSTID": f"{socket.gethostname()}-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+        wanted |= dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"), "1")
+    return {name: os.environ.setdefault(name, value) for name, value in wanted.items()}
 
 
 def platform_of(device: torch.device) -> Platform:

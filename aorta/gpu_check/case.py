@@ -22,6 +22,8 @@ import torch.distributed as dist
 from msgspec import UnsetType
 from torch.profiler import profile
 
+from aorta.config.groups.fabric import emulated_ranks
+from aorta.config.schema import Config
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import profiled
 from aorta.distributed.topology import Topology
@@ -36,11 +38,12 @@ from aorta.gpu_check.check_table import (
     pooled_ratio,
     ratio_between,
     ratio_row,
+    taking_turns,
     time_row,
     windows,
 )
 from aorta.records.schema import Step
-from aorta.runner.manual_loop import Loop, resolved
+from aorta.runner.manual_loop import Loop
 from aorta.timeline.intervals import Interval
 
 WARM_UP, PROFILED = 10, 6
@@ -49,26 +52,46 @@ BLOCK, PAIRS = 20, 10
 MOST_COST = 1.01
 
 
-def chosen(strategy: str, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the configuration of one case: the full-size workload, changed by the caller's overrides."""
+EMULATED_RANKS = (
+    "fabric=emulated",
+    "fabric.ranks=8",
+    # 100 Gb/s Ethernet (IEEE 802.3bj) divided by 8 bits: slow beside the copies that fill outputs.
+    "fabric.inter_bandwidth_gb_per_s=12.5",
+    "fabric.inter_latency_us=5",
+)
+"""What a single rank stands for: NCCL runs no kernels for one."""
+
+
+def chosen(strategy: str, words: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Return the configuration of one case: the full-size workload, changed by the caller's overrides; a single rank
+    stands for several.
+    """
     return (
         "experiment=full",
         "training.device=cuda",
         "instrument.mode=dedicated",
+        *(EMULATED_RANKS if ranks == 1 else ()),
         *words,
         f"parallel={strategy}",
     )
 
 
 class StrategyCheck:
-    """One strategy on one rank. `pairs`: number of comparisons between blocks with and without instrumentation."""
+    """One strategy on one rank.
+
+    Args:
+        config: as `chosen` makes it.
+        pairs: number of comparisons between blocks with and without instrumentation.
+        turns: whether other ranks take turns with this one on its device.
+    """
 
     def __init__(
-        self, strategy: str, topology: Topology, device: torch.device, words: Sequence[str], pairs: int = PAIRS
+        self, config: Config, topology: Topology, device: torch.device, pairs: int = PAIRS, *, turns: bool = False
     ) -> None:
-        self.name, self.device, self.pairs = strategy, device, pairs
+        self.name, self.device, self.pairs, self.turns = config.parallel.strategy, device, pairs, turns
+        self.ranks = emulated_ranks(config.fabric)
         self.lines: list[Step] = []
-        self.loop = Loop(resolved(*chosen(strategy, words)).config, topology, device, self.lines.append)
+        self.loop = Loop(config, topology, device, self.lines.append)
 
     def rows(self) -> list[CheckRow]:
         """Measure everything and return its rows, in this order: the profiler slows what comes after it."""
@@ -80,25 +103,29 @@ class StrategyCheck:
         self.loop.finish()
         own = self.lines[-PROFILED:]
         steps = [(line.t_start_ns, line.t_end_ns) for line in own]
-        seen = windows(trace, steps, self.device.index or 0)
+        seen = windows(trace, steps, self.device.index or 0, emulated=self.ranks is not None)
         share = busy_share(seen, steps)
         lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
         ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
         complete = sum(line.coverage.complete for line in own)
         found = f"{median(pair[0] for pair in cost):.4f} (off again: {median(pair[1] for pair in cost):.4f})"
+        ratios = ratio_row(self.name, ratio, pooled_ratio(seen), share, lead_ms)
+        taken = time_row(
+            self.name,
+            "step time, instrumented / off",
+            f"{found}, {block_ms:.1f} ms a step",
+            f"<= {MOST_COST}",
+            share,
+            median(pair[0] for pair in cost) <= MOST_COST,
+        )
+        who = "a process of its own" if self.ranks is None else f"one of {self.ranks}, emulated"
         return [
+            _row(self.name, "rank", who, "for information", None),
             busy_row(self.name, share, lead_ms),
             lead_row(self.name, lead_ms, undecided),
-            ratio_row(self.name, ratio, pooled_ratio(seen), share, lead_ms),
+            taking_turns(ratios) if self.turns else ratios,
             *collective_rows(self.name, matched([_intervals(line) for line in own], seen), share),
-            time_row(
-                self.name,
-                "step time, instrumented / off",
-                f"{found}, {block_ms:.1f} ms a step",
-                f"<= {MOST_COST}",
-                share,
-                median(pair[0] for pair in cost) <= MOST_COST,
-            ),
+            taking_turns(taken) if self.turns else taken,
             _row(self.name, "coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
             waits,
             _row(self.name, "host waits in the trace", str(sum(w.host_waits for w in seen)), "for information", None),
@@ -134,7 +161,8 @@ class StrategyCheck:
                 self.loop.step()
             torch.accelerator.synchronize()
         taken = torch.tensor([(time.perf_counter_ns() - begin) / 1e6 / BLOCK])
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        if self.ranks is None:  # otherwise there are no others
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
         return float(taken)
 
     def _profiled(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Check on this machine's devices that the telemetry is right, cheap, free of waits and of races: one process a device,
-one table, one exit code.
+one table, one exit code. A single process stands for 8 ranks on an emulated network, since NCCL runs no kernels for
+one; with --ranks-per-device several share a device, and NCCL is set to let them.
 
 Overrides of train.py go to every run. The table is printed, and written as JSON as well.
 
@@ -35,30 +36,38 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 def main(words: Sequence[str]) -> int:
     """Check, and return the exit code."""
     asked = parse(words)
-    count = processes(os.environ, cuda.device_count())
+    count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)
     for strategy in asked.strategies:
-        _check_words(chosen(strategy, asked.words))
+        _check_words(chosen(strategy, asked.words, count))
     # torchrun ends with 1 whatever its ranks end with, so the exit code comes from the report.
-    report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs)
+    report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs, asked.ranks_per_device)
     sys.stdout.write(f"the same as JSON: {asked.json}\n")
     return report.exit_code
 
 
-def processes(environment: Mapping[str, str], devices: int) -> int:
-    """Return the number of ranks: NPROC, else one per device.
+def processes(environment: Mapping[str, str], devices: int, ranks_per_device: int = 1) -> int:
+    """Return the number of ranks: NPROC, else `ranks_per_device` per device.
 
     Raises:
         ConfigError: there is no device, or NPROC is no number of processes.
     """
     if not devices:
         raise ConfigError(NO_DEVICE)
-    text = environment.get("NPROC") or str(devices)
-    if not text.isdecimal() or not 1 <= int(text) <= devices:
-        raise ConfigError(f"NPROC={text!r}: must be a whole number of processes, 1 to {devices}: torch sees {devices}")
+    most = devices * ranks_per_device
+    text = environment.get("NPROC") or str(most)
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigError(f"NPROC={text!r}: must be a whole number of processes, 1 to {most}: torch sees {devices}")
     return int(text)
 
 
-def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport:
+def checked(
+    path: Path,
+    count: int,
+    strategies: Sequence[str],
+    words: Sequence[str],
+    pairs: int = PAIRS,
+    ranks_per_device: int = 1,
+) -> CheckReport:
     """Run the ranks, which print the table and write `path`.
 
     Raises:
@@ -66,7 +75,8 @@ def checked(path: Path, count: int, strategies: Sequence[str], words: Sequence[s
     """
     path.unlink(missing_ok=True)  # an earlier report must not be taken for this one
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), str(pairs), *words]
+    numbers = (str(pairs), str(ranks_per_device))
+    command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), *numbers, *words]
     ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         code = ranks.wait()
@@ -110,6 +120,13 @@ def parser() -> argparse.ArgumentParser:
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
     parser.add_argument(
         "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ranks-per-device",
+        type=_at_least_one,
+        default=1,
+        metavar="N",
+        help="ranks that share a device: real NCCL kernels on one card; overlap is judged under MPS only (default: 1)",
     )
     parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
     return parser

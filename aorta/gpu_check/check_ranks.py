@@ -1,6 +1,7 @@
 """One rank of the check, started by torchrun: its checks for races, and the findings of all ranks as one table.
 
-Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
+Arguments are the report's path, the strategies, the number of compared pairs of blocks, how many ranks share a device,
+and overrides of train.py. Rank
 0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report.
 
 A check for races on tensors and their lifetime (docs/dev/measuring.md, K7) returns whether the values were right. Its
@@ -16,8 +17,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,23 +28,29 @@ import torch
 import torch.distributed as dist
 
 from aorta.command_line import command
+from aorta.config.groups.fabric import emulated_ranks
+from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used
 from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import platform_of, read_topology, select_device
+from aorta.distributed.topology import platform_of, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK
-from aorta.gpu_check.case import PAIRS, StrategyCheck
+from aorta.gpu_check.case import PAIRS, StrategyCheck, chosen
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
+from aorta.instrument.emulation.emulated_ranks import emulated_ranks as backend_of_ranks
+from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.files import write_whole
 from aorta.records.schema import Platform
+from aorta.runner.manual_loop import resolved
 
 SLEEP_CYCLES = 50_000_000
 """Tens of milliseconds on any card: far longer than the host needs to issue everything below."""
 ELEMENTS = 1 << 22
+_LIMIT_S = 300
 
 
 class Handle(Protocol):
@@ -194,32 +202,57 @@ _STREAMS = streams_used({-1: 3}, groups=1, looking=True)
 """Streams of a rank under fsdp, which opens three of priority -1."""
 
 
-def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport | None:
+def main(
+    path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS, ranks_per_device: int = 1
+) -> CheckReport | None:
     """Check; returns the report on rank 0."""
     topology = read_topology()
-    device = select_device(cuda.TYPE, topology.local_rank)
-    with process_group(topology, device, 300) as peers:
-        rows = [*setting_rows(os.environ, platform_of(device)), *race_rows(device)]
-        for strategy in strategies:
-            rows += StrategyCheck(strategy, topology, device, words, pairs).rows()
-            gc.collect()  # free one case's model before the next
+    device = select_device(cuda.TYPE, topology.local_rank, ranks_per_device)
+    rows = [] if ranks_per_device == 1 else sharing_rows(topology.rank)
+    turns, alone = ranks_per_device > 1 and not cuda.mps_runs(), topology.world_size == 1
+    configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
+
+    def checked(config: Config) -> list[CheckRow]:
+        found = StrategyCheck(config, topology, device, pairs, turns=turns).rows()
+        gc.collect()  # free one case's model before the next
+        return found
+
+    with process_group(topology, device, _LIMIT_S) as peers:
+        rows += [*setting_rows(os.environ, platform_of(device)), *race_rows(device)]
+        for config in () if alone else configs:
+            rows += checked(config)
         everybody = peers.gather("rows", msgspec.to_builtins(rows))
-        if topology.rank:
-            return None
-        facts: dict[str, Any] = {
-            "created_unix_ns": time.time_ns(),
-            "device": device_name(device),
-            "platform": platform_of(device),
-            "world_size": topology.world_size,
-            "torch": str(torch.__version__),
-            "nccl": cuda.nccl_version(),
-            "words": list(words),
-        }
-        report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
-        sys.stdout.write(render(report))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
-        return report
+    for config in configs if alone else ():
+        ranks = emulated_ranks(config.fabric)
+        with process_group(topology, device, _LIMIT_S, ranks), ExitStack() as stack:
+            if isinstance(config.fabric, EmulatedFabric) and ranks is not None:
+                stack.enter_context(backend_of_ranks(EmulatedNetwork(config.fabric, 0, ranks, None), device))
+            everybody[0] += msgspec.to_builtins(checked(config))
+    if topology.rank:
+        return None
+    facts: dict[str, Any] = {
+        "created_unix_ns": time.time_ns(),
+        "device": device_name(device),
+        "platform": platform_of(device),
+        "world_size": topology.world_size,
+        "ranks_per_device": ranks_per_device,
+        "torch": str(torch.__version__),
+        "nccl": cuda.nccl_version(),
+        "words": list(words),
+    }
+    report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
+    sys.stdout.write(render(report))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
+    return report
+
+
+def sharing_rows(rank: int) -> list[CheckRow]:
+    """Set what lets NCCL run several ranks on one device, and say so."""
+    say = partial(CheckRow, "shared device", bound="for information", verdict=CheckVerdict.INFORMATION)
+    settings = share_device(rank, cuda.nccl_version())
+    mps = "runs" if cuda.mps_runs() else "not found: ranks take turns on their device"
+    return [say(what="MPS", found=mps), *(say(what=name, found=f"={value}") for name, value in settings.items())]
 
 
 def setting_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckRow]:
@@ -264,7 +297,7 @@ def race_rows(device: torch.device) -> list[CheckRow]:
 
 @command("gpu_check")
 def _check(words: Sequence[str]) -> int:
-    main(Path(words[0]), words[1].split(","), words[3:], int(words[2]))
+    main(Path(words[0]), words[1].split(","), words[4:], int(words[2]), int(words[3]))
     return EXIT_OK
 
 

@@ -10,6 +10,7 @@ where the device was not busy: there the host's pace is measured, and the compar
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +27,8 @@ from aorta.timeline.overlap import AGREEMENT
 Pair = tuple[Interval, Interval]
 """A collective in the record, and its kernel; both in nanoseconds of the Unix epoch."""
 COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
+EMULATED = re.compile(r"spin_kernel|sleep", re.IGNORECASE)
+"""The kernel of `torch.cuda._sleep` (aten/src/ATen/cuda/Sleep.cu), by which emulated ranks communicate."""
 WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"} | {
     "hipDeviceSynchronize",
     "hipStreamSynchronize",
@@ -53,25 +56,45 @@ def pooled_ratio(steps: Sequence[KernelWindow]) -> float | None:
     return hidden / comm if comm else None
 
 
-def windows(trace: dict[str, Any], steps: Sequence[Interval], device: int) -> list[KernelWindow]:
+def windows(
+    trace: dict[str, Any], steps: Sequence[Interval], device: int, *, emulated: bool = False
+) -> list[KernelWindow]:
     """Return the kernels of one device that start in each step, and the waits of the host in it.
 
     Args:
         trace: as `json.load` reads it.
         steps: `[start, end)` in nanoseconds of the Unix epoch.
         device: index of the device whose kernels count.
+        emulated: whether the rank stands for several: then the copies that stand in for what NCCL writes, on streams
+            of communication, are no computation, which is what runs on the busiest stream.
     """
+    communication = EMULATED if emulated else COMMUNICATION
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    computing = _busiest_stream(rows, device) if emulated else None
     found = []
     for low, high in steps:
         inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
         kernels = [e for e in inside if e.get("cat") == "kernel" and int(e["args"].get("device", device)) == device]
-        comm = [span(event, base_ns) for event in kernels if COMMUNICATION.search(event["name"])]
-        compute = [span(event, base_ns) for event in kernels if not COMMUNICATION.search(event["name"])]
+        comm = [span(event, base_ns) for event in kernels if communication.search(event["name"])]
+        compute = [
+            span(event, base_ns)
+            for event in kernels
+            if not communication.search(event["name"]) and computing in (None, event["args"].get("stream"))
+        ]
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
         found.append(KernelWindow(sorted(comm), compute, waits))
     return found
+
+
+def _busiest_stream(rows: Sequence[dict[str, Any]], device: int) -> Any:
+    """Return the stream on which kernels that do not communicate ran longest; None where there are none."""
+    taken: defaultdict[Any, float] = defaultdict(float)
+    for event in rows:
+        here = event.get("cat") == "kernel" and int(event["args"].get("device", device)) == device
+        if here and not EMULATED.search(event["name"]):
+            taken[event["args"].get("stream")] += float(event["dur"])
+    return max(taken, key=taken.__getitem__, default=None)
 
 
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:
@@ -170,7 +193,9 @@ def render(report: CheckReport) -> str:
         for row in rows:
             end = row.verdict.value if row.why is None else f"{row.verdict.value}: {row.why}"
             lines.append((str(rank), row.case, row.what, row.found, row.bound, end))
-    head = f"{facts['world_size']} x {facts['device']}, torch {facts['torch']}, NCCL {facts['nccl']}"
+    sharing = facts.get("ranks_per_device", 1)
+    shared = f", {sharing} ranks a device" if sharing > 1 else ""
+    head = f"{facts['world_size']} x {facts['device']}{shared}, torch {facts['torch']}, NCCL {facts['nccl']}"
     return "\n".join([head, *table(lines), f"{report.verdict} (exit code {report.exit_code})"]) + "\n"
 
 
@@ -189,6 +214,13 @@ def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> Check
     """Return how far the host is ahead of the device, and what that leaves open (docs/metrics.md)."""
     found = "-" if lead_ms is None else f"{lead_ms:.3f} ms; marks leave {undecided or 0:.0%} of the blocks' time open"
     return CheckRow(case, "host ahead of the device", found, "for information", CheckVerdict.INFORMATION)
+
+
+def taking_turns(row: CheckRow) -> CheckRow:
+    """Return a row of ranks that share a device without MPS (`cuda.mps_runs`): they take turns on it, so that what one
+    of them hides, or how long its step takes, is not judged.
+    """
+    return msgspec.structs.replace(row, verdict=CheckVerdict.NOT_JUDGED, why="no MPS: ranks take turns on the device")
 
 
 def time_row(

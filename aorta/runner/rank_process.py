@@ -25,10 +25,11 @@ import torch.distributed as dist
 
 from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.resolve import Resolved, environment_number
+from aorta.distributed import cuda
 from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology, select_device
+from aorta.distributed.topology import Topology, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
 
 EVERY_RANK = {"every_rank": True}
@@ -113,7 +114,10 @@ def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
     refuse_two_tracers(resolved.config.profiling.enabled, os.environ)
     topology = read_topology()
     start_logging(topology.rank, topology.world_size)
-    device = select_device(resolved.config.training.device, topology.local_rank)
+    sharing = resolved.config.training.ranks_per_device
+    device = select_device(resolved.config.training.device, topology.local_rank, sharing)
+    if sharing > 1 and device.type == cuda.TYPE:
+        share_device(topology.rank, cuda.nccl_version())
     ranks = emulated_ranks(resolved.config.fabric)
     with process_group(topology, device, resolved.config.training.timeout_s, ranks) as peers:
         try:

@@ -27,11 +27,13 @@ from aorta.device_metrics.device_identity import identify
 from aorta.device_metrics.sampler import DeviceSampler, open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
+from aorta.distributed.cuda import mps_runs
 from aorta.distributed.environment_checks import (
     EnvironmentWarning,
     cores,
     one_rank,
     setting_warnings,
+    shared_device,
     streams_used,
     timed_from_python,
     too_many_ranks,
@@ -108,6 +110,7 @@ class RunRequest:
         warmup_steps: how many of the first steps are flagged as warm-up.
         emulated_fabric: whether the fabric is emulated.
         emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
+        ranks_per_device: how many ranks share an accelerator.
         own_streams: accelerator streams of the run itself besides the compute stream, by priority, counted by warnings
             about hardware queues.
         facts, remarks: further entries of the manifest, before and after the warnings.
@@ -128,6 +131,7 @@ class RunRequest:
     warmup_steps: int
     emulated_fabric: bool = False
     emulated_ranks: int | None = None
+    ranks_per_device: int = 1
     own_streams: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     remarks: Mapping[str, Any] = field(default_factory=dict)
@@ -434,7 +438,8 @@ def environment_checks(request: RunRequest, site: RunSite) -> list[EnvironmentWa
     streams = streams_used(request.own_streams, len(all_groups()), looking=looking, priority=priority)
     found = setting_warnings(os.environ, platform, streams, timing_events=looking)
     crowded = too_many_ranks(site.topology.local_world_size, cores(), platform)
-    return found if crowded is None else [*found, crowded]
+    shared = None if platform == "cpu" else shared_device(request.ranks_per_device, mps=mps_runs())
+    return [*found, *(one for one in (crowded, shared) if one is not None)]
 
 
 def _alone(site: RunSite) -> EnvironmentWarning | None:

@@ -267,6 +267,7 @@ class TrainingRun:
             warmup_steps=_warmup(config, stop - first),
             emulated_fabric=isinstance(config.fabric, EmulatedFabric),
             emulated_ranks=emulated_ranks(config.fabric),
+            ranks_per_device=config.training.ranks_per_device,
             own_streams=Counter(model.parallelized.streams) + Counter({0: copies}),
             facts={"steps_planned": stop, **self.profiler.facts()},
             samples_per_step=_samples_per_step(config, self.ranks),

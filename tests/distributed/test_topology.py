@@ -9,7 +9,7 @@ import torch
 
 from aorta.distributed import accelerator, topology
 from aorta.distributed.accelerator import device_name
-from aorta.distributed.topology import default_label, platform_of, read_topology, select_device
+from aorta.distributed.topology import default_label, platform_of, read_topology, select_device, share_device
 from aorta.errors import ConfigError
 
 
@@ -163,3 +163,24 @@ def test_the_platform_is_the_build_s(monkeypatch, hip, expected):
     assert platform_of(torch.device("cpu")) == "cpu"
     assert default_label(torch.device("cpu")) == "cpu"
     assert device_name(torch.device("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("version", "there", "absent"),
+    [
+        ("2.29.7", {"NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}, "NCCL_MULTI_RANK_GPU_ENABLE"),
+        ("2.30.7", {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "NCCL_HOSTID"),
+    ],
+)
+def test_ranks_of_a_device_are_let_by_what_their_nccl_knows(monkeypatch, version, there, absent):
+    for name in (*there, absent, "NCCL_HOSTID", "NCCL_P2P_DISABLE", "NCCL_NVLS_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NCCL_MAX_CTAS", "4")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    found = share_device(1, version)
+    assert found | there == found
+    assert absent not in found
+    assert found["NCCL_MAX_CTAS"] == "4"  # the caller's stays
+    assert found["NCCL_NVLS_ENABLE"] == os.environ["NCCL_NVLS_ENABLE"] == "0"
+    if "NCCL_HOSTID" in found:
+        assert found["NCCL_HOSTID"].endswith("-1")

@@ -56,6 +56,12 @@ def test_one_process_a_device_unless_told_otherwise(text, expected):
     assert check_command.processes({} if text is None else {"NPROC": text}, 4) == expected
 
 
+def test_ranks_that_share_devices_are_more():
+    assert check_command.processes({}, 1, 2) == 2
+    with pytest.raises(ConfigError, match=r"1 to 2: torch sees 1"):
+        check_command.processes({"NPROC": "3"}, 1, 2)
+
+
 @pytest.mark.parametrize("text", ["0", "x", "-1", "5"])
 def test_a_number_of_processes_that_cannot_be(text):
     with pytest.raises(ConfigError, match=rf"NPROC='{text}': must be a whole number of processes, 1 to 4"):
@@ -74,7 +80,7 @@ def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path
     monkeypatch.delenv("NPROC", raising=False)
     path = tmp_path / "x.json"
     assert check_command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
-    assert launched[-4:] == [str(path), "ddp", str(PAIRS), str(code)]
+    assert launched[-5:] == [str(path), "ddp", str(PAIRS), "1", str(code)]
     assert launched[launched.index("--nproc_per_node") + 1] == "2"
     assert capsys.readouterr().out == f"the same as JSON: {path}\n"
 

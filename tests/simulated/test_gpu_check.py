@@ -18,8 +18,8 @@ from tests.simulated.programs import needs_device
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
-def check(path: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES="2")
+def check(path: Path, *words: str, devices: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+    own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES=str(devices))
     own |= variables
     command = [
         sys.executable,
@@ -83,3 +83,22 @@ def test_telemetry_and_kernels_say_the_same(
     assert found(report, rank, "clocks, telemetry - profiler").found in {"+0.0 us", "-0.0 us"}
     for what in ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel"):
         assert found(report, rank, what).found.split(", ")[1].startswith("0 of ")
+
+
+def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) -> None:
+    """The simulated NCCL refuses two ranks of one host on one device, as the real one does."""
+    ended = check(tmp_path / "check.json", "--ranks-per-device", "2", *SMALL, devices=1)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    report = msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport)
+    assert (report.facts["world_size"], report.facts["ranks_per_device"]) == (2, 2)
+    hosts = [found(report, rank, "NCCL_HOSTID").found for rank in (0, 1)]
+    assert hosts[0] != hosts[1]
+    for rank in (0, 1):
+        assert found(report, rank, "MPS").found == "not found: ranks take turns on their device"
+        for what in ("overlap ratio, telemetry / kernels", "step time, instrumented / off"):
+            assert found(report, rank, what).why == "no MPS: ranks take turns on the device"
+        assert found(report, rank, "end, telemetry - kernel").verdict is CheckVerdict.OK
+    words = ("--ranks-per-device", "2", *SMALL)
+    refused = check(tmp_path / "refused.json", *words, devices=1, NCCL_HOSTID="one-host")
+    assert refused.returncode == 5
+    assert "Duplicate GPU detected : rank " in refused.stderr

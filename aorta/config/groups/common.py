@@ -100,7 +100,12 @@ _HOLDS: Final[Mapping[str, Callable[[float], bool]]] = {
 NUMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "must be at least 1": (
         *("training.epochs", "training.max_steps", "training.batch_size", "training.gradient_accumulation"),
-        *("training.log_interval", "training.checkpoint_interval", "telemetry.logger_interval"),
+        *(
+            "training.log_interval",
+            "training.ranks_per_device",
+            "training.checkpoint_interval",
+            "telemetry.logger_interval",
+        ),
         *("scheduler.total_steps", "dataset.num_samples", "dataset.sequence_length", "baseline.steps"),
         *("clock.anchor_interval", "clock.sync_samples", "fabric.ranks_per_node", "parallel.microbatches"),
         *("workload.model_dim", "workload.num_heads", "workload.num_kv_heads", "workload.num_layers"),

@@ -45,6 +45,8 @@ class Training:
     # auto, cpu, cuda (CUDA and HIP), or another accelerator as torch names it (xpu); auto = an accelerator that
     # AORTA can measure on, else the CPU
     device: str = "auto"
+    # ranks that share a device, for checks where there are fewer devices than ranks: NCCL is set to let them
+    ranks_per_device: int = 1
     # seconds after which a collective that does not end fails the run
     timeout_s: float = 300.0
 

@@ -7,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -197,6 +199,23 @@ SimulatedNccl::Communicator& SimulatedNccl::communicator(const std::string& key,
   return found;
 }
 
+void SimulatedNccl::refuse_a_shared_device(int device) {
+  if (std::exchange(places_known_, true) || getSize() == 1) return;
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  const char* named = std::getenv("NCCL_HOSTID");
+  const auto mine = std::string(named == nullptr ? host : named) + "/" + std::to_string(device);
+  const auto key = [](int rank) { return "place/" + std::to_string(rank); };
+  store_->set(key(getRank()), std::vector<uint8_t>(mine.begin(), mine.end()));
+  for (int rank = 0; rank < getSize(); ++rank) {
+    const auto said = store_->get(key(rank));
+    if (rank == getRank() || std::string(said.begin(), said.end()) != mine) continue;
+    throw C10_BUILD_ERROR(DistBackendError, "ncclInvalidUsage: Duplicate GPU detected : rank " +
+                                                std::to_string(getRank()) + " and rank " + std::to_string(rank) +
+                                                " both on CUDA device " + std::to_string(device));
+  }
+}
+
 void SimulatedNccl::fault_next(Fault fault, const std::string& message) {
   fault_ = fault;
   fault_message_ = message;
@@ -326,6 +345,7 @@ WorkPointer SimulatedNccl::collective(c10d::OpType type, bool asynchronous, Call
   refuse_if_failed();
   const int device = tensors[0].device().index();
   const c10::DeviceGuard guard(tensors[0].device());
+  refuse_a_shared_device(device);
   auto& by = communicator(COLLECTIVES, device);
   auto& current = current_stream(device);
   auto& on = asynchronous ? *by.own : current;

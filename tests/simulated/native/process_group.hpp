@@ -61,7 +61,10 @@ class SimulatedNccl final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
-  void eagerConnectSingleDevice(at::Device) override { eager_ = true; }
+  void eagerConnectSingleDevice(at::Device device) override {
+    refuse_a_shared_device(device.index());
+    eager_ = true;
+  }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void setSequenceNumberForGroup() override {}
@@ -135,6 +138,9 @@ class SimulatedNccl final : public c10d::Backend {
   WorkPointer finished_work(c10d::OpType type, Stream& on, SharedMoment done, uint64_t sequence, const Tensors& outputs,
                             const Tensors& stashed, const std::shared_ptr<Failure>& failure, bool with_future);
   Communicator& communicator(const std::string& key, int device);
+  // Once a group, and together: as NCCL, throws where two ranks of one host, as they name it (NCCL_HOSTID, else its
+  // name), have one device.
+  void refuse_a_shared_device(int device);
   void check(const Tensors& tensors) const;
   void refuse_if_failed();
   void let_go();
@@ -149,7 +155,7 @@ class SimulatedNccl final : public c10d::Backend {
   std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();  // of the whole group, from its first one on
   uint64_t collectives_ = 0, messages_ = 0;
   int64_t splits_ = 0;
-  bool eager_ = false, aborted_ = false, blocking_wait_ = false;
+  bool eager_ = false, places_known_ = false, aborted_ = false, blocking_wait_ = false;
   Fault fault_ = Fault::None;
   std::string fault_message_;
 };
