@@ -9,8 +9,6 @@ gets the same words.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import textwrap
@@ -157,12 +155,3 @@ def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> s
         textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         for line in lines
     )
-
-
-def csv_text(rows: Iterable[Sequence[str | float | None]]) -> str:
-    """Return the rows as CSV: floats with all their digits, an empty cell for None."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in rows:
-        writer.writerow("" if cell is None else repr(cell) if isinstance(cell, float) else cell for cell in row)
-    return out.getvalue()

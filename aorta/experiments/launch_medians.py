@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from aorta.analysis.metrics import Unit
-from aorta.errors import InputError, RunIncomplete
+from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
 from aorta.records.files import write_whole
 
@@ -27,33 +26,16 @@ NOISE_VERSION: Final = 1
 _SHOWN: Final = ("job_step_ms", "overlap_ratio", "exposed_share", "compute_ms", "comm_ms", "exposed_comm_ms", "idle_ms")
 
 
-@dataclass(frozen=True)
-class LaunchMedians:
-    """Medians over the rank-steps used of a launch.
-
-    `medians` and `reasons` together name every metric; `problem` says why there are none of either. `fabric` is what
-    the emulated network was, None without one.
-    """
-
-    medians: dict[str, float]
-    reasons: dict[str, str]
-    rank_steps: int = 0
-    fabric: Mapping[str, object] | None = None
-    readable: bool = True
-    problem: str | None = None
-
-    def of(self, metric: str) -> tuple[float | None, str | None]:
-        """Return the median, or None and why."""
-        if metric in self.medians:
-            return self.medians[metric], None
-        return None, self.reasons.get(metric) or self.problem or f"{metric} is not in the record"
-
-
-def medians_of(folder: Path, engine: Engine | None = None) -> LaunchMedians:
+def medians_of(
+    folder: Path, engine: Engine | None = None
+) -> tuple[dict[str, float | None], Mapping[str, object] | None]:
     """Read one launch.
 
     Args:
         engine: where files are read; by default on this machine's cores.
+
+    Returns:
+        The median of each metric over the rank-steps used, None where it is unknown; and what the emulated network was.
 
     Raises:
         InputError: it cannot be read.
@@ -63,26 +45,8 @@ def medians_of(folder: Path, engine: Engine | None = None) -> LaunchMedians:
 
     dataset = LabelledRun(folder.name, load_run(folder, engine))
     entry = step_entry(dataset)
-    fabric = dataset.run.health.fabric
-    if not entry.count:
-        return LaunchMedians({}, {}, fabric=fabric, problem=entry.reason)
-    found = entry.metrics.items()
-    return LaunchMedians(
-        {name: metric.median for name, metric in found if metric.median is not None},
-        {name: str(metric.reason) for name, metric in found if metric.median is None},
-        entry.count,
-        fabric,
-    )
-
-
-def read_medians(folder: Path) -> LaunchMedians:
-    """Read one launch. What cannot be read is said in `problem`: one bad job must not hide the others."""
-    from aorta.analysis.load.engines import Local
-
-    try:
-        return medians_of(folder, Local(1))
-    except InputError as error:
-        return LaunchMedians({}, {}, readable=False, problem=str(error))
+    found = {name: metric.median for name, metric in entry.metrics.items()} if entry.count else {}
+    return found, dataset.run.health.fabric
 
 
 class MetricNoise(msgspec.Struct, frozen=True):
@@ -137,14 +101,17 @@ def noise_floor(plan: Plan) -> NoiseFloor:
         raise RunIncomplete(f"no noise floor: {', '.join(missing)} missing in {plan.output}")
     found = [medians_of(plan.run_folder(one)) for one in order]
     sides = [one.side.name for one in order]
-    names = in_order({name for each in found for name in (*each.medians, *each.reasons)})
+    names = in_order({name for medians, _ in found for name in medians})
     return NoiseFloor(
         NOISE_VERSION,
         len(order),
         "median over the steps of all ranks (job_step_ms: over global steps), warm-up left out",
         [one.name for one in order],
-        found[-1].fabric,
-        {name: variation([each.medians.get(name) for each in found], sides, metric_named(name).unit) for name in names},
+        found[-1][1],
+        {
+            name: variation([medians.get(name) for medians, _ in found], sides, metric_named(name).unit)
+            for name in names
+        },
     )
 
 

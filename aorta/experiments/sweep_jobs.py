@@ -19,14 +19,15 @@ from typing import Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from aorta.analysis.load.engines import Local
 from aorta.analysis.report.launch_table import SWEEP_FILE, SweptJob
 from aorta.command_line import to_stderr
 from aorta.config.override_words import quoted
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, RunIncomplete
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InputError, RunIncomplete
 from aorta.experiments.journal import Journal
 from aorta.experiments.launch_engine import attempt
 from aorta.experiments.launch_folder import run_of
-from aorta.experiments.launch_medians import read_medians
+from aorta.experiments.launch_medians import medians_of
 from aorta.experiments.process import StopRequest
 
 RESULT: Final = "job_step_ms"
@@ -79,7 +80,11 @@ class SweepJobs:
             self._failed.append(f"{name} ({' '.join(words)}): {found.reason}")
             to_stderr(f"job {name}: {found.sentence}")
             return math.nan
-        return read_medians(folder / name).medians.get(RESULT, math.nan)
+        try:
+            value = medians_of(folder / name, Local(1))[0].get(RESULT)
+        except InputError:  # the report says why
+            value = None
+        return math.nan if value is None else value
 
     def finish(self) -> int:
         """Return exit code 0, or 128 + n after signal n.
