@@ -38,13 +38,9 @@ from aorta.terminal_style import style_of
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks in words: `rank 3`, `ranks 0-2, 5`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
-
-
-def number_ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers with runs of them in short: `0-3, 7`."""
-    runs = [[number for _, number in group] for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    runs = [[rank for _, rank in group] for _, group in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    named = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
 
 
 _Arguments = ParamSpec("_Arguments")

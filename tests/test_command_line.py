@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta import commands
-from aorta.command_line import command, number_ranges
+from aorta.command_line import command, name_ranks
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
 from tests.runs import HANGS_S, ROOT
 
@@ -76,5 +76,5 @@ def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.Captu
 
 
 def test_numbers_in_short() -> None:
-    assert number_ranges([0]) == "0"
-    assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
