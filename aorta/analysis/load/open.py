@@ -38,6 +38,7 @@ from aorta.records.files import open_regular
 from aorta.timeline.arrays import Int64
 
 _DAMAGED: Final = (zlib.error, cast("type[Exception]", igzip_lib.IsalError))
+_TAKEN: Final = 1 << 16
 _GZIP: Final = 31
 """`wbits` of zlib for gzip."""
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -84,39 +85,36 @@ class _Raw(io.RawIOBase):
         return filled
 
 
-class _Gzip(io.RawIOBase):
-    """What gzip members hold, one behind the other; zeros may follow. What came before a cut is given before the error.
-
-    Raises:
-        EOFError: a member is cut off, or something else stands behind it.
-    """
+class _Gzip:
+    """The content of gzip members, one behind the other; zeros may follow. What precedes a cut is given first."""
 
     def __init__(self, below: IO[bytes]) -> None:
         self._below, self._member, self._rest = below, isal_zlib.decompressobj(_GZIP), b""
 
-    def readable(self) -> bool:
-        return True
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end.
 
-    def readinto(self, buffer: Any) -> int:
+        Raises:
+            EOFError: a member is cut off, or something else stands behind it.
+        """
         while True:
             if self._member.eof:
-                self._rest = (self._member.unused_data or self._below.read(_COPIED)).lstrip(b"\0")
-                while not self._rest and (more := self._below.read(_COPIED)):
-                    self._rest = more.lstrip(b"\0")
-                if not self._rest:
-                    return 0
-                if not self._rest.startswith(GZIP_MAGIC[: len(self._rest)]):
+                rest = self._member.unused_data.lstrip(b"\0")
+                while not rest and (more := self._below.read(_TAKEN)):
+                    rest = more.lstrip(b"\0")
+                if not rest:
+                    return b""
+                if not rest.startswith(GZIP_MAGIC[: len(rest)]):
                     raise EOFError("bytes that are no gzip stand behind it")
-                self._member = isal_zlib.decompressobj(_GZIP)
+                self._member, self._rest = isal_zlib.decompressobj(_GZIP), rest
             elif not self._rest:
-                self._rest = self._below.read(_COPIED)
+                self._rest = self._below.read(_TAKEN)
                 if not self._rest:
                     raise EOFError("it ends inside of a member")
-            data = self._member.decompress(self._rest, len(buffer))
+            data: bytes = self._member.decompress(self._rest, size)
             self._rest = self._member.unconsumed_tail
             if data:
-                buffer[: len(data)] = data
-                return len(data)
+                return data
 
 
 @dataclass

@@ -75,7 +75,8 @@ class TraceFacts:
 
 def facts_of(trace: Trace) -> TraceFacts:
     """Count everything in one trace, including rows that no metric can use; to be called before `usable`."""
-    table = trace.intervals
+    table, left_out = trace.intervals, _left_out(trace)
+    clean = table.take(~np.any(list(left_out.values()), axis=0))
     return TraceFacts(
         path=trace.path,
         format=trace.format,
@@ -85,23 +86,22 @@ def facts_of(trace: Trace) -> TraceFacts:
         host=trace.host,
         devices={rank: _devices(table, rank) for rank in trace.ranks},
         steps=len(trace.windows),
-        counters=dict(Counter(trace.counters) + Counter(_count(trace))),
-        notes=(*trace.notes, *_named_strays(trace), *_doubts(trace)),
+        counters=dict(Counter(trace.counters) + Counter(_count(trace, left_out, clean))),
+        notes=(*trace.notes, *_named_strays(trace, left_out["strays"]), *_doubts(trace, clean)),
         unseen=trace.unseen,
     )
 
 
-def _named_strays(trace: Trace) -> Iterator[str]:
-    table, strays = trace.intervals, _strays(trace)
+def _named_strays(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[str]:
+    table = trace.intervals
     names = dict.fromkeys(table.names[code] for code in table.name[strays].tolist() if code != NULL)
     if strays.any():
         shown = ", ".join(repr(name[:80]) for name in list(names)[:SHOWN_DOUBTS])
         yield f"{trace.path}: {int(strays.sum())} row(s) lie far outside of everything else and are left out: {shown}"
 
 
-def _doubts(trace: Trace) -> Iterator[str]:
+def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
     """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
-    table = usable(trace).intervals
     doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
     if not doubts.any():
         return
@@ -121,10 +121,20 @@ def usable(trace: Trace) -> Trace:
     """Return the trace without rows that end before they start or last absurdly long, far strays, and repetitions;
     `facts_of` has counted them.
     """
+    bad = np.any(list(_left_out(trace).values()), axis=0)
+    return replace(trace, intervals=trace.intervals.take(~bad)) if bad.any() else trace
+
+
+def _left_out(trace: Trace) -> dict[str, NDArray[np.bool_]]:
+    """Return by counter which rows no metric can use."""
     table = trace.intervals
     length = table.end_ns - table.start_ns
-    good = (length >= 0) & (length <= ABSURD_NS) & ~_strays(trace) & ~_repeated(table)
-    return trace if good.all() else replace(trace, intervals=table.take(good))
+    return {
+        "negative_duration": length < 0,
+        "absurd_duration": length > ABSURD_NS,
+        "strays": _strays(trace),
+        "repeated": _repeated(table),
+    }
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:
@@ -167,17 +177,14 @@ def _repeated(table: Intervals) -> NDArray[np.bool_]:
     return found
 
 
-def _count(trace: Trace) -> dict[str, int]:
+def _count(trace: Trace, left_out: Mapping[str, NDArray[np.bool_]], clean: Intervals) -> dict[str, int]:
     table = trace.intervals
     length = table.end_ns - table.start_ns
     comm = table.cls == IntervalClass.COMM
-    rows, overlapping_ns = _same_stream(usable(trace).intervals)
+    rows, overlapping_ns = _same_stream(clean)
     return {
         "rows": len(table),
-        "negative_duration": int((length < 0).sum()),
-        "strays": int(_strays(trace).sum()),
-        "repeated": int(_repeated(table).sum()),
-        "absurd_duration": int((length > ABSURD_NS).sum()),
+        **{name: int(chosen.sum()) for name, chosen in left_out.items()},
         "zero_duration": int((length == 0).sum()),
         "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
         "unknown_kind": int((comm & (table.kind == NULL)).sum()),

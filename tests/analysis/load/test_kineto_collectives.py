@@ -203,3 +203,16 @@ def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_un
     why = read([*events, copy(PEER, 10, 5, 12)]).unseen
     assert why is not None
     assert "symmetric memory was used, and of 1 copies between devices the trace does not say" in why
+
+
+def test_a_kernel_is_communication_by_its_operator_only_where_both_have_an_id():
+    operator = event("cpu_op", "symm_mem::put_signal", 0, 9, 4242, 4242, External_id=8)
+    unlinked = event("cpu_op", "c10d::allreduce_", 0, 9, 4242, 4242)
+    others = [
+        kernel("k1", 0, 5, External_id=8),
+        kernel("k2", 5, 5, External_id=None),
+        kernel(GEMM, 10, 5, External_id=8),
+    ]
+    trace = read([operator, unlinked, *others])
+    assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == ["k1"]
+    assert KINDS[trace.intervals.kind[0]] == "send"

@@ -195,7 +195,8 @@ def _device_intervals(columns: EventColumns) -> tuple[Intervals, CollectiveColum
     by_name = {code: kind_of(names[code]) for code in np.unique(table.name[communicates]).tolist()}
     collectives.kind[communicates] = [by_name[code] for code in table.name[communicates].tolist()]
     unnamed = issued & (collectives.kind == NULL)
-    collectives.kind[unnamed] = [columns.issued[origin] for origin in device.origin[unnamed].tolist()]
+    kinds = {name: kind_of(name) for name in set(columns.issued.values())}
+    collectives.kind[unnamed] = [kinds[columns.issued[origin]] for origin in device.origin[unnamed].tolist()]
     known = {row: arguments for row, arguments in columns.linked.items() if arguments.collective is not None}
     unlinked = len(columns.linked) - len(known)
     if unlinked:

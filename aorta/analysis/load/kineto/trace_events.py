@@ -18,7 +18,7 @@ import numpy as np
 
 from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
-from aorta.analysis.load.kernel_classifier import MARK, NameClassifier, kind_of
+from aorta.analysis.load.kernel_classifier import MARK, NameClassifier
 from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,
@@ -65,7 +65,7 @@ class EventColumns:
         copies: copies between devices, in the form `kernel_links.launched_by_collectives` expects.
         symmetric: whether symmetric memory was used.
         devices, streams: what their ids are numbered by.
-        issued: `External id` of each operator or range that issues communication -> the kind that its name tells.
+        issued: `External id` of each operator or range that issues communication -> its name.
     """
 
     def __init__(self, classifier: NameClassifier) -> None:
@@ -79,7 +79,7 @@ class EventColumns:
         self.linked: dict[int, Arguments] = {}
         self.copies: dict[int, Arguments | int] = {}
         self.symmetric = False
-        self.issued: dict[int, int] = {}
+        self.issued: dict[int, str] = {}
         self.devices, self.streams = Identifiers(DEVICES), Identifiers()
         self.counters: Counter[str] = Counter()
         self.events = 0
@@ -118,10 +118,9 @@ class EventColumns:
         if calls:
             self.links.add_calls(calls, *begun)
         self.links.add_products(products)
-        for name, ident in zip(
-            (event.name for event in issuing), externals_of(links_of([event.args for event in issuing])), strict=True
-        ):
-            self.issued[int(ident)] = kind_of(name)
+        idents_of = externals_of(links_of([event.args for event in issuing])).tolist()
+        self.issued.update(zip(idents_of, [event.name for event in issuing], strict=True))
+        self.issued.pop(NULL, None)
         if self.host is not None:
             self.host.add(self._text, events)
 
