@@ -1,6 +1,6 @@
 """Which kernels of a device communicate, copy or compute, by their names: one vocabulary for traces and for live runs.
 
-`COMM` names the libraries that communicate; patterns are unanchored (docs/dev/measuring.md, W12). Any other name with a
+A table has libraries that communicate; patterns are unanchored (docs/dev/measuring.md, W12). Any other name with a
 collective's word may communicate, too: `doubtful` says so unless it is known to compute. `launches_communication` is of
 the operator or range that launched a kernel.
 
@@ -57,9 +57,7 @@ _SOURCES: Final = (
     (r"dlslime::|(?<![a-z])uccl|(?<![a-z])nixl_|pplx_", "DLSlime, uccl-project/uccl, ai-dynamo/nixl, pplx-kernels"),
     (r"push_pull_halos", "NVIDIA/apex: contrib/csrc/peer_memory"),
 )
-"""What matches kernels that communicate, and where they come from."""
-COMM: Final = tuple(pattern for pattern, _ in _SOURCES)
-"""Communication kernels of any vendor. `--comm-pattern` adds to them."""
+"""What matches kernels that communicate, and where they come from. `--comm-pattern` adds to them."""
 
 COPY: Final = (
     r"__amd_rocclr_(copy|fill)",  # HIP copies and fills run as kernels (rocprofv3)
@@ -88,7 +86,7 @@ _OPERATOR: Final = re.compile(
 )
 _WORD_STARTS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-_COMM: Final = re.compile("|".join(f"(?:{part})" for part in COMM), re.IGNORECASE)
+_COMM: Final = re.compile("|".join(f"(?:{part})" for part, _ in _SOURCES), re.IGNORECASE)
 _COPY: Final = re.compile("|".join(f"(?:{part})" for part in COPY), re.IGNORECASE)
 _FUSED: Final = re.compile(r"^triton_[a-z]+_fused")
 

@@ -9,7 +9,7 @@ environment of a process but what tells its rank (it may hold secrets).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -87,63 +87,43 @@ def read_rpd(path: Path, name: str, classifier: NameClassifier, headers: Sequenc
     for pid in processes:
         mine, own = rows_of(work, work["pid"] == pid), rows_of(calls, calls["pid"] == pid)
         kernels, copies = rows_of(mine, mine["copies"] == 0), rows_of(mine, mine["copies"] == 1)
-        marks = rows_of(own, np.array([strings.get(code) == "UserMarker" for code in own["apiName_id"].tolist()], bool))
-        where = f"{name} (process {pid})" if len(processes) > 1 else name
-        nothing = rows_of(own, np.zeros(0, np.int64))
-        traces.append(
-            replace(
-                trace_of(
-                    "rpd",
-                    where,
-                    place(Process(name if len(processes) == 1 else "", pid=pid if pid != NULL else None), headers),
-                    _rpd_kernels(kernels, strings),
-                    _rpd_copies(copies, strings),
-                    Calls(nothing["tid"], nothing["id"], nothing["start"], nothing["end"], ()),
-                    (own["id"], own["start"]),
-                    Calls(
-                        marks["tid"],
-                        marks["id"],
-                        marks["start"],
-                        marks["end"],
-                        [strings.get(code, "") for code in marks["args_id"].tolist()],
-                    ),
-                    classifier,
-                    copies_observed=bool(len(copies["id"])),
-                ),
-                clock="unknown",
-            )
+        is_mark = [strings.get(code) == "UserMarker" for code in own["apiName_id"].tolist()]
+        marks, nothing = (rows_of(own, np.array(chosen, bool)) for chosen in (is_mark, [False] * len(is_mark)))
+        texts = [strings.get(code, "") for code in marks["args_id"].tolist()]
+        ran, names = _coded(strings.get(code, "") for code in kernels["name"].tolist())
+        copied, kinds_of_copies = _coded(strings.get(code, "") for code in copies["opType_id"].tolist())
+        trace = trace_of(
+            "rpd",
+            f"{name} (process {pid})" if len(processes) > 1 else name,
+            place(Process(name if len(processes) == 1 else "", pid=pid if pid != NULL else None), headers),
+            Kernels(
+                kernels["tid"],
+                kernels["gpuId"],
+                kernels["queueId"],
+                np.full(len(ran), NULL),
+                kernels["id"],
+                (kernels["call"],),
+                kernels["start"],
+                kernels["end"],
+                ran,
+                names,
+            ),
+            Copies(copies["gpuId"], copies["queueId"], copies["start"], copies["end"], copied, kinds_of_copies),
+            Calls(nothing["tid"], nothing["id"], nothing["start"], nothing["end"], ()),
+            (own["id"], own["start"]),
+            Calls(marks["tid"], marks["id"], marks["start"], marks["end"], texts),
+            classifier,
+            copies_observed=bool(len(copies["id"])),
         )
+        traces.append(replace(trace, clock="unknown"))
     return traces
 
 
-def _rpd_kernels(rows: dict[str, Int64], strings: Mapping[int, str]) -> Kernels:
+def _coded(texts: Iterable[str]) -> tuple[Int64, tuple[str, ...]]:
+    """Return the code of each text, `NULL` of an empty one, and the texts by code."""
     names = Interner()
-    code = [names(text) if (text := strings.get(ident, "")) else NULL for ident in rows["name"].tolist()]
-    return Kernels(
-        thread=rows["tid"],
-        device=rows["gpuId"],
-        queue=rows["queueId"],
-        stream=np.full(len(code), NULL),
-        dispatch=rows["id"],
-        correlations=(rows["call"],),
-        start_ns=rows["start"],
-        end_ns=rows["end"],
-        name=np.array(code, np.int64),
-        names=names.strings,
-    )
-
-
-def _rpd_copies(rows: dict[str, Int64], strings: Mapping[int, str]) -> Copies:
-    names = Interner()
-    code = [names(strings.get(ident, "")) for ident in rows["opType_id"].tolist()]
-    return Copies(
-        device=rows["gpuId"],
-        stream=rows["queueId"],
-        start_ns=rows["start"],
-        end_ns=rows["end"],
-        name=np.array(code, np.int64),
-        names=names.strings,
-    )
+    codes = np.array([names(text) if text else NULL for text in texts], np.int64)
+    return codes, names.strings
 
 
 def _check_version(db: Database, suffix: str) -> None:
