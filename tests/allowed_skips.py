@@ -39,10 +39,6 @@ ALLOWED: Final = (
         "captures of other projects and machines, whose licences do not let them into this repository",
     ),
     AllowedSkip(
-        "this user may not mount a small file system",
-        "a container may forbid mount namespaces; the same is shown there with a limit of the size of files",
-    ),
-    AllowedSkip(
         r"\d+ collectives of one rank were over before they could be asked",
         "the scheduler decides whether a collective is still under way when it is looked at",
     ),

@@ -172,7 +172,18 @@ def merge(folder: Path) -> None:
 
 
 def rpc(folder: Path) -> None:
-    facts = RpcFacts(1, [Worker(0, "driver"), Worker(1, "helper")], 0, 1, True, True, {"1": "killed"}, None)
+    facts = RpcFacts(
+        1,
+        [Worker(0, "driver"), Worker(1, "helper")],
+        0,
+        1,
+        True,
+        True,
+        {"1": "killed"},
+        None,
+        ended=True,
+        finished_windows=1,
+    )
     _put(folder / "whole", RPC_FILE, msgspec.json.encode(facts))
     for worker in range(2):
         place = folder / "whole" / "torch_profiler" / f"worker{worker}"

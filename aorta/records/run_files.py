@@ -91,8 +91,7 @@ RPC_FILE: Final = "rpc.json"
 RPC_VERSION: Final = 1
 CALLS_FILE: Final = "rpc_calls_{window:04d}.jsonl"
 """In each rank's trace folder, once the window is over; empty where the rank made no call."""
-CALLS_GLOB: Final = "rpc_calls*.jsonl"
-"""Earlier runs have one file for all windows, `rpc_calls.jsonl`."""
+CALLS_GLOB: Final = "rpc_calls_*.jsonl"
 TRACE_FILE: Final = "rpc_trace.json.gz"
 """What the report makes of all traces, in the run's folder by default."""
 WINDOW_FILE: Final = "rpc_window_{window:04d}.json"
@@ -156,7 +155,7 @@ class RpcFacts(msgspec.Struct, frozen=True):
     """`rpc.json`, written when the run begins and after every window.
 
     `incomplete`: it has not `ended`, a worker was lost (`lost`: id to why), or a failed call or a signal has
-    `cut_short` a window. `finished_windows` is null in files of earlier runs, which were written at the end alone.
+    `cut_short` a window.
     """
 
     version: int
@@ -167,8 +166,8 @@ class RpcFacts(msgspec.Struct, frozen=True):
     incomplete: bool
     lost: dict[str, str]
     cut_short: str | None
-    ended: bool = True
-    finished_windows: int | None = None
+    ended: bool
+    finished_windows: Integer
 
 
 STREAMS_FILE: Final = "streams.json"

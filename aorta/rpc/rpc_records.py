@@ -83,11 +83,9 @@ def read_run(folder: Path) -> RpcRecords:
     profiled = facts.profiled if facts else bool(traces)
     saved = Counter(trace.rank for trace in traces)
     windows = _windows(facts, calls)
-    # Earlier versions wrote one list for all windows.
-    wanted = windows if facts is None or facts.finished_windows is not None else 1
     for worker, name in workers.items():
-        if lists[worker] < wanted:
-            missing.append(f"worker {name} (node {worker}): {lists[worker]} of {wanted} lists of the calls it made")
+        if lists[worker] < windows:
+            missing.append(f"worker {name} (node {worker}): {lists[worker]} of {windows} lists of the calls it made")
         if profiled and saved[worker] < windows:
             missing.append(f"worker {name} (node {worker}): {saved[worker]} of {windows} traces")
     missing += _ending(facts, workers) if facts else []
@@ -98,7 +96,7 @@ def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
     """Return how many windows every worker should have; one that was cut short counts for nobody."""
     if facts is None:
         return 1 + max((call.window or 0 for call in calls), default=0)
-    return facts.windows if facts.finished_windows is None else facts.finished_windows
+    return facts.finished_windows
 
 
 def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
@@ -110,7 +108,7 @@ def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
     if not facts.ended:
         name = workers.get(facts.driver, "?")
         problems.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
-    if facts.finished_windows is not None and facts.finished_windows < facts.windows:
+    if facts.finished_windows < facts.windows:
         problems.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
     return problems
 

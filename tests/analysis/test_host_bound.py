@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pandas as pd
 import pytest
 
 from aorta import analysis
@@ -17,7 +16,6 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.figure_data import parts
-from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError
 from aorta.records.schema import CalibrationPlan, Step
@@ -151,14 +149,6 @@ def test_marks_that_kernels_contradict_are_not_believed(tmp_path: Path) -> None:
     assert (ratio["median"], ratio["source"], ratio["bounds"], ratio["reason"]) == (None, None, None, CONTRADICTED)
 
 
-def test_a_run_of_calibrated_steps_alone_is_of_kernels(tmp_path: Path) -> None:
-    found = entry(write(tmp_path, by_kernels))
-    assert (found["metrics"]["overlap_ratio"]["median"], found["metrics"]["overlap_ratio"]["source"]) == (
-        0.375,
-        "kernels",
-    )
-
-
 def test_the_table_of_steps_tells_apart_what_measured_each(tmp_path: Path) -> None:
     folder = write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))
     frame = analysis.steps(folder)
@@ -174,19 +164,6 @@ def test_the_table_of_steps_tells_apart_what_measured_each(tmp_path: Path) -> No
     assert plain["overlap_ratio_at_most"].isna().all()
 
 
-def test_the_tables_of_a_report_have_sources_and_bounds(tmp_path: Path) -> None:
-    write(tmp_path / "bounded", undecided)
-    write(tmp_path / "measured", calibrated, calibrated=calibration(0.375, 0.75), run="run-2")
-    sources = {name: tmp_path / name for name in ("bounded", "measured")}
-    write_report(sources, tmp_path / "out", html=False, tables="csv")
-    rows = pd.read_csv(tmp_path / "out" / "tables" / "metrics.csv").set_index(["label", "metric"])
-    bounded, measured = (rows.loc[(name, "overlap_ratio")] for name in sources)
-    assert (bounded["at_least"], bounded["at_most"]) == (0.25, 0.75)
-    assert bounded[["source", "median"]].isna().all()
-    assert (measured["source"], measured["median"]) == ("kernels", 0.375)
-    assert measured[["at_least", "at_most"]].isna().all()
-
-
 def test_calibrated_steps_of_the_warm_up_are_none(tmp_path: Path) -> None:
     """In number, and where there are no others."""
 
@@ -199,28 +176,9 @@ def test_calibrated_steps_of_the_warm_up_are_none(tmp_path: Path) -> None:
     assert (alone["source"], alone["bounds"]) == (None, {"at_least": 0.25, "at_most": 0.75})
 
 
-def test_what_one_rank_decides_another_may_leave_open(tmp_path: Path) -> None:
-    found = entry(write(tmp_path, lambda rank, number: (undecided if rank else decided)(rank, number)))
-    ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["bounds"]) == (None, {"at_least": 0.5, "at_most": 0.75})
-    assert found["pace"]["host_bound"] is True
-
-
 def test_a_run_is_of_kernels_where_they_measured_every_rank(tmp_path: Path) -> None:
     found = entry(write(tmp_path, lambda rank, number: (by_kernels if rank else decided)(rank, number)))
     assert found["metrics"]["overlap_ratio"]["source"] == "marks"
-
-
-def test_bounds_are_of_the_steps_behind_the_warm_up(tmp_path: Path) -> None:
-    def of(rank: int, number: int) -> Step:
-        return undecided(rank, number, 0.0 if number < 2 else 2.0 if number % 2 else 4.0)
-
-    assert entry(write(tmp_path, of))["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.375, "at_most": 0.75}
-
-
-def test_kernels_that_hide_more_than_marks_contradict_them_as_well(tmp_path: Path) -> None:
-    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.375)))
-    assert (found["pace"]["calibration"]["agree"], found["metrics"]["overlap_ratio"]["median"]) == (False, None)
 
 
 def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import aorta.analysis
 from aorta.analysis.collective_matching import match
 from aorta.analysis.tables import UNNUMBERED
-from aorta.records.schema import Collective, Coverage
+from aorta.records.schema import Collective
 from aorta.timeline.classes import UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
@@ -80,31 +80,6 @@ def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -
     assert frame["members"].isna().all()
     assert frame["busbw_gb_per_s"].isna().all()
     assert frame["transfer_reason"].str.contains("no footer").all()
-
-
-def test_a_number_that_a_rank_has_twice_is_unmatched(tmp_path: Path) -> None:
-    frame = run_of(tmp_path, [[collective(end_ms=2), collective(end_ms=1)], [collective(end_ms=3)]])
-    assert frame["transfer_ms"].isna().all()
-    assert frame["transfer_reason"].str.contains("every rank of its group").all()
-
-
-def test_a_missing_rank_leaves_no_transfer(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(0, 2), [step(0, 2, overlap=HALF, collectives=[collective()])])
-    frame = aorta.analysis.collectives(tmp_path)
-    assert frame["transfer_ms"].isna().all()
-
-
-def test_after_a_missed_collective_sequence_numbers_are_not_trusted(tmp_path: Path) -> None:
-    for rank in range(2):
-        lines = [
-            step(rank, 2, number, overlap=HALF, collectives=[collective(seq=number)], coverage=seen)
-            for number, seen in enumerate(
-                [Coverage(1, 1, True), Coverage(1, 1 + rank, rank == 0), Coverage(1, 1, True)]
-            )
-        ]
-        write_rank(tmp_path, header(rank, 2), lines)
-    frame = aorta.analysis.collectives(tmp_path).set_index(["rank", "global_step"])
-    assert frame["transfer_ms"].isna().groupby("global_step").all().tolist() == [False, True, True]
 
 
 def test_a_run_without_collectives_gives_an_empty_table(tmp_path: Path) -> None:

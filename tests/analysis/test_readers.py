@@ -201,15 +201,6 @@ def test_how_far_the_emulation_held_is_counted_without_warm_up(
     assert (told["emulated_fabric_rows"], told["emulated_fabric_backend_slower_rows"]) == (rows, slower)
 
 
-@pytest.mark.parametrize("fabric", [{"kind": "none"}, {"kind": None}, None])
-def test_a_real_fabric_is_not_remarked(tmp_path: Path, fabric: object) -> None:
-    write_rank(tmp_path, header(), [])
-    write_manifest(tmp_path, {"fabric": fabric})
-    health = load_run(tmp_path).health
-    assert health.fabric is None
-    assert health.facts([]).emulated_fabric_rows is None
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -13,9 +13,6 @@ from typing import Any
 from tests.ranks import forked
 from tests.runs import HANGS_S, environment, succeeded
 
-GRAIN_BYTES = 512
-"""The smallest block that the simulated device allocates."""
-
 
 def launched(target: str | Path, *words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     """Run a script or a module on as many ranks and devices. Fails the test when a rank fails."""

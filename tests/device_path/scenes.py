@@ -506,25 +506,6 @@ def waited(issue: Callable[[], Any]) -> tuple[bool, bool]:
     return issued_ns - before_ns > NOT_AT_ONCE_NS, simulated.host_ns() - issued_ns > NOT_AT_ONCE_NS
 
 
-def half_precision_hook(scene: Scene) -> Any:
-    """As DDP's fp16 hook: each step allocates what it reduces, and waits for the future only."""
-    live = []
-    with scene.looking() as instrument:
-        for number in range(300):
-            with scene.step(instrument):
-                half = scene.tensor(scene.rank + 1.0).half()
-                work = dist.all_reduce(half, async_op=True)
-                future = work.get_future()
-                del work, half
-                future.wait()
-                reduced = future.value()[0].float()
-                del future
-            torch.accelerator.synchronize()
-            if number in (19, 299):
-                live.append(simulated.counters(scene.device.index).live_bytes)
-    return {"live": live, "value": float(reduced[0])}
-
-
 def kept_handles(scene: Scene) -> Any:
     """Handles that their caller keeps and does not wait for, of tensors that it drops: how many of these live on when
     the device has passed and a step has begun.
@@ -997,7 +978,6 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     split,
     limited_wait,
     blocking,
-    half_precision_hook,
     kept_handles,
     abandoned,
     priorities,

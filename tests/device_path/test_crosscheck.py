@@ -6,7 +6,6 @@ of the device's own timeline (`tests.simulated.kineto`) and read by AORTA's own 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
-from aorta.gpu_check.check_table import matched, pooled_ratio, windows
 from aorta.records.schema import Step
 from aorta.timeline.overlap import Overlap
 from tests.device_path.launch import launched
@@ -113,15 +111,3 @@ def test_both_see_the_same_overlap(seen: dict[tuple[str, int], Seen], strategy: 
         ):
             own_ms = line.overlap[name]
             assert abs(own_ms * 1e6 - theirs_ns) <= count * NEAR_NS, name
-
-
-@pytest.mark.parametrize(("strategy", "rank"), CASES)
-def test_the_check_that_users_run_agrees_too(seen: dict[tuple[str, int], Seen], strategy: str, rank: int) -> None:
-    """`aorta.gpu_check` reads the trace by names of kernels alone."""
-    one = seen[strategy, rank]
-    found = windows(json.loads(one.path.read_text()), [(line.t_start_ns, line.t_end_ns) for line in one.lines], rank)
-    pairs = matched([[row[3:] for row in in_record(line)] for line in one.lines], found)
-    assert pairs
-    assert all(abs(own[1] - kernel[1]) <= NEAR_NS for own, kernel in pairs)
-    hidden, comm = (sum(line.overlap[name] or 0 for line in one.lines) for name in ("compute_comm_ms", "comm_ms"))
-    assert pooled_ratio(found) == pytest.approx(hidden / comm, abs=NEAR_RATIO)

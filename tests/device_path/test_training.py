@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.device_path.launch import GRAIN_BYTES, launched, on_devices
-from tests.runner import talking_threads
-from tests.runs import record
+from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -19,13 +16,6 @@ STRATEGIES = {
     4: ("hsdp", "fsdp_tp", "fsdp_ep workload=moe", "fsdp_pp"),
 }
 STEPS = "3"
-STEADY_STEPS = 225
-"""Between two looks of `program_steady`."""
-STEADY = (
-    "parallel=ddp instrument.mode=dedicated",
-    "parallel=fsdp instrument.mode=dedicated",
-    "parallel=fsdp instrument.mode=observe instrument.native=false",
-)
 
 
 @pytest.fixture(scope="module")
@@ -86,34 +76,3 @@ def test_docs_say_whose_streams_collectives_run_on(trained: dict[str, Any]) -> N
                 row = f"| `{strategy.split()[0]}` | {name} | {' | '.join(map(', '.join, whose))} |"
                 table += [] if row in table else [row]
     assert "\n".join(table) in Path("docs/dev/devices.md").read_text(), "\n".join(table)
-
-
-@pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, int]]]]:
-    return on_devices("tests.device_path.program_steady", Path(tmp_path_factory.mktemp("steady")), *STEADY)
-
-
-@pytest.mark.parametrize("case", STEADY)
-def test_nothing_grows_over_five_hundred_steps(steady: list[dict[str, Any]], case: str) -> None:
-    for rank in steady:
-        early, middle, late = rank[case]
-        # One block a step would be as much; whether the last tensors are still held is a matter of speed.
-        assert max(middle["live_bytes"], late["live_bytes"]) - early["live_bytes"] < STEADY_STEPS * GRAIN_BYTES
-        assert early["streams"] == middle["streams"] == late["streams"]
-        # What torch makes for itself in a step it makes in every step, and the pool grows by some when steps are read
-        # later than before, as a busy machine makes them; one more a step would be as many as there are steps.
-        assert late["events"] - middle["events"] < middle["events"] - early["events"] + STEADY_STEPS
-        assert late["unread"] <= 16
-
-
-@pytest.mark.parametrize("timed", ["native", "python"])
-def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: Path, timed: str) -> None:
-    count = 200
-    launched("tests.runner.talking_threads", str(tmp_path), str(count), "fsdp", timed)
-    for rank in (0, 1):
-        read = record(tmp_path, rank)
-        seen = Counter(
-            row.group for step in read.steps for row in step.collectives if row.bytes == talking_threads.ITEMS * 4
-        )
-        assert list(seen.values()) == [count] * talking_threads.THREADS
-        assert [step.global_step for step in read.steps if not step.coverage.complete] == []

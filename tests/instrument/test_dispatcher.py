@@ -14,7 +14,7 @@ from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, 
 from aorta.instrument.in_flight import InFlight
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.timed_work import KeptAlive, TimedWork
-from tests.instrument.taps import CPU, Tap
+from tests.instrument.taps import CPU, Answer, Tap, answering
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -93,6 +93,33 @@ def test_exceptions_are_the_backends(watched: Tap) -> None:
     with pytest.raises(type(intercepted.value)) as plain:
         wrong()
     assert str(plain.value).splitlines()[0] == str(intercepted.value).splitlines()[0]
+
+
+def test_a_wait_that_times_out_is_a_stall_and_no_end(watched: Tap) -> None:
+    with answering(backend := Answer(fails=1)):
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work is not None
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.wait()
+        watched.hand_over()
+        assert not watched.rows[0].look()
+        assert watched.stalls[-1][0] > watched.rows[0].issue_ns
+        work.wait()
+        work.wait()
+    assert backend.waits == 2
+    assert watched.rows[0].look()
+    assert watched.rows[0].end_source == "wait"
+
+
+def test_a_wait_for_what_has_ended_is_no_stall(watched: Tap) -> None:
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    deadline = time.monotonic() + HANGS_S
+    while not any(row.look() for row in seen(watched)):  # gloo's thread stamps the end a moment later
+        assert time.monotonic() < deadline
+    work.wait()
+    watched.hand_over()
+    assert watched.stalls == []
 
 
 @pytest.mark.spec("D7")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.config.schema import EmulatedFabric
-from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer, sleep_until
+from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork
 from aorta.instrument.in_flight import InFlight
 from tests.instrument.taps import Tap
@@ -129,31 +128,6 @@ def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals,
     link.close()
 
 
-def test_sleeping_is_precise_and_lets_others_run() -> None:
-    attempted(
-        "sleeping beside another thread", sleep_while_another_counts
-    )  # on a busy machine both may be without a core
-    sleep_until(0)
-
-
-def sleep_while_another_counts() -> None:
-    counted, stop = [0], threading.Event()
-
-    def count() -> None:
-        while not stop.is_set():
-            counted[0] += 1
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    end = time.perf_counter_ns() + 20 * MS
-    sleep_until(end)
-    woken = time.perf_counter_ns()
-    stop.set()
-    thread.join()
-    assert woken >= end
-    assert counted[0] > 1000
-
-
 # --- at the seam
 
 LATENCY = {"inter_latency_us": 300_000.0, "inter_bandwidth_gb_per_s": 1e6, "emulated_world_size": 2}
@@ -194,21 +168,6 @@ def completes_at_the_emulated_end(seen: list[InFlight], name: str) -> None:
     assert work.is_completed()
     assert time.perf_counter_ns() >= row.end == row.issue_ns + (600 if name == "all_reduce" else 300) * MS
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
-
-
-def test_a_synchronous_caller_waits_as_long(seen: list[InFlight]) -> None:
-    tensor = torch.arange(4.0)
-    begin = time.perf_counter_ns()
-    dist.all_reduce(tensor)
-    assert time.perf_counter_ns() - begin >= 600 * MS
-    assert torch.equal(tensor, torch.arange(4.0))
-
-
-def test_a_future_has_the_backends_value_and_comes_late(seen: list[InFlight]) -> None:
-    begin = time.perf_counter_ns()
-    (value,) = dist.all_reduce(torch.arange(4.0), async_op=True).get_future().wait()
-    assert time.perf_counter_ns() - begin >= 600 * MS
-    assert torch.equal(value, torch.arange(4.0))
 
 
 def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:

@@ -157,15 +157,6 @@ def test_nothing_is_built_that_a_run_does_not_use(
     assert not native.library().parent.exists()
 
 
-def test_a_folder_that_cannot_be_made_does_not_fail_a_run(
-    somewhere_else: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked_to_build(monkeypatch, "open(path, 'w').close()")
-    (somewhere_else / "aorta").write_text("a file where the folder should be")
-    native.ensure_built("observe", wanted=True, emulated=False)
-    assert "the compiled interceptor cannot be built" in caplog.text
-
-
 def test_without_a_compiler_what_is_missing_is_named(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(native.FIRST_USE, raising=False)
     monkeypatch.setenv("PATH", os.devnull)

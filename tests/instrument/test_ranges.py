@@ -166,19 +166,6 @@ def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: InPython)
     assert leaf.grad is not None
 
 
-def test_gradients_are_not_touched(watched: InPython) -> None:
-    plain, looked_at = nn.Linear(4, 4), nn.Linear(4, 4)
-    looked_at.load_state_dict(plain.state_dict())
-    watched.ranges.watch("b", looked_at)
-    watched.ranges.watch_backward(looked_at)
-    x = torch.randn(2, 4)
-    for layer in (plain, looked_at):
-        layer(x).square().sum().backward()
-    assert plain.weight.grad is not None
-    assert looked_at.weight.grad is not None
-    assert torch.equal(plain.weight.grad, looked_at.weight.grad)
-
-
 def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: InPython) -> None:
     block = Block()
     watched.ranges.watch("b", block)

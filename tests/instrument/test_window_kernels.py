@@ -95,15 +95,6 @@ def test_where_kernels_are_missing_the_marks_stand(seen, problem):
     assert (kernels.problem, kernels.compared.steps) == (problem, 0)
 
 
-def test_communication_that_no_collective_made_is_of_no_kind():
-    rig, kernels = Rig(), WindowKernels()
-    one_step(rig, kernels)
-    kernels.arrived([*gemms((10, 90)), REDUCED, kernel("nvshmem_put()", SIDE, 70, 80)])
-    rig.recorder.catch_up()
-    (line,) = rig.lines
-    assert (line.overlap["comm_ms"], line.overlap["allreduce_ms"]) == (50, None)
-
-
 @pytest.mark.parametrize("end", ["finish", "salvage"])
 def test_a_run_that_ends_in_its_window_writes_every_step(end):
     rig, kernels = Rig(), WindowKernels()
@@ -189,13 +180,6 @@ def test_a_step_whose_kernels_are_missing_leaves_the_others_theirs():
     assert kernels.within(marks((0, 10)), (0, 100)) is None
     assert kernels.problem is not None
     assert kernels.within(marks((100, 110)), (100, 200)) is not None
-
-
-def test_without_a_profiler_its_reason_stands():
-    kernels = WindowKernels()
-    kernels.failed("no CUPTI")
-    assert kernels.within(marks((0, 10)), (0, 100)) is None
-    assert kernels.problem == "no CUPTI"
 
 
 def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():

@@ -1,14 +1,13 @@
-"""Profile two windows where there is no room for a trace: `python -m tests.profiling.fill_a_disk FOLDER tmpfs|limit`.
+"""Profile two windows where there is no room for a trace: `python -m tests.profiling.fill_a_disk FOLDER`.
 
-`tmpfs` mounts a file system of 64 KiB on FOLDER (in a mount namespace of its own: start it under `unshare -rm`),
-`limit` limits the size of a file. Prints, as JSON, what was logged, the errors of the files, and what is left.
+A limit of the size of a file stands for a full disk. Prints, as JSON, what was logged, the errors of the files, and
+what is left.
 """
 
 from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,12 +16,9 @@ from tests.profiling.windows import files_below, listening, loop, preset
 ROOM_BYTES = 1 << 16
 
 
-def main(folder: Path, how: str) -> None:
+def main(folder: Path) -> None:
     """Profile where there is no room."""
-    if how == "tmpfs":
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", str(folder)], check=True)
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, ROOM_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, ROOM_BYTES))
     settings = preset("d9d", period=3, warmup=0, active=2, with_stack=True)
     with listening() as said:
         profiler = loop(folder / "traces", settings, 6)
@@ -31,4 +27,4 @@ def main(folder: Path, how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -92,19 +92,6 @@ def test_C9_of_a_run_that_says_nothing_of_its_end_the_finished_windows_are_shown
     assert "worker w1 (node 1): 1 of 2 lists of the calls it made" in capsys.readouterr().err
 
 
-def test_a_run_of_an_earlier_version_has_one_list_for_all_windows(tmp_path, capsys):
-    folder = tmp_path / "run"
-    run(folder, x("b", 3, 1))
-    lists = folder / "torch_profiler" / "worker0"
-    (lists / CALLS_FILE.format(window=0)).rename(lists / "rpc_calls.jsonl")
-    facts(folder, incomplete=False)
-    assert rpc_report([str(folder), "--overwrite"]) == 0
-    said = capsys.readouterr()
-    assert "1 calls" in said.out
-    assert "worker w1 (node 1): 0 of 1 lists of the calls it made" in said.err
-    assert "worker w0" not in said.err
-
-
 @pytest.mark.parametrize("memory", [[], {"0-1": {"allocated_bytes": "many"}}])
 def test_broken_memory_figures_are_an_error_that_names_the_file(tmp_path, capsys, memory):
     path = tmp_path / "run" / "torch_profiler" / "worker0" / "rpc_window_0000.json"

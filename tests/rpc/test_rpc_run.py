@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,7 +23,7 @@ from aorta.rpc.rpc_report import rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.analysis.merge.traces import load, problems
 from tests.loop import resolved
-from tests.runs import HANGS_S, ROOT, command, environment, free_port, job, succeeded
+from tests.runs import HANGS_S, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 16)
@@ -260,42 +259,6 @@ def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp
     by_driver = Counter(call.window for call in calls if call.caller == 0)
     assert {window: by_driver[window] for window in range(finished)} == dict.fromkeys(range(finished), 5)
     assert all(call.reply_ns for call in calls if (call.window or 0) < finished)
-
-
-@pytest.mark.thorough
-@pytest.mark.spec("C9")
-def test_C9_a_worker_that_dies_before_it_saves_leaves_the_rest(tmp_path, capsys):
-    port = str(free_port())
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.rpc.rpc_program", str(tmp_path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(
-                PYTHONPATH=str(ROOT), RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
-            ),
-        )
-        for r in range(3)
-    ]
-    said = [worker.communicate(timeout=HANGS_S)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, -9, 0], "\n".join(said)
-    assert "worker worker1 (rank 1) gave no sign of saved/0" in said[0]
-    folder = tmp_path / "dies"
-    assert rpc_report([str(folder), "-o", str(tmp_path / "t.json")]) == 0
-    assert "incomplete: worker worker1 (node 1): 0 of 3 traces" in capsys.readouterr().err
-    trace = load(tmp_path / "t.json")
-    assert trace["rpc"]["incomplete"] is True
-    calls = read_run(folder).calls
-    assert Counter(call.window for call in calls if call.caller == 0) == {0: 7, 1: 7, 2: 7}
-    assert {call.callee for call in calls if call.window} == {2}
-    # The seventh call of the first window was relayed by the worker that died: what it called ran on the other.
-    (relay,) = (call for call in calls if call.function == "relay")
-    nested = f"{relay.name}#remote_op: rpc_sync#udf_with_torch_ops(worker1 -> worker2)"
-    rows = [row for trace in read_run(folder).traces if trace.rank == 2 for row in read_operators(trace) if row.call_id]
-    assert [row.name for row in rows].count(nested) == 1
-    assert not (folder / "rpc.json").read_text().count('"incomplete": false')
 
 
 @pytest.mark.spec("D12")

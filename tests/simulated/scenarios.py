@@ -52,17 +52,6 @@ def tensor(value: float = 1.0) -> torch.Tensor:
     return torch.full((1024,), value, device="cuda")
 
 
-def ready_times(rank: int) -> Any:
-    """Rank 1 is ready 500 us later: both end together, rank 0's kernel has waited inside."""
-    x = tensor(rank + 1.0)
-    torch.cuda.synchronize()
-    origin = begin()
-    torch.cuda._sleep(rank * 500 * US)
-    dist.all_reduce(x)
-    y = x * 2
-    return {"rows": rows(origin), "then": rows(origin, "op"), "value": y[0].item()}
-
-
 def contention(rank: int) -> Any:
     """Kernels beside all-reduces of 100 us, at two thirds of their speed where one runs.
 
@@ -87,29 +76,6 @@ def contention(rank: int) -> Any:
     device.contention(1.0)
     torch.cuda._sleep(7 * US)
     return {"rows": rows(origin), "kernels": rows(origin, "sleep"), "ops": rows(origin, "op"), "value": x[0].item()}
-
-
-def asynchronous(rank: int) -> Any:
-    """On the group's own stream; the current one goes on, and waits where it is told to."""
-    x = tensor(rank + 1.0)
-    z = tensor()
-    torch.cuda.synchronize()
-    origin = begin()
-    device.collective_lengths(default=(300 * US, 0))
-    work = dist.all_reduce(x, async_op=True)
-    z.mul_(2)
-    done_before = device.host_ns() - origin
-    work.wait()
-    waited = device.host_ns() - origin
-    x.mul_(2)
-    found = rows(origin, "op")
-    return {
-        "rows": rows(origin),
-        "ops": found,
-        "host_us": [done_before, waited],
-        "value": x[0].item(),
-        "waits": [[(w.begin_ns - origin) / US, (w.end_ns - origin) / US, w.why] for w in device.waits()],
-    }
 
 
 def one_communicator_from_two_streams(rank: int) -> Any:
@@ -173,19 +139,6 @@ def unbound_group() -> dist.ProcessGroup:
     return group
 
 
-def batched(rank: int) -> Any:
-    """A batch is one kernel."""
-    x, y = tensor(rank + 1.0), tensor(0.0)
-    torch.cuda.synchronize()
-    origin = begin()
-    torch.cuda._sleep(rank * 200 * US)
-    ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    y.mul_(10)
-    return {"rows": rows(origin), "value": y[0].item()}
-
-
 def coalesced(rank: int) -> Any:
     """What is coalesced is launched at the end, as one, and counted once."""
     tensors = [tensor(rank + 1.0 + i) for i in range(3)]
@@ -205,25 +158,6 @@ def coalesced(rank: int) -> Any:
     after = group._get_sequence_number_for_group()
     values = [one[0].item() for one in tensors] + [out[1500].item() for out in outs]
     return {"rows": rows(origin), "values": values, "counted": [middle - before, after - middle]}
-
-
-def reductions(rank: int) -> Any:
-    """Values of each reduction, with a real delay: who does not wait reads poison. Values of the other collectives are
-    asked for in `tests.device_path.scenes.every_form`.
-    """
-    device.real_delays(collective_ns=20_000_000)
-    x = torch.arange(4.0, device=torch.device("cuda", rank)) + 10 * rank
-    found: dict[str, list[float]] = {}
-    for op in ("SUM", "AVG", "MAX", "MIN", "PRODUCT"):
-        y = x.clone()
-        dist.all_reduce(y, op=getattr(dist.ReduceOp, op))
-        found[op] = (y * 1).tolist()
-    half = x.to(torch.bfloat16)
-    dist.all_reduce(half)
-    found["bfloat16"] = (half * 1).tolist()
-    dist.barrier()
-    device.no_races()
-    return found
 
 
 def missing_wait(rank: int, direction: str) -> Any:

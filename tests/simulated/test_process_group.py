@@ -9,14 +9,6 @@ from tests.simulated.programs import needs_device, scenario
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 
-def test_a_collective_starts_when_its_rank_is_ready_and_ends_on_all_at_once() -> None:
-    first, second = scenario("ready_times")
-    assert first["rows"] == [["allreduce", 0, 600]]
-    assert second["rows"] == [["allreduce", 500, 600]]
-    assert first["then"] == second["then"] == [["aten::mul", 600, 700]]
-    assert first["value"] == second["value"] == 6
-
-
 def test_kernels_are_slower_while_a_collective_runs() -> None:
     first, second = scenario("contention")
     # Rank 0: at 160 the first kernel has done 106.667 of its 200 us; the second one has the device to itself, and the
@@ -29,15 +21,6 @@ def test_kernels_are_slower_while_a_collective_runs() -> None:
     assert first["ops"] == [["aten::mul", 283.333, 416.666]]
     assert second["ops"] == [["aten::mul", 263.333, 403.333]]
     assert first["value"] == second["value"] == 6
-
-
-def test_an_asynchronous_one_lets_the_caller_go_on_and_waits_on_the_device() -> None:
-    for rank in scenario("asynchronous"):
-        assert rank["rows"] == [["allreduce", 0, 300]]
-        assert rank["ops"] == [["aten::mul", 0, 100], ["aten::mul", 300, 400]]
-        assert rank["host_us"] == [0, 0]
-        assert rank["waits"] == [[100, 300, "event"]]
-        assert rank["value"] == 6
 
 
 def test_one_communicator_runs_in_order_whatever_the_streams() -> None:
@@ -67,26 +50,11 @@ def test_point_to_point_of_an_unbound_group_has_a_communicator_for_each_pair() -
     assert (first["values"], second["values"]) == ([20, 3], [10, 3])
 
 
-def test_a_batch_is_one_kernel() -> None:
-    first, second = scenario("batched")
-    assert (first["rows"], second["rows"]) == ([["coalesced", 0, 300]], [["coalesced", 200, 300]])
-    assert (first["value"], second["value"]) == (20, 10)
-
-
 def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
     for rank in scenario("coalesced"):
         assert rank["rows"] == [["allreduce_coalesced", 0, 100], ["coalesced", 100, 200]]
         assert rank["counted"] == [1, 1]
         assert rank["values"] == [3, 5, 7, 3, 5]
-
-
-def test_every_reduction_has_the_values_that_it_should() -> None:
-    a, b = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
-    both = [x + y for x, y in zip(a, b, strict=True)]
-    expected = {"SUM": both, "AVG": [x / 2 for x in both], "MAX": b, "MIN": a, "bfloat16": both}
-    expected["PRODUCT"] = [x * y for x, y in zip(a, b, strict=True)]
-    for rank in scenario("reductions"):
-        assert rank == expected
 
 
 @pytest.mark.parametrize(

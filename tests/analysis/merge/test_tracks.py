@@ -193,19 +193,6 @@ def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
     assert begin == pytest.approx(us(STEP_NS) + 50.0, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("lead_ns", "bounds", "violated"),
-    [(5, (2, 3), False), (6, (2, 3), True), (0, (0, 0), False), (1, (0, 0), True), (3, (None, 3), False)],
-)
-def test_the_bounds_of_both_clocks_together_may_explain_a_lead(
-    lead_ns: int, bounds: tuple[int | None, int], violated: bool
-) -> None:
-    found = Causality()
-    found.check("pair", lead_ns, bounds)
-    assert bool(found.violations) == violated
-    assert found.unknown_bounds == (None in bounds)
-
-
 def test_the_worst_lead_is_kept() -> None:
     found = Causality()
     for lead_ns in (-7, 4, -9):

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
@@ -205,19 +204,6 @@ def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.
     found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
     assert found.ranks == [0, 6, 7, 8]
     assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
-
-
-def test_only_ranks_that_are_drawn_are_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    apart = pd.DataFrame.itertuples
-
-    def counted(frame: pd.DataFrame) -> object:
-        taken.extend(frame["rank"].unique())
-        return apart(frame)
-
-    monkeypatch.setattr(pd.DataFrame, "itertuples", counted)
-    assert spans_of(detailed(tmp_path, ranks=9), budget=5 * 3 * 2, first=2).ranks == [0, 8]
-    assert set(taken) == {0, 8}
 
 
 def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:

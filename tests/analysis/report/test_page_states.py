@@ -58,7 +58,6 @@ def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
         assert asked(browser, _WIDER) == []
         assert asked(browser, "document.querySelector('.bar').offsetHeight") < 60  # one line
         assert asked(browser, "isDark()") is (theme == "dark")
-        assert asked(browser, _FAINT) == []
         assert asked(browser, "document.querySelector('.cards').innerText.includes('\u2013')") is False  # no dashes
         if width == 1400:
             ends = asked(browser, _LOWER_EDGES)
@@ -91,22 +90,3 @@ _LOWER_EDGES = (
     ".filter(([, each]) => each).map(([name, each]) => [name, each.getBoundingClientRect().bottom]))"
 )
 _ACCUSED = "document.querySelector('#autopsy p, #autopsy li').getBoundingClientRect().bottom"
-_FAINT = """(() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const linear = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
-  const bright = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
-  const ground = (each) => {
-    for (let at = each; at; at = at.parentElement) {
-      const color = parse(getComputedStyle(at).backgroundColor);
-      if (color.length === 3 || color[3] > 0) return color;
-    }
-    return [255, 255, 255];
-  };
-  const own = (each) => [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-  const seen = [...document.querySelectorAll('body *')].filter((each) => each.checkVisibility() && own(each));
-  return seen.filter((each) => {
-    const [high, low] = [bright(parse(getComputedStyle(each).color)), bright(ground(each))].sort((a, b) => b - a);
-    return (high + 0.05) / (low + 0.05) < 4.5 && !each.closest(':disabled');
-  }).map((each) => each.outerHTML.slice(0, 90));
-})()"""
-"""Text whose contrast to what lies behind it is below 4.5 (WCAG 2.1, 1.4.3)."""

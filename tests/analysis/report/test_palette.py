@@ -69,15 +69,6 @@ def perceived(color: str, vision: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_no_two_meanings_share_a_colour(theme: int) -> None:
-    near = {
-        (one, other): math.dist(perceived(MEANINGS[one][theme], "normal"), perceived(MEANINGS[other][theme], "normal"))
-        for one, other in combinations(MEANINGS, 2)
-    }
-    assert {pair: distance for pair, distance in near.items() if distance < 4} == {}
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISIONS)
 @pytest.mark.parametrize("chart", TOGETHER)
 def test_what_stands_in_one_chart_is_told_apart_by_everybody(chart: str, vision: str, theme: int) -> None:
@@ -117,13 +108,6 @@ def test_the_pictures_and_the_page_draw_a_span_in_one_colour() -> None:
     assert {color_of("sgd", OTHER_WORK), color_of(COPIES, COPIES), lane_color("copy"), lane_color("aux")} == {
         light("other-work")
     }
-
-
-def test_forward_and_backward_are_shades_of_computation() -> None:
-    shades = [perceived(light(name), "normal") for name in ("forward", "compute", "backward")]
-    assert shades[0][0] > shades[1][0] > shades[2][0]
-    hues = [math.degrees(math.atan2(each[2], each[1])) for each in shades]
-    assert max(hues) - min(hues) < 25
 
 
 def test_the_page_gets_its_colours_from_the_palette() -> None:

@@ -84,14 +84,6 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
     assert "no transfer time of broadcast: a rank may end this kind early" in text
 
 
-@pytest.mark.thorough
-def test_a_third_dataset_gets_its_own_table(tmp_path: Path) -> None:
-    sources = {name: simulated_run(tmp_path / name, label=name, ranks=1, steps=5) for name in "abc"}
-    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
-    assert text.count("rank spread") == 1
-    assert "reference: a; candidate: b." in text
-
-
 def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [], foot=None)
     said = r"run: 0 steps recorded: was recording\.step\(\) called\?; rank 0: killed"

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from aorta.analysis.report import report_tables
-from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.report_tables import COLLECTIVES, COMPARISON, METRICS, STEPS
 from aorta.analysis.table_files import FORMATS
@@ -135,12 +134,3 @@ def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
     columns, *frames = sizes["collectives"]
     assert (columns, len(frames)) == (0, 5)  # a step is the least
     assert sum(frames) == len(read(tmp_path / "out", "collectives", "csv"))
-
-
-def test_the_command_takes_a_format_and_refuses_others(tmp_path, capsys):
-    words = [str(SAMPLE), "--output", str(tmp_path / "out"), "--no-html", "--all", "--tables", "csv.gz"]
-    assert overlap_report(words) == 0
-    assert f"table    {tmp_path / 'out' / 'tables' / 'steps.csv.gz'}\n" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        overlap_report([*words[:-1], "xlsx"])
-    assert "invalid choice: 'xlsx'" in capsys.readouterr().err
