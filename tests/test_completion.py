@@ -40,7 +40,7 @@ def completed(line: str) -> list[str]:
     [
         ("aorta re", {"report"}),
         ("aorta report --mark", {"--markdown"}),
-        ("aorta ab --candidate-p", {"--candidate-python"}),
+        ("aorta ab --candi", {"--candidate"}),
         ("aorta train training.max_st", {"training.max_steps="}),
         ("aorta train instrument.mo", {"instrument.mode=dedicated", "instrument.mode=off"}),
         ("aorta train parallel.overl", {"parallel.overlap=true", "parallel.overlap=false"}),

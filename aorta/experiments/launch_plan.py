@@ -182,29 +182,40 @@ VARIABLE: Final = "env."
 MOST_CANDIDATES: Final = 64
 
 
+LAUNCH_KEYS: Final = ("command", "python", "launcher", "tree")
+"""Words of a side that are no overrides: how its launches are started."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """What a candidate changes: overrides for train.py, and environment variables of its launches."""
+    """What a side changes: overrides for train.py, environment variables of its launches, and what launches them."""
 
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    launch: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Setting:
-        """Split words into overrides and `env.NAME=VALUE`.
+        """Split words into overrides, `env.NAME=VALUE`, and `python=`, `tree=`, `launcher=` and `command=`.
 
         Raises:
-            InputError: a variable without a value, or a known one that does not take this value.
+            InputError: one of these without a value, or a known variable that does not take this value.
         """
-        environment = {}
+        overrides, environment, launch = [], {}, {}
         for word in words:
-            if word.startswith(VARIABLE):
-                name, equals, value = word.removeprefix(VARIABLE).partition("=")
-                if not equals or not value:
-                    raise InputError(f"{word}: expected {VARIABLE}NAME=VALUE")
-                check_variable(name, value)
-                environment[name] = value
-        return cls(tuple(word for word in words if not word.startswith(VARIABLE)), environment)
+            name, equals, value = word.partition("=")
+            if not name.startswith(VARIABLE) and name not in LAUNCH_KEYS:
+                overrides.append(word)
+                continue
+            if not equals or not value:
+                expected = f"{VARIABLE}NAME" if name.startswith(VARIABLE) else name
+                raise InputError(f"{word}: expected {expected}=VALUE")
+            if name in LAUNCH_KEYS:
+                launch[name] = value
+            else:
+                check_variable(variable := name.removeprefix(VARIABLE), value)
+                environment[variable] = value
+        return cls(tuple(overrides), environment, launch)
 
 
 def grid(varied: Sequence[str]) -> list[Setting]:

@@ -19,7 +19,7 @@ from typing import Final
 from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, RunIncomplete
-from aorta.experiments.launch_plan import CANDIDATE, REFERENCE, Plan, PlannedLaunch
+from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
 _DESCRIPTION: Final = """\
@@ -35,11 +35,11 @@ Examples
   several candidates, and every combination of some values; the best is named:
     aorta ab --output artifacts/many --candidate parallel=fsdp --candidate 'parallel=ddp env.OMP_NUM_THREADS=2' \\
         --vary parallel.bucket_cap_mb=1,5,25 --vary env.OMP_NUM_THREADS=1,2 training.max_steps=40
-  two interpreters (or --candidate-tree DIR for another checkout, --candidate-env NCCL_ALGO=Ring for a variable):
-    aorta ab --output artifacts/torches --candidate-python /opt/new/bin/python training.max_steps=40
+  two interpreters (or tree=DIR for another checkout, env.NCCL_ALGO=Ring for a variable):
+    aorta ab --output artifacts/torches --candidate python=/opt/new/bin/python training.max_steps=40
   your own script, which has aorta.record in it, with any launcher; {output} is the folder of its record:
     aorta ab --output artifacts/tree --command 'torchrun --nproc_per_node 8 my.py {output}' \\
-        --candidate-env NCCL_ALGO=Tree
+        --candidate env.NCCL_ALGO=Tree
   the noise floor of this machine:
     aorta ab --output artifacts/noise --aa --launches 8 training.max_steps=40
   repeats of one configuration:
@@ -89,7 +89,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help="overrides of the reference alone, split as a shell would; repeatable",
+        help="of the reference alone: overrides, env.NAME=VALUE, python=, tree=, launcher=, command=, split as a shell "
+        "would; repeatable",
     )
     words.add_argument(
         "--candidate",
@@ -97,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help="a candidate: its overrides and env.NAME=VALUE, split as a shell would; repeatable: several candidates",
+        help="a candidate, as --reference; repeatable: several candidates",
     )
     words.add_argument(
         "--vary",
@@ -106,31 +107,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE,...",
         help="a key or env.NAME with several values; every combination of those given is a candidate; repeatable",
     )
-    for prefix, whose in (("", "both sides"), (f"{REFERENCE}-", "the reference"), (f"{CANDIDATE}-", "the candidates")):
-        key = prefix.replace("-", "_")
-        words.add_argument(
-            f"--{prefix}command",
-            dest=f"{key}command",
-            metavar="COMMAND",
-            help=f"launches {whose} in place of train.py: any program that gives {{output}} to aorta.record",
-        )
-        words.add_argument(f"--{prefix}python", dest=f"{key}python", metavar="FILE", help=f"interpreter of {whose}")
-        words.add_argument(
-            f"--{prefix}launcher",
-            dest=f"{key}launcher",
-            metavar="COMMAND",
-            help=f"what launches {whose} in place of {{torchrun}}, as 'docker run ... torchrun' or 'numactl -N 0 "
-            "{torchrun}'",
-        )
-        words.add_argument(
-            f"--{prefix}env",
-            dest=f"{key}environment",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help=f"variable for {whose}; repeatable",
-        )
-        words.add_argument(f"--{prefix}tree", dest=f"{key}tree", metavar="DIR", help=f"checkout of {whose}")
+    words.add_argument(
+        "--command",
+        metavar="COMMAND",
+        help="launched in place of train.py: any program that gives {output} to aorta.record",
+    )
+    words.add_argument("--python", metavar="FILE", help="interpreter")
+    words.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        help="in place of {torchrun}, as 'docker run ... torchrun' or 'numactl -N 0 {torchrun}'",
+    )
+    words.add_argument(
+        "--env", dest="environment", action="append", default=[], metavar="NAME=VALUE", help="variable; repeatable"
+    )
+    words.add_argument("--tree", metavar="DIR", help="checkout of AORTA")
     return words
 
 

@@ -21,6 +21,7 @@ from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import ConfigError
 from aorta.experiments.launch_plan import (
     CANDIDATE,
+    LAUNCH_KEYS,
     MOST_CANDIDATES,
     PLACEHOLDERS,
     REFERENCE,
@@ -38,7 +39,6 @@ LAUNCHES: Final = 5
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
-_OF_A_SIDE: Final = ("command", "python", "launcher", "environment", "tree")
 _PLACED: Final = ("label", "training.output_dir", "training.start_step")
 _PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 
@@ -129,7 +129,7 @@ def _candidates(asked: PlanFile) -> list[SideFile]:
         return [shared]
     words = words_in(shared.words, f"{CANDIDATE}.words")
     return [
-        replace(shared, words=[*words, *one.words], environment={**shared.environment, **one.environment})
+        replace(shared, words=[*words, *one.words], environment={**shared.environment, **one.environment}, **one.launch)
         for one in settings
     ]
 
@@ -216,30 +216,23 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
     asked.aa = asked.aa or options.aa
     asked.torchrun = [*words_in(asked.torchrun, "torchrun"), *words_in(options.torchrun, "--torchrun")]
     asked.words = [*words_in(asked.words, "words"), *options.words]
-    _add(asked, options, "")
-    _add(asked.reference, options, f"{REFERENCE}_")
-    asked.candidates = [*asked.candidates, *options.candidate_words]
-    asked.vary = [*asked.vary, *options.vary]
-    if any(getattr(options, f"{CANDIDATE}_{key}") for key in _OF_A_SIDE):
-        asked.candidate = asked.candidate or SideFile()
-    if asked.candidate is not None:
-        _add(asked.candidate, options, f"{CANDIDATE}_")
-    return asked
-
-
-def _add(side: SideFile, options: argparse.Namespace, prefix: str) -> None:
-    if prefix == f"{REFERENCE}_":
-        given = [word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")]
-        side.words = [*words_in(side.words, f"{REFERENCE}.words"), *given]
-    for key in ("command", "python", "launcher", "tree"):
-        value = getattr(options, prefix + key)
+    for key in LAUNCH_KEYS:
+        value = getattr(options, key)
         if value is not None:
-            setattr(side, key, value)
-    for text in getattr(options, f"{prefix}environment"):
+            setattr(asked, key, value)
+    for text in options.environment:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--{prefix.replace('_', '-')}env {text}: expected NAME=VALUE")
-        side.environment[name] = value
+            raise ConfigError(f"--env {text}: expected NAME=VALUE")
+        asked.environment[name] = value
+    own = Setting.of([word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")])
+    asked.reference.words = [*words_in(asked.reference.words, f"{REFERENCE}.words"), *own.words]
+    asked.reference = replace(
+        asked.reference, environment={**asked.reference.environment, **own.environment}, **own.launch
+    )
+    asked.candidates = [*asked.candidates, *options.candidate_words]
+    asked.vary = [*asked.vary, *options.vary]
+    return asked
 
 
 def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:

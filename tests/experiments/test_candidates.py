@@ -23,14 +23,14 @@ MANY = (
     "a=3",
     "--vary",
     "b=1,2",
-    "--candidate-env",
+    "--env",
     "NCCL_ALGO=Tree",
 )
 
 
 def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None:
     reference, *candidates = read_plan(parse(["--output", "o", *MANY]), tmp_path).sides
-    assert (reference.name, reference.words, reference.environment) == ("reference", (), {})
+    assert (reference.name, reference.words, reference.environment) == ("reference", (), {"NCCL_ALGO": "Tree"})
     assert [(side.name, side.words, side.environment) for side in candidates] == [
         ("candidate-1", ("a=2",), {"NCCL_ALGO": "Ring"}),
         ("candidate-2", ("a=3",), {"NCCL_ALGO": "Tree"}),

@@ -31,14 +31,14 @@ def outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
-    words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2 c=3", "t=2")
-    plan = read(tmp_path, *words, "--launches", "4", "--seed", "7", "--candidate-env", "NCCL_ALGO=Ring=2")
+    words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2 c=3 env.MINE=Ring=2", "t=2")
+    plan = read(tmp_path, *words, "--launches", "4", "--seed", "7")
     assert (plan.output, plan.folder, plan.launches, plan.seed) == (tmp_path / "o", tmp_path, 4, 7)
     assert plan.words == ("s=1", "t=2")
     reference, candidate = plan.sides
     assert (reference.name, reference.words, reference.environment) == ("reference", ("a=1", "b=x y"), {})
     assert (candidate.name, candidate.words) == ("candidate", ("a=2", "c=3"))
-    assert candidate.environment == {"NCCL_ALGO": "Ring=2"}
+    assert candidate.environment == {"MINE": "Ring=2"}
     assert reference.python == candidate.python == sys.executable
     assert reference.tree == str(ROOT)
 
@@ -92,7 +92,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
     tool.symlink_to(sys.executable)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.py").touch()
-    plan = read(tmp_path, "--output", "o", "--candidate-python", "env/python", "--candidate-tree", "other")
+    plan = read(tmp_path, "--output", "o", "--candidate", "python=env/python tree=other")
     assert plan.sides[1].python == str(tool)  # the link itself: it is what makes it an environment's interpreter
     assert plan.sides[1].tree == str(tmp_path / "other")
 
@@ -108,7 +108,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         (["--output", "o", "--aa", "--candidate", "a=1"], "aa: both sides are the reference"),
         (["--output", "o", "--reference", "'a"], '--reference: "\'a": No closing quotation'),
         (["--output", "o", "--env", "NAME"], "--env NAME: expected NAME=VALUE"),
-        (["--output", "o", "--candidate-env", "=1"], "--candidate-env =1: expected NAME=VALUE"),
+        (["--output", "o", "--candidate", "env.A-B=1"], "not the name of an environment variable"),
         (["--output", "o", "--python", "no-such-python"], "reference.python=no-such-python: no such program"),
         (["--output", "o", "--python", "./here"], "reference.python=./here: no such program"),
         (["--output", "o", "--tree", "nowhere"], "nowhere: no train.py there"),
@@ -127,7 +127,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
             ["--output", "o", "--command", "r {output}", "--candidate", "a=1"],
             "candidate: a=1: overrides are for train.py",
         ),
-        (["--output", "o", "--candidate-python", sys.executable, "--candidate-launcher", "run"], "does not use it"),
+        (["--output", "o", "--candidate", f"python={sys.executable} launcher=run"], "does not use it"),
         (["--output", "o", "label=x"], "words: label=x: the plan places its launches itself"),
         (["--output", "o", "--candidate", "training.output_dir=x"], "candidate.words: training.output_dir=x"),
         (["--output", "o", "--", "-m"], "words: -m: a launch of a plan is one training"),
@@ -239,7 +239,7 @@ def test_a_launcher_is_filled() -> None:
 
 def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
     own = "torchrun --nproc_per_node 8 'my job.py' --out={output} --seed {launch}"
-    asked = read(tmp_path, "--output", "o", "--command", own, "--candidate-env", "NCCL_ALGO=Tree", "--launches", "2")
+    asked = read(tmp_path, "--output", "o", "--command", own, "--candidate", "env.NCCL_ALGO=Tree", "--launches", "2")
     reference, candidate = asked.sides
     assert not reference.uses_python
     assert candidate.environment == {"NCCL_ALGO": "Tree"}
@@ -253,7 +253,12 @@ def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_each_side_may_have_a_command_of_its_own(tmp_path: Path) -> None:
-    commands = ("--reference-command", "{torchrun} a.py {output}", "--candidate-command", "srun python b.py {output}")
+    commands = (
+        "--reference",
+        "command='{torchrun} a.py {output}'",
+        "--candidate",
+        "command='srun python b.py {output}'",
+    )
     asked = read(tmp_path, "--output", "o", *commands)
     first, second = list(asked.order())[:2]
     assert asked.command(first) == [sys.executable, "-m", "torch.distributed.run", "a.py", f"{tmp_path}/o/reference/00"]

@@ -40,7 +40,7 @@ def test_a_program_of_the_users_own(tmp_path: Path) -> None:
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
     command = [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", "--command", program]
     own = environment(PYTHONPATH=str(ROOT))
-    done = finished([*command, "--candidate-env", "NCCL_ALGO=Tree"], own=own, folder=tmp_path)
+    done = finished([*command, "--candidate", "env.NCCL_ALGO=Tree"], own=own, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for side, algorithm in (("reference", None), ("candidate", "Tree")):
         run = load_run(tmp_path / "o" / side / "00")

@@ -155,7 +155,7 @@ def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(b
         ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
         ((*AB, "--seed", "5"), "seed: None there, 5 now"),
         ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
-        ((*AB, "--candidate-env", "A=1"), "sides.candidate.environment.A: nothing there, '1' now"),
+        ((*AB, "--candidate", "env.A=1"), "sides.candidate.environment.A: nothing there, '1' now"),
         ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
     ):
         assert said in refuses(*words)
@@ -236,7 +236,7 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
     (tree / "train.py").touch()
     code, _, _ = bench(
         *("--launches", "1", "--python", str(bench.python), "--env", "NCCL_ALGO=Tree"),
-        *("--candidate-python", str(other), "--candidate-env", "NCCL_ALGO=Ring", "--candidate-tree", "tree"),
+        *("--candidate", f"python={other} env.NCCL_ALGO=Ring tree=tree"),
     )
     assert code == 0
     left, right = [call for call in bench.calls if call["call"] == "launch"]
@@ -248,7 +248,7 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
 
 def test_a_launch_finds_no_place_in_another_torchrun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
-    code, _, _ = bench("--launches", "1", "--candidate-env", "RANK=5")  # what a side was given it keeps
+    code, _, _ = bench("--launches", "1", "--candidate", "env.RANK=5")  # what a side was given it keeps
     assert code == 0
     assert [call["env"]["RANK"] for call in bench.calls if call["call"] == "launch"] == [None, "5"]
 
@@ -256,7 +256,7 @@ def test_a_launch_finds_no_place_in_another_torchrun(bench: Bench, monkeypatch: 
 def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     bench.container("docker")
     launcher = f"{bench.home}/docker run -e {MARK} -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
-    words = ("--candidate-launcher", launcher, "--candidate-tree", "/inside/aorta", "--candidate-env", "FAKE_NAME=x")
+    words = ("--candidate", f"launcher='{launcher}' tree=/inside/aorta env.FAKE_NAME=x")
     code, _, _ = bench("--launches", "1", *words)
     assert code == 0
     _, right = [call for call in bench.calls if call["call"] == "launch"]
