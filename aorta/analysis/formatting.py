@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.analysis.documents.comparison import ComparedMetric, Effect, Side
-from aorta.analysis.documents.dataset import Ends
+from aorta.analysis.documents.dataset import DatasetEntry, Ends
 
 DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
 """Digits behind the point, by unit of a metric."""
@@ -129,6 +129,14 @@ class NumberFormat:
         """Return `1 launch`, `4 launches`."""
         plural = what + ("es" if what.endswith(("s", "ch")) else "s")
         return f"{self.whole(value)} {what if value == 1 else plural}"
+
+    def steps_used(self, entry: DatasetEntry) -> str:
+        """Return `7 steps on 2 ranks`; with the number of records where that is not their product."""
+        steps, ranks = entry.steps, len(entry.health.ranks_read)
+        said = self.count(steps.global_steps_used, "step") + (f" on {self.count(ranks, 'rank')}" if ranks else "")
+        if steps.rank_steps_used == steps.global_steps_used * ranks:
+            return said
+        return f"{said} ({self.count(steps.rank_steps_used, 'record')}, one per step and rank)"
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
         text = f"{value:{'+' if signed else ''}{self.separator}.{digits}f}"

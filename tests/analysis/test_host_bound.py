@@ -113,7 +113,9 @@ def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> No
         "rank_steps_left_out_as_warmup": 4,
         "rank_steps_left_out_as_calibration": 6,
     }
-    assert "4 records left out as warm-up, 6 measured by kernels" in " ".join(health_block(dataset, found).split())
+    assert "4 records left out as warm-up, 6 records measured by kernels" in " ".join(
+        health_block(dataset, found).split()
+    )
     assert found["pace"]["calibration"] | {"setup_ms": None} == {
         "steps": 3,
         "rank_steps": 6,

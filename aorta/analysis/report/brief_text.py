@@ -14,7 +14,7 @@ from typing import Final
 from aorta.analysis.compare.verdict import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import DatasetEntry, Described, MarginalEntry, WhatIf
+from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
 from aorta.analysis.host_bound import ONE_RANK
@@ -102,16 +102,17 @@ def _compared(comparison: Comparison, candidate: DatasetEntry, style: Style) -> 
 
 def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style, most: int) -> str:
     """Return what one run measured, then what to bear in mind and what would gain most, in about `most` lines."""
-    steps, values = entry.steps, {name: entry.described[name] for name in _SHOWN if name in entry.described}
-    used = f"{TEXT.count(steps.global_steps_used, 'step')}, {TEXT.count(steps.rank_steps_used, 'record')}"
-    above = [led(f"{label}:", _numbers(values) or f"nothing to measure: {entry.reason}", style)]
-    above.append(f"medians of {used} of {entry.source.path}")
+    values = {name: entry.described[name] for name in _SHOWN if name in entry.described}
+    statistics = (["over_all"] if entry.few_steps else []) + ["median", "p5", "p95"]
+    above = [led(f"{label}:", _numbers(entry) or f"nothing to measure: {entry.reason}", style)]
+    above.append(f"{MEANS if entry.few_steps else 'medians'} of {TEXT.steps_used(entry)} of {entry.source.path}")
     rows = [
-        (name, *(TEXT.number(number, metric_named(name).unit, fewer=1) for number in (each.median, each.p5, each.p95)))
+        (name, *(TEXT.number(getattr(each, of), metric_named(name).unit, fewer=1) for of in statistics))
         for name, each in values.items()
         if each.median is not None
     ]
-    above += ["", *table([("metric", "median", "p5", "p95"), *rows], right=(1, 2, 3)), ""] if rows else []
+    head = ("metric", *(name.replace("_", " ") for name in statistics))
+    above += ["", *table([head, *rows], right=range(1, len(head))), ""] if rows else []
     above += [wrapped([_unknown(name, each)]) for name, each in values.items() if each.median is None]
     below = [] if entry.reason else [*_exposed(entry, style), _gains(entry, style)]
     return "\n".join([*above, *_notes(notes, most - _height([*above, *below]), style), *below])
@@ -124,7 +125,7 @@ def _exposed(entry: DatasetEntry, style: Style) -> list[str]:
         return []
     return [
         led(
-            f"Exposed by {name}:",
+            f"Exposed by {name} (mean):",
             "; ".join(f"{row.what} {rough_ms(row.exposed_ms)}" for row in rows[:_SHOWN_EXPOSED]),
             style,
         )
@@ -132,11 +133,11 @@ def _exposed(entry: DatasetEntry, style: Style) -> list[str]:
     ]
 
 
-def _numbers(values: Mapping[str, Described]) -> str:
+def _numbers(entry: DatasetEntry) -> str:
     """Step time, exposed communication and overlap in a phrase, as far as they are known."""
-    step, exposed, ratio = (None if (found := values.get(name)) is None else found.median for name in _SHOWN[:3])
+    step, exposed, ratio = map(entry.leading, _SHOWN[:3])
     said = [] if step is None else [f"step time {rough_ms(step)}"]
-    shared = values.get("overlap_ratio")
+    shared = entry.described.get("overlap_ratio")
     alone = shared is not None and shared.reason == ONE_RANK
     said += [] if exposed is None or alone else [f"{rough_ms(exposed)} of exposed communication"]
     said += [] if ratio is None else [f"{TEXT.percent(ratio)} of communication hidden"]

@@ -105,9 +105,8 @@ def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
     lines = [
         f"{dataset.label}: {source.path}",
         f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {health.ranks}",
-        f"  {TEXT.count(steps.global_steps_used, 'step')} used ({TEXT.count(steps.rank_steps_used, 'record')}, "
-        f"one per step and rank), {TEXT.count(steps.rank_steps_left_out_as_warmup, 'record')} left out as warm-up"
-        + _calibrated(steps),
+        f"  {TEXT.steps_used(entry)} used, {TEXT.count(steps.rank_steps_left_out_as_warmup, 'record')} left out as "
+        "warm-up" + _calibrated(steps),
     ]
     lines += _set_lines(entry) if entry.launches else []
     if steps.isolated_rank_steps:
@@ -134,7 +133,7 @@ def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
 
 def _calibrated(steps: StepCounts) -> str:
     count = steps.rank_steps_left_out_as_calibration
-    return f", {TEXT.whole(count)} measured by kernels" if count else ""
+    return f", {TEXT.count(count, 'record')} measured by kernels" if count else ""
 
 
 def _stated(source: SourceFacts) -> str:

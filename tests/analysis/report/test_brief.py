@@ -71,7 +71,7 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     lines = said(capsys, "artifacts/cuda", "--no-html")
     assert lines[0].startswith("cuda: step time ")
     assert lines[0].endswith(" of communication hidden")
-    assert lines[1] == "medians of 2 steps, 4 records of artifacts/cuda"
+    assert lines[1] == "means, and the overlap as a ratio of sums, of 2 steps on 2 ranks of artifacts/cuda"
     assert [line.split()[0] for line in lines[4:7]] == ["job_step_ms", "exposed_comm_ms", "overlap_ratio"]
     assert any(line.startswith("Note: only ") and "after warm-up" in line for line in lines)
     assert lines[-2].split() == ["Summary:", "reports/cuda/summary.json"]

@@ -26,7 +26,7 @@ from tests.analysis.builders import collective, header, metrics, simulated_run, 
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
-from tests.analysis.report.by_json import effect_charts, metrics_table, verdict_of
+from tests.analysis.report.by_json import brief_text, effect_charts, metrics_table, verdict_of
 from tests.analysis.report.pages import (
     Parts,
     compared,
@@ -239,6 +239,41 @@ def test_a_single_run_is_headed_by_its_result(
     found = verdict_of(summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))})))
     assert found.word == word
     assert [card.name for card in found.cards] == cards
+
+
+@pytest.mark.parametrize(
+    ("steps", "word", "of", "sentence"),
+    [  # hidden 8 of 10 ms and 0 of 40 ms: .8 and 0, 8 of 50 in all; of six steps three and three
+        (
+            2,
+            "16\u00a0% hidden; 21.0 of 60.0\u00a0ms exposed",
+            ["ratio of sums", "mean", "mean"],
+            "Means, and the overlap as a ratio of sums, of 2 steps on 2 ranks, warm-up left out.",
+        ),
+        (
+            6,
+            "40\u00a0% hidden; 21.0 of 60.0\u00a0ms exposed",
+            ["median"] * 3,
+            "Medians of 6 steps on 2 ranks, warm-up left out.",
+        ),
+    ],
+)
+def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what(
+    steps: int, word: str, of: list[str], sentence: str, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        values = [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)]
+        write_rank(
+            tmp_path / "run", header(rank, 2), [step(rank, 2, at, overlap=values[at % 2]) for at in range(steps)]
+        )
+    summary = summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))}))
+    found = verdict_of(summary)
+    assert (found.word, [card.role for card in found.cards]) == (word, of)
+    assert found.sentence.startswith(sentence)
+    text = brief_text(summary, [tmp_path / "summary.json"], {"x": []})
+    assert word.partition("\u00a0")[0] in text.splitlines()[0]
+    assert text.splitlines()[1].startswith(sentence.partition(", warm-up")[0].lower())
+    assert ("over all" in text) == (steps == 2)
 
 
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "instrument mode": ", ".join(health.instrument_modes),
         "hosts": source.hosts,
         "ranks read": health.ranks,
-        "steps used": f"{PAGE.whole(steps.rank_steps_used)} ({PAGE.count(steps.global_steps_used, 'global step')})",
-        "left out as warm-up": PAGE.whole(steps.rank_steps_left_out_as_warmup),
-        **({"measured by kernels": PAGE.whole(calibrated)} if calibrated else {}),
+        "used": PAGE.steps_used(entry),
+        "left out as warm-up": PAGE.count(steps.rank_steps_left_out_as_warmup, "record"),
+        **({"measured by kernels": PAGE.count(calibrated, "record")} if calibrated else {}),
         "coverage": _coverage(dataset, entry),
     }
     if entry.launches:

@@ -14,7 +14,7 @@ from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, short_headline, title
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
-from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.dataset import MEANS, DatasetEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
@@ -121,12 +121,12 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     word = "Run summary" if many else next(iter([*stuck.values(), *results.values()]))
     told = [f"{label}: {result}. " for label, result in results.items()] if many else []
     measured = [
-        f"{label if many else 'Medians'} over {PAGE.count(entry.steps.rank_steps_used, 'step')} of "
-        f"{PAGE.count(len(entry.health.ranks_read), 'rank')}, warm-up left out"
+        f"{f'{label}: ' if many else ''}{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}, warm-up "
+        "left out"
         for label, entry in entries.items()
         if entry.count
     ]
-    said = f"{'; '.join(measured)}. " if measured else ""
+    said = f"{first_upper('; '.join(measured))}. " if measured else ""
     if stuck and not many:
         told = [f"{first_upper(autopsy.summary)}. " for entry in entries.values() if (autopsy := known(entry.autopsy))]
     sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
@@ -137,25 +137,23 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
 
 
 def _result(entry: DatasetEntry) -> str:
-    """Return the result of a run, as medians: `67 % hidden; 23 of 211 ms exposed`."""
+    """Return the result of a run: `67 % hidden; 23 of 211 ms exposed`."""
     if not entry.count:
         return "Nothing to measure"
-    step = entry.described.get("job_step_ms")
-    length = None if step is None else step.median
+    length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
     steps = "" if length is None else f"steps of {rough_ms(length)}".replace(" ms", "\u00a0ms")
     if not _communicates(entry):
         why = "One rank" if _is_alone(entry) else "No communication"
         return f"{why}: nothing to hide" + (f"; {steps}" if steps else "")
-    ratio, exposed = entry.described.get("overlap_ratio"), entry.described.get("exposed_comm_ms")
-    parts = []
-    if ratio is not None and ratio.median is not None:
-        parts.append(f"{rough_percent(ratio.median)} hidden")
+    ratio, parts = entry.described.get("overlap_ratio"), []
+    if hidden is not None:
+        parts.append(f"{rough_percent(hidden)} hidden")
     elif ratio is not None and ratio.bounds:
         low, high = (PAGE.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
         parts.append(f"{low} to {high} hidden")
-    if exposed is not None and exposed.median is not None:
-        of = "" if length is None else f"{rough_ms(exposed.median).removesuffix(' ms')} of "
-        parts.append(f"{of}{rough_ms(exposed.median if length is None else length)} exposed")
+    if exposed is not None:
+        of = "" if length is None else f"{rough_ms(exposed).removesuffix(' ms')} of "
+        parts.append(f"{of}{rough_ms(exposed if length is None else length)} exposed")
     return (
         "; ".join(parts).replace(" ms", "\u00a0ms").replace(" %", "\u00a0%")
         or f"Overlap not known{f'; {steps}' if steps else ''}"
@@ -174,7 +172,7 @@ def _is_alone(entry: DatasetEntry) -> bool:
 
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
-    """Return the card of a median; None where there is neither a value nor a bound."""
+    """Return the card of what heads a run (`DatasetEntry.leading`); None where there is neither value nor bound."""
     found = entry.described.get(name)
     if found is None or (name != "job_step_ms" and not _communicates(entry)):
         return None
@@ -185,10 +183,14 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
         )
     if found.median is None:
         return None
-    of = "median of the steps measured by kernels" if found.source == "kernels" else "median"
+    of = "median"
+    if entry.few_steps:
+        of = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
+    of += " of the steps measured by kernels" if found.source == "kernels" else ""
     low, high, least, most = (PAGE.number(value, unit) for value in (found.p5, found.p95, found.min, found.max))
     lines = (f"5th to 95th percentile: {low} to {high}", f"least to most: {least} to {most}")
-    return Card(name, title, of, PAGE.quantity(found.median, unit), "", "open", lines, ())
+    lines = (f"median: {PAGE.number(found.median, unit)}", *lines[1:]) if entry.few_steps else lines
+    return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", lines, ())
 
 
 def _basis(comparison: Comparison) -> str:
