@@ -12,7 +12,7 @@ import aorta.analysis
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import Coverage
-from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate, describe
 
 
@@ -161,26 +161,6 @@ def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any
     assert entry["count"] == 0
     assert entry["reason"] == reason
     assert "metrics" not in entry
-
-
-def test_collectives_are_grouped_by_kind_group_size_and_bytes(tmp_path: Path) -> None:
-    for rank in range(2):
-        used = [collective(seq=1, end_ms=2 + rank), collective("broadcast", 2, bytes=7, end_source="wait")]
-        lines = [
-            step(rank, 2, 0, overlap=metrics(10, 8, 4, 2), warmup=True, collectives=[collective(end_ms=99)]),
-            step(rank, 2, 1, overlap=metrics(10, 8, 4, 2), collectives=used),
-        ]
-        write_rank(tmp_path, header(rank, 2), lines)
-    reduce, broadcast = aggregated(tmp_path)["collectives"]
-    assert (reduce["kind"], reduce["group_size"], reduce["group_ranks"]) == ("allreduce", 2, [[0, 1]])
-    assert (reduce["collectives"], reduce["rows"]) == (1, 2)
-    assert reduce["transfer_ms"]["median"] == 2
-    assert reduce["wait_ms"]["per_rank_median"] == {"0": 0.0, "1": 1.0}
-    assert reduce["busbw_gb_per_s"]["median"] == pytest.approx(0.5)  # 1 MB in 2 ms, factor 1 for two ranks
-    assert broadcast["transfer_ms"]["median"] is None
-    assert "early" in broadcast["transfer_ms"]["reason"]
-    assert (reduce["transfer_is_upper_bound"], broadcast["transfer_is_upper_bound"]) == (False, True)
-    assert broadcast["end_sources"] == {"wait": 2}
 
 
 def test_one_rank_has_no_spread() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import Phase, event, given, settings
@@ -309,11 +308,3 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, mon
         aorta.analysis.collectives(run)
     assert len(aorta.analysis.collectives(run, kinds=["allreduce"])) == 18
     assert sum(map(len, aorta.analysis.iter_collectives(tmp_path))) == 36
-
-
-def test_chosen_columns_of_the_steps_are_those_of_the_whole_table(tmp_path: Path) -> None:
-    plan = [[[]] * 3, [[]] * 3]
-    run = aorta.analysis.load_run(written(tmp_path, plan))
-    few = aorta.analysis.steps(run, ["rank", "global_step", "comm_ms"])
-    pd.testing.assert_frame_equal(few, aorta.analysis.steps(tmp_path)[["rank", "global_step", "comm_ms"]])
-    assert few["rank"].dtype == np.int64

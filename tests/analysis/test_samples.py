@@ -12,9 +12,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
-from aorta.analysis.merge.merge_traces import merge_traces
 from tests.analysis.by_json import aggregate
-from tests.analysis.merge.traces import problems
 
 RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
 PROFILED = 3
@@ -59,13 +57,3 @@ def test_the_traces_alone_are_read_as_a_run_of_two_ranks() -> None:
     for rank, tables in run.ranks.items():
         assert tables.steps.global_step.tolist() == [PROFILED]
         assert len(tables.collectives) >= sum(counted_by_hand(rank).values())
-
-
-def test_the_traces_are_merged_with_the_record_and_break_no_causality(tmp_path: Path) -> None:
-    target = tmp_path / "merged.json"
-    assert merge_traces([str(RUN), "-o", str(target), "--check"]) == 0
-    merged = json.loads(target.read_text())
-    assert problems(merged) == []
-    assert {event["pid"] // 1000 for event in merged["traceEvents"] if event["ph"] == "X"} == {1, 2}
-    assert merged["aorta"]["causality"]["violations"] == 0
-    assert merged["aorta"]["causality"]["pairs"] > 0

@@ -38,7 +38,7 @@ def run(folder: Path, strategy: str, topology: Topology, device: torch.device) -
     for _ in range(WARM_UP):
         one.step()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(STEPS):
             one.step()
             torch.cuda.synchronize()  # the profiler's steps are the host's: the device has to have come along

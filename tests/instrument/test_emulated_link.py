@@ -136,9 +136,6 @@ LATENCY = {"inter_latency_us": 300_000.0, "inter_bandwidth_gb_per_s": 1e6, "emul
 CALLS: dict[str, Callable[[], Any]] = {
     "all_reduce": lambda: dist.all_reduce(torch.ones(10), async_op=True),
     "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10), async_op=True),
-    "all_gather": lambda: dist.all_gather_into_tensor(torch.empty(10), torch.ones(10), async_op=True),
-    "broadcast": lambda: dist.broadcast(torch.ones(10), 0, async_op=True),
-    "barrier": lambda: dist.barrier(async_op=True),
 }
 
 

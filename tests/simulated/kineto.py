@@ -5,8 +5,7 @@ these rows in it, as a build with CUPTI does. Times are those of the host's cloc
 
 In real time the rows lie among torch's own rows of the host. In virtual time those are on another clock, torch's, which
 is compiled: they are left out, and steps (`ProfilerStep#N`) stand where the virtual host was. What a collective moved
-is taken from torch's own rows of the calls (`c10d::*`, with `record_shapes`), where one group is all there is: the
-device does not say in which order calls of several groups were made.
+is not told.
 
 Must not: use anything of `aorta`, nor ask the device more than its timeline.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +22,13 @@ from typing import Any, NamedTuple
 
 from tests.simulated import device as simulated
 
-WIDTHS = {1: "Byte", 2: "BFloat16", 4: "Float", 8: "Double"}
-SHORT = {"Byte": "u8", "BFloat16": "bf16", "Float": "f32", "Double": "f64"}
 KERNELS = {
-    "allreduce": "AllReduce_Sum_{}_RING_LL",
-    "reducescatter": "ReduceScatter_Sum_{}_RING_LL",
+    "allreduce": "AllReduce_Sum_f32_RING_LL",
+    "reducescatter": "ReduceScatter_Sum_f32_RING_LL",
     "allgather": "AllGather_RING_LL",
     "broadcast": "Broadcast_RING_LL",
-    "reduce": "Reduce_Sum_{}_RING_LL",
-    "barrier": "AllReduce_Sum_{}_RING_LL",
+    "reduce": "Reduce_Sum_f32_RING_LL",
+    "barrier": "AllReduce_Sum_f32_RING_LL",
 }
 """NCCL's names; what is not here it makes of messages, in one kernel."""
 MESSAGES = "SendRecv"
@@ -41,16 +37,6 @@ COPIES = {
     "memcpy_d2h": "Memcpy DtoH (Device -> Pinned)",
     "aten::copy_": "Memcpy DtoD (Device -> Device)",
 }
-OUT, IN = "Out msg nelems", "In msg nelems"
-
-
-class Call(NamedTuple):
-    """What torch's row of a call says: `name` as ProcessGroupNCCL has it in `record_param_comms`."""
-
-    external_id: int
-    name: str
-    elements_in: int
-    elements_out: int
 
 
 class Step(NamedTuple):
@@ -61,58 +47,30 @@ class Step(NamedTuple):
     end_ns: int
 
 
-def kernels(
-    rows: Sequence[simulated.Row],
-    calls: Sequence[Call],
-    group: dict[str, Any] | None,
-    unix_offset_ns: int,
-    base_ns: int,
-) -> list[dict[str, Any]]:
+def kernels(rows: Sequence[simulated.Row], offset_ns: int) -> list[dict[str, Any]]:
     """The rows as Kineto's events.
 
     Args:
-        calls: of each collective, in the order of issue; none where that is not known.
-        group: the one of `distributedInfo.pg_config`.
-        unix_offset_ns: from the host's clock to the Unix epoch's. base_ns: the trace's own.
+        offset_ns: from the host's clock to that of the trace.
     """
-    issued = sorted((row for row in rows if row.kind == "collective"), key=lambda row: row.seq)
-    told = dict(zip(issued, calls, strict=True)) if calls and len(calls) == len(issued) else {}
-    return [
-        _event(row, number, told.get(row), group, unix_offset_ns - base_ns) for number, row in enumerate(rows, start=1)
-    ]
+    return [_event(row, number, offset_ns) for number, row in enumerate(rows, start=1)]
 
 
-def _event(
-    row: simulated.Row, number: int, call: Call | None, group: dict[str, Any] | None, offset_ns: int
-) -> dict[str, Any]:
+def _event(row: simulated.Row, number: int, offset_ns: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"device": row.device, "context": 1, "stream": cupti(row.stream), "correlation": number}
     if row.kind in {"copy", "memset"}:
         name = COPIES.get(row.name, COPIES["aten::copy_"]) if row.kind == "copy" else "Memset (Device)"
         arguments |= {"bytes": row.bytes, "memory bandwidth (GB/s)": row.bytes / max(row.end_ns - row.start_ns, 1)}
         return _x("gpu_memcpy" if row.kind == "copy" else "gpu_memset", name, row, arguments, offset_ns)
     arguments |= {"queued": 0, "grid": [1, 1, 1], "block": [1, 1, 1], "est. achieved occupancy %": 0}
-    if row.kind != "collective":
-        name = (
-            "spin_kernel(long)"
-            if row.kind == "sleep"
-            else f"void at::native::{row.name.removeprefix('aten::')}_kernel()"
-        )
-        return _x("kernel", name, row, arguments, offset_ns)
-    dtype = "Float"
-    if call is not None:
-        elements = max(call.elements_in, call.elements_out)
-        dtype = WIDTHS.get(row.bytes // elements if elements else 0, dtype)
-        arguments |= {"External id": call.external_id, "Collective name": call.name, "dtype": dtype, "Seq": row.seq}
-        arguments |= {IN: call.elements_in, OUT: call.elements_out}
-        if group is not None:
-            arguments |= {
-                "Group size": group["pg_size"],
-                "Process Group Name": group["pg_name"],
-                "Process Group Description": group["pg_desc"],
-                "Process Group Ranks": json.dumps(group["ranks"]),
-            }
-    name = KERNELS.get(row.name.removesuffix("_coalesced"), MESSAGES).format(SHORT[dtype])
-    return _x("kernel", f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)", row, arguments, offset_ns)
+    if row.kind == "sleep":
+        name = "spin_kernel(long)"
+    elif row.kind == "collective":
+        name = KERNELS.get(row.name.removesuffix("_coalesced"), MESSAGES)
+        name = f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)"
+    else:
+        name = f"void at::native::{row.name.removeprefix('aten::')}_kernel()"
+    return _x("kernel", name, row, arguments, offset_ns)
 
 
 def _x(category: str, name: str, row: simulated.Row, arguments: dict[str, Any], offset_ns: int) -> dict[str, Any]:
@@ -137,47 +95,14 @@ def _us(ns: int) -> float:
     return ns / 1000  # below 2^43 us a float has the nanosecond
 
 
-def calls_of(events: Sequence[dict[str, Any]]) -> list[Call]:
-    """torch's rows of collectives in the order of issue; none where one of them does not say what it moved."""
-    found = []
-    rows = [event for event in events if event.get("cat") == "cpu_op" and event["name"].startswith("c10d::")]
-    for event in sorted(rows, key=lambda event: float(event["ts"])):
-        dims = event["args"].get("Input Dims")
-        sizes = dims and SIZES.get(event["name"])
-        if not sizes:
-            return []
-        name, source, result = sizes
-        found.append(Call(event["args"]["External id"], name, _elements(dims[source]), _elements(dims[result])))
-    return found
-
-
-SIZES = {
-    "c10d::allreduce_": ("allreduce", 0, 0),
-    "c10d::broadcast_": ("broadcast", 0, 0),
-    "c10d::_allgather_base_": ("_allgather_base", 1, 0),
-    "c10d::_reduce_scatter_base_": ("_reduce_scatter_base", 1, 0),
-    "c10d::alltoall_base_": ("all_to_allv", 1, 0),
-    "c10d::barrier": ("barrier", 0, 0),
-}
-"""Name in `record_param_comms`, and which arguments are the input and the output."""
-
-
-def _elements(dims: list[Any]) -> int:
-    if dims and isinstance(dims[0], list):  # a list of tensors
-        return sum(math.prod(one) for one in dims)
-    return math.prod(dims)
-
-
 def written(
     trace: dict[str, Any], rows: Sequence[simulated.Row], steps: Sequence[Step], unix_offset_ns: int
 ) -> dict[str, Any]:
     """torch's own trace with the device's rows in it."""
     # What torch writes lies at most three months before its rows; the virtual host lives in another year.
     base_ns = unix_offset_ns if simulated.is_virtual() else int(trace["baseTimeNanoseconds"])
-    groups = trace.get("distributedInfo", {}).get("pg_config", [])
     events = trace["traceEvents"]
-    calls = calls_of(events) if len(groups) == 1 else []
-    own = kernels(rows, calls, groups[0] if len(groups) == 1 else None, unix_offset_ns, base_ns)
+    own = kernels(rows, unix_offset_ns - base_ns)
     if simulated.is_virtual():
         pid = next((event["pid"] for event in events if event.get("cat") == "cpu_op"), 0)
         kept = [event for event in events if event.get("ph") == "M"]
@@ -300,7 +225,7 @@ def install() -> None:
         if ProfilerActivity.CUDA not in self._simulated_asked:
             return
         inner, offset_ns, own = self.profiler, unix_offset_ns(), rows(self)
-        events = kernels(own, [], None, offset_ns, 0)
+        events = kernels(own, offset_ns)
         found = [
             DeviceEvent(event, row.start_ns + offset_ns, row.end_ns + offset_ns)
             for event, row in zip(events, own, strict=True)

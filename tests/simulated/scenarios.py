@@ -160,27 +160,6 @@ def coalesced(rank: int) -> Any:
     return {"rows": rows(origin), "values": values, "counted": [middle - before, after - middle]}
 
 
-def missing_wait(rank: int, direction: str) -> Any:
-    """The caller does not wait for the result, or overwrites the input."""
-    x = tensor(rank + 1.0)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    device.reset()
-    work = None
-    if direction == "output":
-        work = dist.all_reduce(x, async_op=True)
-        x.mul_(2)
-    elif direction == "input":
-        with torch.cuda.stream(side):
-            side.wait_stream(torch.cuda.default_stream())
-            y = torch.full((1024,), 2.0, device="cuda")
-        dist.broadcast(y, 0)  # on the default stream, which does not wait for `side`
-    torch.cuda.synchronize()
-    if work is not None:
-        work.wait()
-    return [device.describe(race) for race in device.races()]
-
-
 def failing(rank: int, how: str) -> Any:
     """A collective that fails, and a peer that is dead."""
     x = tensor()

@@ -24,10 +24,6 @@ def test_an_error_of_its_own_is_what_a_rank_with_a_dead_peer_ends_with() -> None
     assert "RealError: what really happened" in end_of("raises", ranks=1)
 
 
-def test_closing_in_order_would_wait_for_ever() -> None:
-    assert "RealError: what really happened" in end_of("closes", ranks=1)
-
-
 def test_a_peer_that_is_gone_is_told_and_not_waited_for() -> None:
     said = end_of("dies", ranks=2)
     assert "allreduce" in said

@@ -57,18 +57,6 @@ def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
         assert rank["values"] == [3, 5, 7, 3, 5]
 
 
-@pytest.mark.parametrize(
-    ("direction", "words"),
-    [
-        ("output", ("writes in allreduce", "writes in aten::mul")),
-        ("input", ("writes in aten::fill_", "in broadcast")),
-    ],
-)
-def test_a_missing_wait_is_a_race(direction: str, words: tuple[str, str]) -> None:
-    for races in scenario("missing_wait", direction):
-        assert any(all(word in race for word in words) for race in races), races
-
-
 @pytest.mark.parametrize("how", ["device", "peer"])
 def test_a_collective_that_fails_says_so_and_so_does_the_group_from_then_on(how: str) -> None:
     said = "link down" if how == "device" else "timed out"

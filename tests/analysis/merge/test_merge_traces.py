@@ -342,15 +342,6 @@ def test_a_time_in_quotes_is_a_time(tmp_path, align):
     assert found["ts"] == 150.5
 
 
-@pytest.mark.parametrize("value", ["null", '"soon"', "NaN", "[]"])
-def test_a_first_time_that_is_no_number_names_the_file(tmp_path, capsys, value):
-    body = text([x("a", "@", 1), x("b", 2, 1)]).replace(b'"ts": @', f'"ts": {value}'.encode())
-    assert value.encode() in body
-    bad = write(tmp_path / "run" / "bad.json", body)
-    assert merge(tmp_path / "run", code=2) is None
-    assert str(bad) in capsys.readouterr().err
-
-
 def test_only_the_nearest_clock_measurement_of_a_trace_is_that_of_its_run(tmp_path):
     other = ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "c10d store", True, [clock(0), clock(1, 9_000_000)])
     (tmp_path / "clock_sync.json").write_bytes(encode(other))

@@ -193,13 +193,6 @@ def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
     assert begin == pytest.approx(us(STEP_NS) + 50.0, abs=0.001)
 
 
-def test_the_worst_lead_is_kept() -> None:
-    found = Causality()
-    for lead_ns in (-7, 4, -9):
-        found.check("pair", lead_ns, (9, 9))
-    assert (found.pairs, found.worst_lead_ns) == (3, 4)
-
-
 def row(kind: str = "allreduce", **changes: Any) -> MergedCollective:
     """Issued at 100 and over at 200 ns, on clocks without error."""
     values: dict[str, Any] = {"group": "w", "seq": 0, "issue_ns": 100, "end_ns": 200} | changes

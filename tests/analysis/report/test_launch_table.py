@@ -86,10 +86,6 @@ def test_a_real_gain_is_found_and_the_largest_is_recommended() -> None:
     assert set(found) <= {"candidate-2", None}
 
 
-def test_of_two_improvements_the_shorter_step_is_recommended() -> None:
-    assert tuned(0, [0.8, 0.6], 0.005) == "candidate-2"
-
-
 def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
     lost = comparison("regression", "", {})
     found = Candidates(
