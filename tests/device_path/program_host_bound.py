@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
-from torch import nn
 
 from aorta.distributed.topology import Topology
-from aorta.instrument.compute_ranges import needing_gradient
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.schema import Step
 from tests.device_path.program_overlap import MATH, SHAPE, WARM_UP
 from tests.device_path.ranks import by_rank
@@ -42,14 +36,12 @@ ROUNDING = 1e-4
 class Load:
     """What a step of a run meets; it may change within a run, behind a synchronisation.
 
-    `math_ns`, `elementwise_ns`: length of the kernels that are mathematics of blocks, and of all others. Where others
-    take no time the computation is all that does on the computing stream, and the witness needs no hooks to know which
-    kernels are the blocks'.
+    `math_ns`: length of the kernels that are mathematics of blocks. Others take no time, so that the computation is all
+    that does on the computing stream.
     """
 
     launch_ns: int
     math_ns: int = 23_000
-    elementwise_ns: int = 0
     contention: float = 1.0
 
 
@@ -81,10 +73,7 @@ class Run:
 
 
 SLOW_HOSTS = tuple(Load(1_000 * launch_us) for launch_us in LAUNCHES_US)
-OTHER_LOADS = tuple(
-    Load(launch_ns, **other)
-    for launch_ns, other in product((0, 10_000), ({"contention": 1.3}, {"elementwise_ns": 4_000}))
-)
+OTHER_LOADS = tuple(Load(launch_ns, contention=1.3) for launch_ns in (0, 10_000))
 MACHINES = (Machine(event_ns=1_000, event_on_device_ns=1_000), Machine(5_000, 5_000), Machine(submission_ns=8_000))
 RUNS = (
     *(
@@ -96,79 +85,6 @@ RUNS = (
         for (strategy, mode), machine in product((("ddp", "dedicated"), ("fsdp", "observe")), MACHINES)
     ),
 )
-
-
-class Launches:
-    """Which kernels of the computing stream the passes of blocks launch: intervals of the stream's count of kernels.
-
-    A pass is what docs/metrics.md calls one: forward, behind the hooks of the strategy; backward, from the first
-    gradient of the outputs until the last one of the inputs, or until the backward pass has run where they need none.
-    """
-
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
-        self.passes: list[tuple[int, int]] = []
-        self._stream = (device.index, torch.cuda.current_stream().stream_id)
-        self._device = device.index
-        self._backward: dict[int, int] = {}
-        for number, block in enumerate(blocks):
-            self._watch(number, block)
-
-    def _count(self) -> int:
-        return simulated.counters(self._device).kernels.get(self._stream, 0)
-
-    def _watch(self, number: int, block: nn.Module) -> None:
-        begun: list[int] = []
-
-        def before(_block: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = needing_gradient([args, kwargs])
-            left = len(inputs)
-
-            def came(_gradient: torch.Tensor) -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    self._close(number)
-
-            for tensor in inputs:
-                tensor.register_hook(came)
-            begun.append(self._count())
-
-        def after(_block: nn.Module, _args: Any, output: Any) -> None:
-            self.passes.append((begun.pop(), self._count()))
-            for tensor in needing_gradient(output):
-                hook = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
-                hook(lambda _gradient: self._open(number))
-
-        block.register_forward_pre_hook(before, with_kwargs=True)
-        block.register_forward_hook(after, prepend=True)
-
-    def _open(self, number: int) -> None:
-        if not self._backward:  # the loss's: before the strategy has anything to do at the end
-            torch.autograd.Variable._execution_engine.queue_callback(self._close_all)
-        self._backward.setdefault(number, self._count())
-
-    def _close(self, number: int) -> None:
-        if number in self._backward:
-            self.passes.append((self._backward.pop(number), self._count()))
-
-    def _close_all(self) -> None:
-        for number in list(self._backward):
-            self._close(number)
-
-
-@contextmanager
-def watched() -> Iterator[list[nn.Module]]:
-    """The blocks that the instrument is told of meanwhile."""
-    blocks: list[nn.Module] = []
-    watch = Instrumentation.watch
-
-    def also(self: Instrumentation, named: Any) -> None:
-        named = list(named)
-        blocks.extend(block for _, block in named)
-        watch(self, named)
-
-    with mock.patch.object(Instrumentation, "watch", also):
-        yield blocks
 
 
 def main() -> None:
@@ -185,11 +101,9 @@ def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[st
     words = [*SHAPE, f"parallel={run.strategy}", f"instrument.mode={run.mode}"]
     if run.by_kernels:
         words += [f"telemetry.warmup_steps={WARM_UP}", f"instrument.calibration={2 * len(run.by_kernels)}"]
-    with watched() as blocks:
-        loop = Loop(tuple(words), topology, device, lines.append)
+    loop = Loop(tuple(words), topology, device, lines.append)
     torch.accelerator.synchronize()
     simulated.reset()
-    launches = Launches(blocks, device)
     for _ in range(WARM_UP):
         loop.step()
     loads = [*run.by_kernels, *run.by_marks]
@@ -203,13 +117,10 @@ def steps_of(run: Run, topology: Topology, device: torch.device) -> list[dict[st
     loop.finish()
     simulated.no_races()
     rows, waits, stream = simulated.timeline(device.index), simulated.waits(), torch.cuda.current_stream().stream_id
-    own = sorted((row for row in rows if row.stream == stream), key=lambda row: row.id)
-    of_blocks = {row.id for first, last in launches.passes for row in own[first:last]}
     seen = []
     for load, line in zip(loads, lines[WARM_UP + 1 :: 2], strict=True):
         window = (line.start_mono_ns, line.end_mono_ns)
-        kept = rows if not load.elementwise_ns else [row for row in rows if row.kind != "op" or row.id in of_blocks]
-        truth = truth_of(window, kept, waits, stream, device.index)
+        truth = truth_of(window, rows, waits, stream, device.index)
         seen.append({"load": asdict(load), "line": msgspec.to_builtins(line), "truth": _metrics(truth)})
     return seen
 
@@ -248,11 +159,7 @@ def wrong(line: dict[str, Any], truth: dict[str, float]) -> list[str]:
 
 def begin(load: Load, machine: Machine) -> None:
     """From now on launches and kernels take what they do under this load."""
-    others = (load.elementwise_ns, 0.0)
-    simulated.lengths(
-        **dict.fromkeys(simulated.CLASSES, (0, 0.0)) | {"elementwise": others},
-        operators=dict.fromkeys(MATH, (load.math_ns, 0.0)),
-    )
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (load.math_ns, 0.0)))
     simulated.collective_lengths(default=(90_000, 0.5))
     simulated.costs(launch_ns=load.launch_ns, **asdict(machine))
     simulated.contention(load.contention)

@@ -71,8 +71,8 @@ def test_a_tree_of_many_ranks_has_few_latencies() -> None:
     assert cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings()) == 2 * 511 * 10 * US
 
 
-def fabric(rank: int = 0, world_size: int = 4, folder: Path | None = None, **changes: Any) -> EmulatedNetwork:
-    return EmulatedNetwork(settings(**changes), rank, world_size, folder)
+def fabric(rank: int = 0, **changes: Any) -> EmulatedNetwork:
+    return EmulatedNetwork(settings(**changes), rank, 4, None)
 
 
 def test_a_group_inside_a_node_uses_the_links_of_the_node() -> None:

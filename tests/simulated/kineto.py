@@ -150,23 +150,11 @@ class DeviceEvent:
         return str(self._event["cat"])
 
     def start_ns(self) -> int:
-        """Since the Unix epoch, as `end_ns`."""
+        """Since the Unix epoch."""
         return self._start_ns
-
-    def end_ns(self) -> int:
-        return self._end_ns
 
     def duration_ns(self) -> int:
         return self._end_ns - self._start_ns
-
-    def correlation_id(self) -> int:
-        return int(self._event["args"]["correlation"])
-
-    def linked_correlation_id(self) -> int:
-        return 0
-
-    def is_user_annotation(self) -> bool:
-        return False
 
 
 class Results:
