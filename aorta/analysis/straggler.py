@@ -28,15 +28,16 @@ Must not: name a rank on a median alone, or by clocks beyond their bounds, compa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
-from aorta.analysis.documents.dataset import Straggler
-from aorta.analysis.formatting import TEXT, whole_percent
+from aorta.analysis.documents import known
+from aorta.analysis.documents.dataset import DatasetEntry, Straggler
+from aorta.analysis.formatting import TEXT, rough_interval, rough_ms, whole_percent
 from aorta.analysis.tables import HOST_TIMER, Bools, Floats, Ints, Run
 from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
@@ -276,21 +277,30 @@ def judge_queued(straggler: Straggler, times: IssueTimes, needed_ms: float, why_
         straggler.basis, straggler.reason = "issue times", None
 
 
-def sentences(entries: Sequence[Straggler]) -> list[str]:
-    """Return one sentence per straggler; none where nobody is named."""
-    return [_sentence(entry) for entry in entries if entry.rank is not None]
+NO_SLOWER_RANKS: Final = "without slower ranks"
+"""Name of the bound of a replay in which no rank takes more own time than the typical one."""
+
+
+def lateness(late_ms: float | None, basis: str | None) -> str:
+    """Return by how much a straggler is late, and at what: the words of every statement about it."""
+    where = {"waits": " in each collective", "issue times": " at the last collective of a step"}.get(basis or "", "")
+    return TEXT.unknown if late_ms is None else f"{rough_ms(late_ms)} late{where} (median)"
+
+
+def sentences(entry: DatasetEntry) -> list[str]:
+    """Return one sentence per straggler, with what a replay gains without; none where nobody is named."""
+    what_if = known(entry.what_if)
+    bounds = [] if what_if is None else known(what_if.bounds) or []
+    gain = next((bound for bound in bounds if bound.name == NO_SLOWER_RANKS), None)
+    gained = "" if gain is None else rough_interval(gain.gain_ms, gain.low_ms, gain.high_ms)
+    more = f"; {NO_SLOWER_RANKS} a step would gain {gained}" if gained else ""
+    return [f"{_sentence(each)}{more}" for each in known(entry.stragglers) or () if each.rank is not None]
 
 
 def _sentence(entry: Straggler) -> str:
-    late, share = TEXT.quantity(entry.late_ms, "ms"), whole_percent(entry.last_share)
+    late, share = lateness(entry.late_ms, entry.basis), whole_percent(entry.last_share)
+    said = f"rank {entry.rank} is a straggler of group {entry.group}: {late}"
     if entry.basis == "issue times":
-        bound = TEXT.quantity(entry.clock_bound_ms, "ms")
-        return (
-            f"rank {entry.rank} is a straggler: it issues the last collective of a step of group {entry.group} "
-            f"{late} after the other ranks, which queues hide from the waits (median; clocks known to {bound}; it was "
-            f"the last in {share} of the steps)"
-        )
-    return (
-        f"rank {entry.rank} is a straggler: the other ranks of group {entry.group} wait for it, {late} longer "
-        f"than it does in each collective (median; it was the last in {share} of {entry.collectives})"
-    )
+        clocks = f"clocks known to {rough_ms(entry.clock_bound_ms or 0.0)}"
+        return f"{said}, which queues hide from the waits; it was the last in {share} of the steps, {clocks}"
+    return f"{said}, and the others wait for it; it was the last in {share} of {entry.collectives}"

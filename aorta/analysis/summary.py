@@ -16,7 +16,7 @@ import msgspec
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
-from aorta.analysis.compare.launch_comparison import compare_launches
+from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
@@ -26,6 +26,7 @@ from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
+from aorta.analysis.straggler import NO_SLOWER_RANKS
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.prediction import LEVEL, base_of
@@ -79,6 +80,8 @@ def summarize(
         add_marginals(compared.attribution, entries[candidate].what_if)
     else:
         for label, subject in subjects.items():
+            if subject.launches is not None:
+                refuse_mixed(subject.launches, rules)
             entries[label].exposed = exposed_breakdown(subject.dataset, engine)
     return summary
 
@@ -191,7 +194,7 @@ def add_marginals(attribution: Attribution, candidate: WhatIf) -> None:
 
 def _with_marginal(cause: AttributionRow, candidate: WhatIf) -> AttributionRow:
     """Return a cause with its `marginal`, where it is a kind of collectives or a straggler of the candidate."""
-    wanted = ("bound", "no straggler") if cause.dimension == "straggler" else ("kind", cause.kind)
+    wanted = ("bound", NO_SLOWER_RANKS) if cause.dimension == "straggler" else ("kind", cause.kind)
     for each in (*candidate.marginals, *candidate.bounds):
         if (each.what, each.name) == wanted:
             name = "any straggler" if each.what == "bound" else f"the cost of all {each.name}"

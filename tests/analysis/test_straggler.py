@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.documents.dataset import MarginalEntry, WhatIf
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
+from aorta.analysis.straggler import NO_SLOWER_RANKS, lateness, sentences
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
@@ -38,7 +41,8 @@ def test_one_late_rank_of_four_is_named_with_its_lateness(tmp_path: Path) -> Non
     assert entry["last_share"] == 1.0
     assert entry["wait_ms_median_per_rank"]["2"] == 0.0
     text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
-    assert "rank 2 is a straggler: the other ranks of group g wait for it" in " ".join(text.split())
+    said = f"rank 2 is a straggler of group g: {lateness(entry['late_ms'], 'waits')}, and the others wait for it"
+    assert said in " ".join(text.split())
 
 
 def ruled(waits: Sequence[float], last: int, collectives: int = 20, transfer_ms: float = 0.0) -> dict[str, Any]:
@@ -138,9 +142,18 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     assert entry["late_ms"] == pytest.approx(3.0, abs=1e-5)
     assert entry["clock_bound_ms"] == pytest.approx(0.11)
     assert entry["issue_late_ms_median_per_rank"] == pytest.approx({"0": 0.0, "1": 3.0, "2": 0.0}, abs=1e-5)
-    text = " ".join(write_report({"x": tmp_path}, tmp_path / "out", html=False).text.split())
-    assert "rank 1 is a straggler: it issues the last collective of a step of group g 3.000 ms after" in text
-    assert "clocks known to 0.110 ms" in text
+    made = write_report({"x": tmp_path}, tmp_path / "out")
+    said = (
+        "rank 1 is a straggler of group g: 3.0 ms late at the last collective of a step (median), which queues hide "
+        "from the waits; it was the last in 100% of the steps, clocks known to 0.110 ms"
+    )
+    page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert said in " ".join(made.text.split())
+    assert said in " ".join(page.split())
+    replayed = WhatIf(reason=None, bounds=[MarginalEntry("bound", NO_SLOWER_RANKS, 0.0, 0.0, 0.0, None)])
+    (sentence,) = sentences(msgspec.structs.replace(made.content.datasets["x"], what_if=replayed))
+    assert sentence == f"{said}; without slower ranks a step would gain 0 ms"
+    assert lateness(entry["late_ms"], entry["basis"]) in sentence
 
 
 def test_without_aligned_clocks_it_says_that_a_late_rank_cannot_be_told(tmp_path: Path) -> None:

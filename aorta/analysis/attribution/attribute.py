@@ -198,6 +198,7 @@ def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> 
                 late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
                 totals.stragglers[late] += 1
                 totals.late_ms[late].append(entry.late_ms)
+                totals.bases[late].add(str(entry.basis))
         del dataset  # otherwise the next launch is loaded while this one is still in memory
     return totals
 

@@ -28,7 +28,7 @@ from aorta.analysis.attribution.keys import (
 )
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
-from aorta.analysis.formatting import rough_ms
+from aorta.analysis.straggler import lateness
 from aorta.timeline.overlap import NS_PER_MS
 
 SHOWN_ROWS: Final = 24
@@ -198,8 +198,9 @@ def stragglers(means: Means) -> list[AttributionRow]:
             side: median(side_totals.late_ms[late]) if late in side_totals.late_ms else None
             for side, side_totals in totals.items()
         }
-        worse = late_ms["candidate" if means.difference_ms > 0 else "reference"]
-        by = "" if worse is None else f", late by {rough_ms(worse)} in each collective (median)"
+        side = "candidate" if means.difference_ms > 0 else "reference"
+        bases = totals[side].bases[late]
+        by = f", {lateness(late_ms[side], next(iter(bases)) if len(bases) == 1 else None)}" if late_ms[side] else ""
         of_group = group_name(late.group, len(late.members))
         found.append(
             means.row(

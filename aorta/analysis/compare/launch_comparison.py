@@ -18,6 +18,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample, launch_order
 from aorta.analysis.compare.metric_verdicts import add_statistics, judge
 from aorta.analysis.compare.run_comparison import (
+    NOT_SET,
     UNNOTICED,
     ComparedSide,
     SideValue,
@@ -38,12 +39,43 @@ from aorta.analysis.documents.comparison import (
     LaunchOrderFacts,
 )
 from aorta.analysis.documents.dataset import CollectiveEntry, Ends
+from aorta.analysis.formatting import json_text
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
 """Keys that may differ between the sides, where they are what is being compared, but not within one side."""
 _VARIES: Final = ".seed"
 """Independent launches may well draw their own jitter, so seeds may differ within a side."""
+
+
+_SHOWN: Final = 8
+"""Keys of a list of unlike launches, and folders of one entry; of the others the number."""
+
+
+def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
+    """Check that all launches of a set did the same work in the same way.
+
+    Raises:
+        InputError: they did not; with what differs, in which folders.
+    """
+    keys = list(dict.fromkeys(found.key for _, found in _within(side) if not rules.allows(found.key)))
+    if not keys:
+        return
+    folders: dict[str, list[str]] = {}
+    for launch in side.launches:
+        values = (f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys[:_SHOWN])
+        folders.setdefault(", ".join(values), []).append(str(launch.path))
+    lines = [
+        f"  {', '.join(paths[:_SHOWN])}{f' and {len(paths) - _SHOWN} more' if len(paths) > _SHOWN else ''}: {values}"
+        for values, paths in folders.items()
+    ]
+    more = f", and {len(keys) - _SHOWN} more settings that differ" if len(keys) > _SHOWN else ""
+    raise InputError(
+        f"NOT COMPARABLE: the runs in {side.path} are not launches of one job{more}:\n"
+        + "\n".join(lines)
+        + f"\nReport on one of these folders, compare two (aorta report A B), move unlike runs elsewhere, or allow it "
+        f"with {' '.join(f'--allow-unlike {key}' for key in (keys if len(keys) <= _SHOWN else ['all']))}"
+    )
 
 
 def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> list[AllowedDifference]:
@@ -56,14 +88,15 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
     Raises:
         InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
     """
+    for side in (reference, candidate):
+        refuse_mixed(side, rules)
     allowed: list[AllowedDifference] = []
     for where, left, right, difference in _found(reference, candidate):
         key, values = difference.key, [difference.reference, difference.candidate]
         if not rules.allows(key):
-            place = "the two sides" if where == "between" else f"launches of the {where}"
             raise InputError(
-                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {place} did "
-                f"not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
+                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: the two sides "
+                f"did not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
             )
         paths = [str(left.path), str(right.path)]
         if (where, key) not in [(other.where, other.key) for other in allowed]:
@@ -73,16 +106,22 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
 
 def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, Launch, Launch, FactDifference]]:
     for where, side in (("reference", reference), ("candidate", candidate)):
-        first = _yardstick(side)
-        for other in side.launches:
-            for difference in differing(first.facts, other.facts):
-                key = difference.key
-                if changes_the_work(difference) or (key.startswith(_ONE_SIDE) and not key.endswith(_VARIES)):
-                    yield where, first, other, difference
+        for other, difference in _within(side):
+            yield where, _yardstick(side), other, difference
     left, right = _yardstick(reference), _yardstick(candidate)
     for difference in differing(left.facts, right.facts):
         if changes_the_work(difference):
             yield "between", left, right, difference
+
+
+def _within(side: LaunchSet) -> Iterator[tuple[Launch, FactDifference]]:
+    """Yield in what a launch of a side differs from its yardstick, but may not."""
+    first = _yardstick(side)
+    for other in side.launches:
+        for difference in differing(first.facts, other.facts):
+            key = difference.key
+            if changes_the_work(difference) or (key.startswith(_ONE_SIDE) and not key.endswith(_VARIES)):
+                yield other, difference
 
 
 def _yardstick(side: LaunchSet) -> Launch:

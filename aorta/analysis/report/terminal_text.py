@@ -124,7 +124,7 @@ def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
     """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
     return [
         *autopsy_notes(entry),
-        *sentences(entry.stragglers or ()),
+        *sentences(entry),
         *dataset.run.health.notes(),
         *cautions(entry),
         *device_notes(entry.devices),

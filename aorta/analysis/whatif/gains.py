@@ -25,6 +25,7 @@ import numpy as np
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import rough_interval
 from aorta.analysis.step_intervals import HAND_OVER
+from aorta.analysis.straggler import NO_SLOWER_RANKS
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.changes import NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.network_changes import CommSpeed
@@ -154,7 +155,7 @@ def marginals(program: RunProgram) -> Marginals:
     bounds, notes = found[:1], [DO_NOT_ADD_UP]
     try:
         level = replay(apply(program, [NoStragglers("stragglers=none")]).program).job_step_ns()
-        bounds.append(entry("bound", "no straggler", "stragglers=none", base - level, NoStragglers.STATED_ERROR))
+        bounds.append(entry("bound", NO_SLOWER_RANKS, "stragglers=none", base - level, NoStragglers.STATED_ERROR))
     except InputError as error:
         notes.append(str(error))
     bounds.append(entry("bound", "perfect overlap", None, _perfect_ns(program, base, free), CommSpeed.STATED_ERROR))

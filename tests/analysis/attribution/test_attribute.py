@@ -113,7 +113,7 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     exact(found)
     assert found["sentence"] == (
         "Exposed communication rose by 10.0 ms (mean 16.0 ms -> 26.0 ms per step). All of the increase is waiting for "
-        "rank 1, a straggler of group '0' (2 ranks) in the candidate, late by 5.0 ms in each collective (median), 0 "
+        "rank 1, a straggler of group '0' (2 ranks) in the candidate, 5.0 ms late in each collective (median), 0 "
         "ms -> 10.0 ms; it is exposed in backward of body."
     )
     assert found["causes"][0]["dimension"] == "straggler"
@@ -128,7 +128,7 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
 def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:
     late = [late_by(tmp_path / f"b{number}", "new", by) for number, by in enumerate((5, 4, 11, 0))]
     found = attribute([late_by(tmp_path / "a", "base", 0)], late)
-    assert "late by 5.0 ms in each collective" in found["sentence"]
+    assert "5.0 ms late in each collective" in found["sentence"]
     assert found["stragglers"][0]["launches"] == {"reference": 0, "candidate": 3}
     assert found["stragglers"][0]["late_ms"] == {"reference": None, "candidate": pytest.approx(5)}
 

@@ -42,7 +42,7 @@ def health_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         *health.notes(),
         *cautions(entry),
         *device_notes(entry.devices),
-        *sentences(entry.stragglers or ()),
+        *sentences(entry),
     ]
     if entry.reason:
         notes.insert(0, f"nothing to measure: {entry.reason}")
