@@ -109,7 +109,10 @@ class StrategyCheck:
         ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
         complete = sum(line.coverage.complete for line in own)
         found = f"{median(pair[0] for pair in cost):.4f} (off again: {median(pair[1] for pair in cost):.4f})"
-        ratios = ratio_row(self.name, ratio, pooled_ratio(seen), share, lead_ms)
+        blocks = [
+            [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
+        ]
+        ratios = ratio_row(self.name, ratio, pooled_ratio(seen, blocks), share, lead_ms)
         taken = time_row(
             self.name,
             "step time, instrumented / off",

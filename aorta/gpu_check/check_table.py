@@ -44,15 +44,21 @@ class KernelWindow:
     compute: list[Interval]
     host_waits: int
 
-    def lengths_ns(self) -> tuple[int, int]:
-        """Return the communication, and the part of it that lies inside compute, in ns."""
-        comm, compute = merge(self.comm), merge(self.compute)
+    def lengths_ns(self, blocks: Sequence[Interval]) -> tuple[int, int]:
+        """Return the communication, and the part of it that lies inside compute in these ranges, in ns."""
+        comm, compute = merge(self.comm), intersect(merge(self.compute), merge(blocks))
         return measure(comm), measure(intersect(comm, compute))
 
 
-def pooled_ratio(steps: Sequence[KernelWindow]) -> float | None:
-    """Return the hidden communication of all steps over all their communication; None without communication."""
-    comm, hidden = (sum(lengths) for lengths in zip(*(step.lengths_ns() for step in steps), strict=True))
+def pooled_ratio(steps: Sequence[KernelWindow], blocks: Sequence[Sequence[Interval]]) -> float | None:
+    """Return the hidden communication of all steps over all their communication; None without communication.
+
+    Args:
+        blocks: of each step, the ranges of its blocks: computation is what runs there, as in the record, and not the
+            optimizer or what a strategy copies between blocks.
+    """
+    lengths = [step.lengths_ns(ranges) for step, ranges in zip(steps, blocks, strict=True)]
+    comm, hidden = (sum(each) for each in zip(*lengths, strict=True))
     return hidden / comm if comm else None
 
 

@@ -101,7 +101,7 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
         case ["aorta", "check-gpu", *rest]:
             asked = gpu_check.parse(rest)
             for strategy in asked.strategies:
-                compose(list(chosen(strategy, asked.words)))
+                compose(list(chosen(strategy, asked.words, ranks=1)))
         case ["aorta", "report", *rest]:
             options = AORTA_COMMANDS["report"].options().parse_intermixed_args(rest)
             assert len(options.log_dir) == len(options.label)

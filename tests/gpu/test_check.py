@@ -60,15 +60,15 @@ def test_the_whole_table_of_one_device(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(case, "BLOCK", 2)
-    report = check_ranks.main(tmp_path / "check.json", ["ddp"], SMALL, pairs=1)
+    report = check_ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL, pairs=1)
     assert report is not None
     assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport) == report
     (rows,) = report.rows
     failed = [row for row in rows if row.verdict is CheckVerdict.FAILED]
     assert failed == []
-    assert {row.case for row in rows} == {"knobs", "race", "ddp"} - ({"knobs"} if torch.version.hip else set())
+    assert {row.case for row in rows} == {"knobs", "race", "ddp", "fsdp"} - ({"knobs"} if torch.version.hip else set())
     assert all(row.verdict is CheckVerdict.OK for row in rows if row.case == "race")
-    times = {row.what: row.verdict for row in rows if row.is_time and row.case == "ddp"}
+    times = {row.what: row.verdict for row in rows if row.is_time and row.case in ("ddp", "fsdp")}
     if load.loaded():  # in virtual time no host is slow: everything may be said
         assert set(times.values()) == {CheckVerdict.OK}
         assert report.exit_code == 0
