@@ -153,3 +153,10 @@ def test_the_readme_shows_the_three_usages_and_the_two_commands_verbatim() -> No
     places = [shown.index(command) for command in wanted]
     assert places == sorted(places)
     assert "`scripts/check`" in section(ROOT / "README.md", "Tests")
+
+
+def test_no_side_of_a_program_sets_what_torchrun_sets_anyway() -> None:
+    """torchrun gives every rank `OMP_NUM_THREADS=1` where nobody sets it: a candidate of 1 would be the reference."""
+    shown = [line for line in COMMANDS if "--command" in line and "torchrun" in line]
+    assert shown
+    assert not [line for line in shown if re.search(r"OMP_NUM_THREADS=(\d+,)*1\b", line)]

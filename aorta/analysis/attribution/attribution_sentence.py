@@ -103,7 +103,7 @@ def _toggled(means: Means, breakdowns: Breakdowns, configured: Sequence[Setting]
     kinds = {row.kind for row in breakdowns.kind if row.listed}
     buckets = parallel in BUCKETED and kinds == {"allreduce"}
     does = (_BUCKETS if buckets else _WAITED_FOR)[value]
-    moved = f"{rough_ms(hidden.difference_ms)} a step"
+    moved = f"a mean of {rough_ms(hidden.difference_ms)} a step"
     if (communication.difference_ms < 0) != value and abs(_portion(communication)) > NOTHING:
         what = f"{moved} {'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
     else:
@@ -111,7 +111,7 @@ def _toggled(means: Means, breakdowns: Breakdowns, configured: Sequence[Setting]
     split = _split(breakdowns.part)
     if split:
         moves = "rises" if means.difference_ms > 0 else "falls"
-        split = f". Exposed time {moves} by {rough_ms(means.difference_ms)}: {split}"
+        split = f". Mean exposed time {moves} by {rough_ms(means.difference_ms)}: {split}"
     return f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {does}: {what}{split}."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import exposed_breakdown
-from aorta.analysis.attribution.breakdown import SHOWN_ROWS
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, stragglers
+from aorta.analysis.attribution.keys import LateRank, Sums, Totals
 from aorta.analysis.load.engines import Local
 from aorta.errors import InputError
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
@@ -123,6 +125,22 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     ranks = {row["rank"]: row["share"] for row in found["dimensions"]["rank"]}
     assert ranks == pytest.approx({0: 1, 1: 0})
     assert any(row["what"].startswith("bucket 3 (allreduce of 8 kB") for row in found["dimensions"]["order"])
+
+
+@pytest.mark.parametrize(
+    ("basis", "said"),
+    [
+        ({"issue times"}, ", 17.2 ms late at the last collective of a step (median)"),
+        ({"waits"}, ", 17.2 ms late in each collective (median)"),
+        ({"waits", "issue times"}, ", 17.2 ms late (median)"),
+    ],
+)
+def test_how_late_a_straggler_is_is_said_of_what_it_was_named_by(basis: set[str], said: str) -> None:
+    late = LateRank("0", (0, 1), 1)
+    candidate = Totals(sums=Sums(rank_steps=10, exposed_ns=10), waits=Counter({("0", 2, 0): 10}))
+    candidate.stragglers[late], candidate.late_ms[late], candidate.bases[late] = 1, [17.225], basis
+    (row,) = stragglers(Means(Totals(sums=Sums(rank_steps=10)), candidate))
+    assert row.what.endswith(f"in the candidate{said}")
 
 
 def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:

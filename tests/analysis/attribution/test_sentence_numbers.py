@@ -68,14 +68,14 @@ def test_overlap_turned_off_is_the_cause_and_the_sentence_stops_there(tmp_path: 
     found = attribute(*sides, differences=[OVERLAP_OFF])
     exact(found)
     assert found["sentence"] == (
-        "parallel.overlap true -> false. All-reduce now starts after backward: 18.0 ms a step that was hidden is "
-        "exposed. Exposed time rises by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
+        "parallel.overlap true -> false. All-reduce now starts after backward: a mean of 18.0 ms a step that was "
+        "hidden is exposed. Mean exposed time rises by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
     )
     assert held(found) == ["18.0", "18.0", "89", "11"]
     back = attribute(*sides[::-1], differences=[OVERLAP_ON])
     assert back["sentence"] == (
-        "parallel.overlap false -> true. All-reduce now starts during backward: 18.0 ms a step that was exposed is "
-        "hidden. Exposed time falls by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
+        "parallel.overlap false -> true. All-reduce now starts during backward: a mean of 18.0 ms a step that was "
+        "exposed is hidden. Mean exposed time falls by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
     )
     assert held(back) == held(found)
 
@@ -96,8 +96,8 @@ def test_of_other_strategies_it_is_the_waiting_that_overlap_off_brings(tmp_path:
 
     said = attribute(side("on", 5), side("off", 50), differences=[OVERLAP_OFF])["sentence"]
     assert said.startswith(
-        "parallel.overlap true -> false. Every collective is now waited for before computing goes on: 10.0 ms a step "
-        "that was hidden is exposed. Exposed time rises by 10.0 ms: all of it transfer."
+        "parallel.overlap true -> false. Every collective is now waited for before computing goes on: a mean of "
+        "10.0 ms a step that was hidden is exposed. Mean exposed time rises by 10.0 ms: all of it transfer."
     )
 
 
