@@ -45,6 +45,7 @@ _KINDS: Final = {
     "all_reduce_barrier": "barrier",
 }
 """Names that backends of torch give to the kinds of the record; other names are kinds themselves."""
+_MESSAGES: Final = ("send ", "recv ")
 _OF_GLOO: Final = "gloo:"
 _ITEM_BYTES: Final = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
@@ -223,26 +224,24 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
     found: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
-    # torch gives the sends and receives of a batch no events, so that they stay scheduled for ever: their state is that
-    # of the entry with which it ends the batch (`ProcessGroupNCCL::endCoalescing`).
-    batches = {
-        (entry.process_group[0], entry.p2p_seq_id): entry
-        for entry in dump.entries
-        if entry.is_p2p and entry.p2p_seq_id and entry.profiling_name.endswith(":coalesced")
-    }
+    batches = _batches(dump)
     for entry in dump.entries:
         group, number = str(entry.process_group[0]), entry.collective_seq_id - 1
-        name = entry.profiling_name.partition(":")[2] or entry.profiling_name
-        if entry.is_p2p or name.startswith(("send ", "recv ")):
-            if name != "coalesced":  # the end of a batch of sends and receives
-                one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
-                batch = batches.get((entry.process_group[0], entry.p2p_seq_id))
-                if batch is not None and one.state == "issued":
-                    whole_batch = _one(batch, group, one.kind, 0)
-                    one.state, one.started_ns = whole_batch.state, whole_batch.started_ns
-                    one.completed_ns = whole_batch.completed_ns
-                messages[group, one.kind, one.peer or 0].append(one)
-                found.append(one)
+        name = _name(entry)
+        batch = batches.get(_batch_of(entry))
+        cut = (
+            entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0
+        )  # newer entries overwrote its own
+        if name == "coalesced" and (batch is not None or cut):
+            continue
+        if name.startswith(_MESSAGES):
+            one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
+            if batch is not None and one.state == "issued":
+                whole_batch = _one(batch, group, one.kind, 0)
+                one.state, one.started_ns = whole_batch.state, whole_batch.started_ns
+                one.completed_ns = whole_batch.completed_ns
+            messages[group, one.kind, one.peer or 0].append(one)
+            found.append(one)
             continue
         one = _one(entry, group, _KINDS.get(name, name), number)
         before = merged.get((group, number))
@@ -250,7 +249,7 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
             merged[group, number] = one
             found.append(one)
         else:  # several collectives issued as one, the last entry stands for all
-            before.state, before.completed_ns = one.state, one.completed_ns
+            before.state, before.started_ns, before.completed_ns = one.state, one.started_ns, one.completed_ns
             before.bytes = None if before.bytes is None else before.bytes + (one.bytes or 0)
     for several in messages.values():
         first_open = next((at for at, one in enumerate(several) if one.state != "completed"), len(several))
@@ -259,6 +258,28 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
                 at if whole else at - first_open
             )  # where older ones are lost, both sides count from what is open
     return [*_finished(dump, merged), *found]
+
+
+def _batches(dump: _Dump) -> dict[tuple[str | int, int, int], _Entry]:
+    """Return the entries that end batches of sends and receives, whose state is that of all messages of the batch:
+    torch gives these no events, so that they stay scheduled for ever (`ProcessGroupNCCL::pointToPoint`). It does not
+    say of the end that it is of messages (`is_p2p` is taken from the type of operation, COALESCED), and gives it the
+    number of the collective before; but no collective shares both numbers with a message.
+    """
+    of_messages = {_batch_of(entry) for entry in dump.entries if _name(entry).startswith(_MESSAGES)}
+    return {
+        _batch_of(entry): entry
+        for entry in dump.entries
+        if _name(entry) == "coalesced" and (entry.is_p2p or _batch_of(entry) in of_messages)
+    }
+
+
+def _batch_of(entry: _Entry) -> tuple[str | int, int, int]:
+    return entry.process_group[0], entry.collective_seq_id, entry.p2p_seq_id
+
+
+def _name(entry: _Entry) -> str:
+    return entry.profiling_name.partition(":")[2] or entry.profiling_name
 
 
 def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> list[CollectiveEvidence]:

@@ -200,6 +200,15 @@ def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     return None if awaited is None else awaited == issued[places[0]]
 
 
+def passed_by(rank: Rank, channel: Channel) -> bool:
+    """Return whether a rank departs from its past in what it issued after the newest that it issued in a channel."""
+    newest = max(rank.channels.get(channel, {}).values(), key=lambda one: one.number, default=None)
+    places = [at for at, one in enumerate(rank.collectives) if one is newest]
+    issued = _sequence(rank)
+    expected = [(_expected(issued, at), at) for at in range(places[0] + 1, len(issued))] if places else []
+    return any(awaited is not None and awaited != issued[at] for awaited, at in expected)
+
+
 def _next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:
     """Return what the rank's past lets one expect behind a collective."""
     places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from aorta.autopsy.evidence import CollectiveEvidence
 from aorta.autopsy.job import JobEvidence, Rank
-from aorta.autopsy.mismatches import Mismatch, conforms, mismatches
+from aorta.autopsy.mismatches import Mismatch, conforms, mismatches, passed_by
 from aorta.autopsy.verdict import Accusation, Kind, group_label
 from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind
 from aorta.command_line import name_ranks
@@ -151,12 +151,15 @@ def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
 def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
     """Accuse a rank that waits for nobody and that others wait for, directly or through ranks that wait themselves.
     Assumes that a rank whose list of collectives is whole has issued none that is not on it. A rank that is in a
-    collective with all of its peers is not accused: what holds them all up is there.
+    collective with all of its peers is not accused, unless it departed from its past and skipped what is waited for:
+    what holds them all up is there.
     """
     job, waits, found = case.job, case.waits, []
     for rank in waits.roots:
         awaited = [one for one in waits.open if rank in one.behind and not case.is_held(one)]
-        if rank in _ranks(before) or not awaited or _is_inside(job, waits, rank):
+        if rank in _ranks(before) or not awaited:
+            continue
+        if _is_inside(job, waits, rank) and not any(_skipped(job, rank, one) for one in awaited):
             continue
         who = job.ranks[rank]
         first = max(awaited, key=lambda one: job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0)
@@ -331,6 +334,18 @@ def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
         )
         for one in waits.of_rank(rank)
         if not one.behind and not one.unknown and not job.ranks[rank].is_elsewhere
+        if len(job.members(one.channel)) > 1  # alone, it waits for its own device
+    )
+
+
+def _skipped(job: JobEvidence, rank: int, awaited: OpenCollective) -> bool:
+    """Return whether a rank left out what another waits for, as the past of both says."""
+    channel, number = awaited.channel, awaited.collective.number
+    waits_as_before = conforms(job.ranks[awaited.rank], channel, number)
+    return (
+        bool(waits_as_before)
+        and not job.ranks[rank].has_issued(channel, number)
+        and passed_by(job.ranks[rank], channel)
     )
 
 
@@ -400,7 +415,10 @@ def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
     """Return the ranks of a circle that are the cause of it, or none where that cannot be decided."""
     as_before = {
-        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
+        rank: False
+        if any(rank in other.behind and _skipped(job, rank, other) for other in open_there.values())
+        else conforms(job.ranks[rank], one.channel, one.collective.number)
+        for rank, one in open_there.items()
     }
     departed = [rank for rank, same in as_before.items() if same is False]
     if departed and all(same for rank, same in as_before.items() if rank not in departed):
