@@ -130,7 +130,8 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in _ranks(group.ranks)]
     world = max([*files, *listed]) + 1 if listed else None
-    whole = all(not dump.entries or dump.entries[0].record_id == 0 for dump in readable.values())
+    whole = not any(one.entries and (one.entries[0].record_id or _is_of_unfinished(one)) for one in readable.values())
+    messaging = {str(one.process_group[0]) for dump in readable.values() for one in dump.entries if one.p2p_seq_id}
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
     # has begun it; gloo has no such events.
     begun = any(
@@ -141,7 +142,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     return [
         RankEvidence(rank=rank, world_size=world, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
-        else _evidence(rank, world, files[rank], dump, whole, begun)
+        else _evidence(rank, world, files[rank], dump, whole, begun, messaging)
         for rank, dump in sorted(dumps.items())
     ]
 
@@ -194,7 +195,9 @@ def _ranks(text: str | list[int]) -> tuple[int, ...]:
     return tuple(sorted(map(int, re.findall(r"\d+", text)) if isinstance(text, str) else text))
 
 
-def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool) -> RankEvidence:
+def _evidence(
+    rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]
+) -> RankEvidence:
     groups = {
         name: GroupEvidence(name=name, description=each.desc or None, ranks=_ranks(each.ranks))
         for name, each in dump.pg_config.items()
@@ -203,7 +206,11 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
     for entry in dump.entries:
         name, description = str(entry.process_group[0]), entry.process_group[1]
         groups.setdefault(name, GroupEvidence(name=name, description=description))
-    collectives = _collectives(rank, dump, groups, whole)
+    issued = _collectives(rank, dump, groups, whole)
+    collectives = [*_finished(dump, issued, messaging), *issued]
+    notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
+    lost = dump.entries[0].record_id if dump.entries else 0
+    lacking = _unclear(dump) or (lost and issued and issued[0].state != "completed")
     times = [time for one in collectives for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
     return RankEvidence(
         rank=rank,
@@ -214,9 +221,10 @@ def _evidence(rank: int, world: int | None, path: Path, dump: _Dump, whole: bool
         progress_ns=max(times, default=None),
         groups=list(groups.values()),
         collectives=collectives,
-        lost=dump.entries[0].record_id if dump.entries else 0,
+        lost=lost,
         not_after_ns=path.stat().st_mtime_ns,
-        device_seen_ns=path.stat().st_mtime_ns if begun else None,
+        device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
+        torn=f"{path.name} lacks older or finished work that tells what the rank waits for" if lacking else None,
     )
 
 
@@ -224,22 +232,19 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
     found: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
-    batches = _batches(dump)
+    batches, unclear = _batches(dump), _unclear(dump)
     for entry in dump.entries:
         group, number = str(entry.process_group[0]), entry.collective_seq_id - 1
         name = _name(entry)
         batch = batches.get(_batch_of(entry))
-        cut = (
-            entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0
-        )  # newer entries overwrote its own
-        if name == "coalesced" and (batch is not None or cut):
+        overwritten = entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0  # messages of its batch
+        if entry.record_id in unclear or (name == "coalesced" and (batch is not None or overwritten)):
             continue
-        if name.startswith(_MESSAGES):
+        if entry.is_p2p or name.startswith(_MESSAGES):
             one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
             if batch is not None and one.state == "issued":
-                whole_batch = _one(batch, group, one.kind, 0)
-                one.state, one.started_ns = whole_batch.state, whole_batch.started_ns
-                one.completed_ns = whole_batch.completed_ns
+                end = _one(batch, group, one.kind, 0)
+                one.state, one.started_ns, one.completed_ns = end.state, end.started_ns, end.completed_ns
             messages[group, one.kind, one.peer or 0].append(one)
             found.append(one)
             continue
@@ -253,11 +258,24 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
             before.bytes = None if before.bytes is None else before.bytes + (one.bytes or 0)
     for several in messages.values():
         first_open = next((at for at, one in enumerate(several) if one.state != "completed"), len(several))
-        for at, one in enumerate(several):
-            one.number = (
-                at if whole else at - first_open
-            )  # where older ones are lost, both sides count from what is open
-    return [*_finished(dump, merged), *found]
+        for at, one in enumerate(several):  # where older ones are lost, both sides count from what is open
+            one.number = at if whole else at - first_open
+    return found
+
+
+def _is_of_unfinished(dump: _Dump) -> bool:
+    """Return whether a dump leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
+    finished = any(entry.state == "completed" for entry in dump.entries)
+    return not finished and any(status.last_completed_collective > 0 for status in dump.pg_status.values())
+
+
+def _unclear(dump: _Dump) -> set[int]:
+    """Return the records of scheduled messages that may be of batches of which the finished end is left out."""
+    if not _is_of_unfinished(dump):
+        return set()
+    ended = _batches(dump)
+    scheduled = [entry for entry in dump.entries if entry.state == "scheduled" and _name(entry).startswith(_MESSAGES)]
+    return {entry.record_id for entry in scheduled if _batch_of(entry) not in ended}
 
 
 def _batches(dump: _Dump) -> dict[tuple[str | int, int, int], _Entry]:
@@ -282,18 +300,21 @@ def _name(entry: _Entry) -> str:
     return entry.profiling_name.partition(":")[2] or entry.profiling_name
 
 
-def _finished(dump: _Dump, seen: dict[tuple[str, int], CollectiveEvidence]) -> list[CollectiveEvidence]:
+def _finished(dump: _Dump, issued: list[CollectiveEvidence], messaging: set[str]) -> list[CollectiveEvidence]:
     """Return the last finished collectives of groups, from a dump of unfinished ones only. Not of gloo, which has no
-    version and counts messages too, and whose finished work is in every dump.
+    version and counts messages too, and whose finished work is in every dump; nor of `messaging` groups, of which the
+    status has the number of the last message or collective (`WorkNCCL::seq_`).
     """
     version = dump.comm_lib_version or dump.nccl_version
-    if not version or any(entry.state == "completed" for entry in dump.entries):
+    if not version or not _is_of_unfinished(dump):
         return []
-    names = {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
+    # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
+    names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
+    newest = {one.group: one.number for one in issued if one.peer is None}
     found = []
     for key, status in dump.pg_status.items():
-        group, number = names.get(key, key), status.last_completed_collective - 1
-        if number >= 0 and not any(name == group and other >= number for name, other in seen):
+        group, number = names.get(key), status.last_completed_collective - 1
+        if group is not None and group not in messaging and number > newest.get(group, -1):
             found.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
     return found
 

@@ -200,13 +200,14 @@ def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     return None if awaited is None else awaited == issued[places[0]]
 
 
-def passed_by(rank: Rank, channel: Channel) -> bool:
-    """Return whether a rank departs from its past in what it issued after the newest that it issued in a channel."""
+def passed_by(rank: Rank, waiting: Rank, channel: Channel, number: int) -> bool:
+    """Return whether a rank left out what another waits for: of both, it is the one that has departed from its past."""
     newest = max(rank.channels.get(channel, {}).values(), key=lambda one: one.number, default=None)
-    places = [at for at, one in enumerate(rank.collectives) if one is newest]
+    if newest is None or newest.number >= number or not conforms(waiting, channel, number):
+        return False
     issued = _sequence(rank)
-    expected = [(_expected(issued, at), at) for at in range(places[0] + 1, len(issued))] if places else []
-    return any(awaited is not None and awaited != issued[at] for awaited, at in expected)
+    since = range(next(at for at, one in enumerate(rank.collectives) if one is newest) + 1, len(issued))
+    return any(_expected(issued, at) not in (None, issued[at]) for at in since)
 
 
 def _next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:

@@ -157,11 +157,10 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
     job, waits, found = case.job, case.waits, []
     for rank in waits.roots:
         awaited = [one for one in waits.open if rank in one.behind and not case.is_held(one)]
-        if rank in _ranks(before) or not awaited:
-            continue
-        if _is_inside(job, waits, rank) and not any(_skipped(job, rank, one) for one in awaited):
-            continue
         who = job.ranks[rank]
+        skipped = any(passed_by(who, job.ranks[one.rank], one.channel, one.collective.number) for one in awaited)
+        if rank in _ranks(before) or not awaited or (_is_inside(job, waits, rank) and not skipped):
+            continue
         first = max(awaited, key=lambda one: job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0)
         own = who.open(first.channel)
         missing = _missing_on(job, rank, first)
@@ -338,17 +337,6 @@ def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
     )
 
 
-def _skipped(job: JobEvidence, rank: int, awaited: OpenCollective) -> bool:
-    """Return whether a rank left out what another waits for, as the past of both says."""
-    channel, number = awaited.channel, awaited.collective.number
-    waits_as_before = conforms(job.ranks[awaited.rank], channel, number)
-    return (
-        bool(waits_as_before)
-        and not job.ranks[rank].has_issued(channel, number)
-        and passed_by(job.ranks[rank], channel)
-    )
-
-
 def _ranks(accusations: Iterable[Accusation]) -> set[int]:
     return {one.rank for one in accusations}
 
@@ -415,11 +403,12 @@ def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
     """Return the ranks of a circle that are the cause of it, or none where that cannot be decided."""
     as_before = {
-        rank: False
-        if any(rank in other.behind and _skipped(job, rank, other) for other in open_there.values())
-        else conforms(job.ranks[rank], one.channel, one.collective.number)
-        for rank, one in open_there.items()
+        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
     }
+    for waiting, one in open_there.items():
+        for rank in one.behind & set(open_there):
+            if passed_by(job.ranks[rank], job.ranks[waiting], one.channel, one.collective.number):
+                as_before[rank] = False
     departed = [rank for rank, same in as_before.items() if same is False]
     if departed and all(same for rank, same in as_before.items() if rank not in departed):
         unseen = len(job.missing)  # who may have departed as well

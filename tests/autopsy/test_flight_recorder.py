@@ -326,10 +326,10 @@ def test_two_dumps_of_one_rank_and_names_without_a_rank_are_refused(tmp_path: Pa
 
 
 def batch(number: int, messages: list[str], state: str, *, at: int) -> list[dict[str, Any]]:
-    """Sends and receives as `batch_isend_irecv` of NCCL leaves them: the entry that ends the batch alone is updated."""
-    shared = {"collective_seq_id": 0, "p2p_seq_id": number + 1, "is_p2p": True}
+    """Sends and receives as `batch_isend_irecv` of NCCL leaves them: the last alone is updated, and not p2p."""
+    shared = {"collective_seq_id": 0, "p2p_seq_id": number + 1}
     rows = [
-        entry(at + place, "scheduled", profiling_name=f"nccl:{text}", retired=False, **shared)
+        entry(at + place, "scheduled", profiling_name=f"nccl:{text}", retired=False, is_p2p=True, **shared)
         for place, text in enumerate(messages)
     ]
     return [*rows, entry(at + len(rows), state, profiling_name="nccl:coalesced", **shared)]
@@ -395,3 +395,75 @@ def test_a_rank_in_destroy_process_group_is_found_there(tmp_path: Path) -> None:
     (one,) = judge(evidence).culprits
     assert (one.rank, one.kind) == (1, "stuck_outside")
     assert one.reason == "it is in destroy_process_group and has not issued all_reduce 1 of default_pg"
+
+
+def test_the_end_of_a_batch_whose_messages_are_overwritten_is_no_collective(tmp_path: Path) -> None:
+    first, second = batch(0, ["send 0->1"], "completed", at=0), batch(1, ["send 0->1"], "completed", at=2)
+    whole, cut = read_dumps([write(tmp_path, [dump([*first, *second]), dump([*first, *second][1:])])])
+    assert [one.kind for one in whole.collectives] == ["send", "send"]
+    assert [one.kind for one in cut.collectives] == ["send"]
+
+
+def test_a_batch_of_collectives_is_not_taken_for_one_of_messages(tmp_path: Path) -> None:
+    rows = batch(0, ["send 0->1"], "completed", at=0)
+    shared = {"collective_seq_id": 1, "p2p_seq_id": 1}
+    rows += [entry(2, "scheduled", **shared), entry(3, "started", profiling_name="nccl:coalesced", **shared)]
+    (one, _) = read_dumps([write(tmp_path, [dump(rows)] * 2)])
+    kinds = [(each.kind, each.state, each.started_ns) for each in one.collectives]
+    assert kinds == [("send", "completed", CREATED_NS + 2), ("all_reduce", "started", CREATED_NS + 4)]
+
+
+def test_a_rank_that_notes_no_starts_is_not_late_on_its_device(tmp_path: Path) -> None:
+    timed = dump([entry(0, "completed"), entry(1, "started")])
+    untimed = dump([entry(0, "completed", time_discovered_started_ns=None), entry(1, "scheduled")])
+    verdict = judge(read_dumps([write(tmp_path, [timed, untimed])]))
+    assert (verdict.kind, verdict.culprits) == ("stuck_inside", [])
+
+
+def test_the_status_of_a_group_with_messages_says_nothing_of_its_collectives(tmp_path: Path) -> None:
+    """torch writes the number of the last work there, whichever it was."""
+    rows = [*batch(0, ["send 0->1"], "completed", at=0), entry(2, "started", collective_seq_id=1, p2p_seq_id=1)]
+    finished = {"0": {"last_completed_collective": 9}}  # messages
+    (_, other) = read_dumps([write(tmp_path, [dump(rows), dump([], pg_status=finished)])])
+    assert other.collectives == []
+    assert [one.rank for one in judge(read_dumps([tmp_path])).culprits] == [1]
+
+
+def test_a_status_is_not_given_to_a_group_by_the_number_that_a_process_counts(tmp_path: Path) -> None:
+    rows = [entry(0, "started", pg_id=1, process_group=("3", "dp"))]
+    status = {"1": {"last_completed_collective": 4}}
+    (_, other) = read_dumps([write(tmp_path, [dump(rows), dump([], pg_status=status)])])
+    assert other.collectives == []
+
+
+def test_work_of_nccl_that_is_retired_unfinished_failed_and_is_open(tmp_path: Path) -> None:
+    failed = dump([entry(0, "completed"), entry(1, "started", retired=True)])
+    verdict = judge(read_dumps([write(tmp_path, [failed, dump([entry(0, "completed")])])]))
+    assert [one.rank for one in verdict.culprits] == [1]
+
+
+def test_a_rank_that_lost_what_it_issued_before_unfinished_work_is_not_accused(tmp_path: Path) -> None:
+    """It may wait in something older, which newer entries overwrote."""
+    begun = dump([entry(0, "completed"), entry(5, "started")])
+    lost = dump([entry(5, "scheduled")])
+    evidence = read_dumps([write(tmp_path, [begun, lost])])
+    assert "lacks older" in (evidence[1].torn or "")
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [1])
+
+
+def test_messages_are_unclear_where_finished_work_is_left_out(tmp_path: Path) -> None:
+    rows = batch(0, ["send 0->1"], "completed", at=0)[:1]
+    (one, _) = read_dumps([write(tmp_path, [dump(rows), dump(rows)])])
+    assert one.collectives == []
+    assert "finished work" in (one.torn or "")
+
+
+def test_a_rank_in_a_group_of_its_own_waits_for_nobody(tmp_path: Path) -> None:
+    config = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+        "1": {"name": "1", "desc": "tp", "ranks": "[1]"},
+    }
+    waiting = dump([entry(0, "completed"), entry(1, "started")], pg_config=config)
+    alone = dump([entry(0, "completed"), entry(1, "scheduled", process_group=("1", "tp"))], pg_config=config)
+    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waiting, alone])])).culprits] == [1]

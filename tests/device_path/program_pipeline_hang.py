@@ -1,4 +1,4 @@
-"""A pipeline of four stages that ends, or hangs by a named fault, and leaves dumps as torch with NCCL would (a program).
+"""A pipeline of four stages, healthy or with a fault, that leaves dumps as torch with NCCL would (a program).
 
 Enters: a folder, a fault, and `batched` or `unbatched` messages. Leaves: `timed/trace_<rank>` and `untimed/...`, dumps
 with and without TORCH_NCCL_ENABLE_TIMING, and `stack_<rank>.json`, the frames of the main thread. Run by

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -18,32 +19,67 @@ from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
-DID_NOT_JOIN = [(2, "rank_did_not_join")]
+RANKS: Final = range(4)
+NO_SEND = "it has not issued send 8 of default_pg (to rank 3)"
+NO_RECEIVE = "it has not issued recv 8 of default_pg (from rank 1)"
+NO_ALL_REDUCE = "it has not issued all_reduce 2 of dp"
+CIRCLE = "it waits in all_reduce 2 of dp, for ranks that wait for it in "
 ANSWERS = {
-    "none": ("not_stuck", []),
-    "does_not_send": ("order_swapped", [(2, "order_swapped")]),
-    "stays_before_sending": ("rank_did_not_join", DID_NOT_JOIN),
-    "does_not_receive": ("order_swapped", [(2, "order_swapped")]),
-    "skips_the_all_reduce": ("rank_did_not_join", DID_NOT_JOIN),
-    "stuck_inside": ("stuck_inside", []),
-    "leaves": ("rank_did_not_join", DID_NOT_JOIN),
+    "none": ("not_stuck", None, None),
+    "does_not_send": ("rank_did_not_join", NO_SEND, CIRCLE + "recv 8 of default_pg"),
+    "stays_before_sending": ("rank_did_not_join", NO_SEND, NO_SEND),
+    "does_not_receive": ("rank_did_not_join", NO_RECEIVE, CIRCLE + "send 8 of default_pg"),
+    "skips_the_all_reduce": ("rank_did_not_join", NO_ALL_REDUCE, NO_ALL_REDUCE),
+    "stuck_inside": ("stuck_inside", None, None),
+    "leaves": ("rank_did_not_join", NO_ALL_REDUCE, NO_ALL_REDUCE),
 }
-"""Of each fault of rank 2: what the dumps say, and who is accused."""
+"""Of each fault of rank 2: the answer and why it is accused, without and with TORCH_NCCL_ENABLE_TIMING, by which the
+circle of a rank that skipped a message is seen.
+"""
 
 
-def answer(verdict: Verdict) -> tuple[str, list[tuple[int, str]]]:
-    return verdict.kind, [(one.rank, one.kind) for one in verdict.culprits]
+def dumps(folder: Path) -> list[dict[str, Any]]:
+    return [pickle.loads((folder / f"trace_{rank}").read_bytes()) for rank in RANKS]
+
+
+def judged(folder: Path, of_ranks: list[dict[str, Any]]) -> Verdict:
+    for rank, one in enumerate(of_ranks):
+        (folder / f"trace_{rank}").write_bytes(pickle.dumps(one))
+    return judge(read_dumps([folder]))
+
+
+def cut_short(whole: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Dumps of rings that kept few entries, and of unfinished work only: of one rank, and of all."""
+    for kept in (1, 2, 3, 4, 5, 7, 10):
+        cut = [{**one, "entries": one["entries"][-kept:]} for one in whole]
+        yield cut
+        yield from ([cut[at] if at == rank else one for at, one in enumerate(whole)] for rank in RANKS)
+    active = [{**one, "entries": [entry for entry in one["entries"] if entry["state"] != "completed"]} for one in whole]
+    yield active
+    yield from ([active[at] if at == rank else one for at, one in enumerate(whole)] for rank in RANKS)
 
 
 @pytest.mark.parametrize(
     ("fault", "messages"),
-    [
-        *((fault, "batched") for fault in ANSWERS),
-        *((fault, "unbatched") for fault in ("none", "does_not_send")),
-    ],
+    [*((fault, "batched") for fault in ANSWERS), ("none", "unbatched"), ("does_not_send", "unbatched")],
 )
 def test_a_pipeline_is_judged_by_its_dumps(fault: str, messages: str, tmp_path: Path) -> None:
-    launched("tests.device_path.program_pipeline_hang", str(tmp_path), fault, messages, ranks=4)
-    for form in ("timed", "untimed"):
+    launched("tests.device_path.program_pipeline_hang", str(tmp_path), fault, messages, ranks=len(RANKS))
+    kind, *reasons = ANSWERS[fault]
+    for form, reason in zip(("untimed", "timed"), reasons, strict=True):
         verdict = judge(read_dumps([tmp_path / form]))
-        assert (form, answer(verdict)) == (form, ANSWERS[fault])
+        culprits = [(one.rank, one.reason) for one in verdict.culprits]
+        assert (form, culprits) == (form, [(2, reason)] if reason else [])
+        assert verdict.kind == ("order_swapped" if (reason or "").startswith(CIRCLE) else kind)
+        for cut in cut_short(dumps(tmp_path / form)):
+            (tmp_path / "cut").mkdir(exist_ok=True)
+            less = judged(tmp_path / "cut", cut)
+            assert [one.rank for one in less.culprits] in ([], [2] if reason else [])
+            assert reason or less.kind == kind
+    if fault == "leaves":
+        evidence = read_dumps([tmp_path / "timed"])
+        frames = tuple(json.loads((tmp_path / "stack_2.json").read_text()))
+        evidence[2].stacks = [ThreadStack(name="MainThread", frames=frames)]
+        (one,) = judge(evidence).culprits
+        assert (one.rank, one.kind) == (2, "stuck_outside")
+        assert one.reason == "it is in destroy_process_group and has not issued all_reduce 2 of dp"
