@@ -333,7 +333,7 @@ def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
         )
         for one in waits.of_rank(rank)
         if not one.behind and not one.unknown and not job.ranks[rank].is_elsewhere
-        if len(job.members(one.channel)) > 1  # alone, it waits for its own device
+        if len(job.members(one.channel)) > 1 or one.channel.group not in job.listed  # alone, it waits for its device
     )
 
 
