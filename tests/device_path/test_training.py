@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.device_path.launch import on_devices
+from tests.device_path.launch import launched, on_devices
+from tests.runner import talking_threads
+from tests.runs import record
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -76,3 +79,16 @@ def test_docs_say_whose_streams_collectives_run_on(trained: dict[str, Any]) -> N
                 row = f"| `{strategy.split()[0]}` | {name} | {' | '.join(map(', '.join, whose))} |"
                 table += [] if row in table else [row]
     assert "\n".join(table) in Path("docs/dev/devices.md").read_text(), "\n".join(table)
+
+
+@pytest.mark.parametrize("timed", ["native", "python"])
+def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: Path, timed: str) -> None:
+    count = 200
+    launched("tests.runner.talking_threads", str(tmp_path), str(count), "fsdp", timed)
+    for rank in (0, 1):
+        read = record(tmp_path, rank)
+        seen = Counter(
+            row.group for step in read.steps for row in step.collectives if row.bytes == talking_threads.ITEMS * 4
+        )
+        assert list(seen.values()) == [count] * talking_threads.THREADS
+        assert [step.global_step for step in read.steps if not step.coverage.complete] == []
