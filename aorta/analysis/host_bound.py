@@ -237,7 +237,8 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
     found, ratio = pace.calibration, entry.metrics.get("overlap_ratio")
     if pace.host_bound:
         yield (
-            f"host-bound: {_lead(pace)}, and in {rough_percent(pace.undecided_share or 0)} of the blocks' time marks "
+            f"host-bound: the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median), and in "
+            f"{rough_percent(pace.undecided_share or 0)} of the blocks' time marks "
             f"cannot say whether kernels ran; {_shown(ratio, pace)}"
         )
     elif found is not None and found.agree is False:
@@ -256,11 +257,6 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
             )
         for problem in found.problems:
             yield f"calibration: {problem}"
-
-
-def _lead(pace: PaceFacts) -> str:
-    """Return how far the host is ahead, in words."""
-    return f"the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median)"
 
 
 def _shown(ratio: Described | None, pace: PaceFacts) -> str:

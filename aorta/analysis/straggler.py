@@ -291,9 +291,8 @@ def sentences(entry: DatasetEntry) -> list[str]:
     """Return one sentence per straggler, with what a replay gains without; none where nobody is named."""
     what_if = known(entry.what_if)
     bounds = [] if what_if is None else known(what_if.bounds) or []
-    gain = next((bound for bound in bounds if bound.name == NO_SLOWER_RANKS), None)
-    gained = "" if gain is None else rough_interval(gain.gain_ms, gain.low_ms, gain.high_ms)
-    more = f"; {NO_SLOWER_RANKS} a step would gain {gained}" if gained else ""
+    gains = [rough_interval(b.gain_ms, b.low_ms, b.high_ms) for b in bounds if b.name == NO_SLOWER_RANKS]
+    more = f"; {NO_SLOWER_RANKS} a step would gain {gains[0]}" if gains else ""
     return [f"{_sentence(each)}{more}" for each in known(entry.stragglers) or () if each.rank is not None]
 
 

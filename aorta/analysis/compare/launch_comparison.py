@@ -48,10 +48,6 @@ _VARIES: Final = ".seed"
 """Independent launches may well draw their own jitter, so seeds may differ within a side."""
 
 
-_SHOWN: Final = 8
-"""Keys of a list of unlike launches, and folders of one entry; of the others the number."""
-
-
 def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
     """Check that all launches of a set did the same work in the same way.
 
@@ -63,18 +59,13 @@ def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
         return
     folders: dict[str, list[str]] = {}
     for launch in side.launches:
-        values = (f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys[:_SHOWN])
+        values = (f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys)
         folders.setdefault(", ".join(values), []).append(str(launch.path))
-    lines = [
-        f"  {', '.join(paths[:_SHOWN])}{f' and {len(paths) - _SHOWN} more' if len(paths) > _SHOWN else ''}: {values}"
-        for values, paths in folders.items()
-    ]
-    more = f", and {len(keys) - _SHOWN} more settings that differ" if len(keys) > _SHOWN else ""
+    listed = "".join(f"\n  {', '.join(paths)}: {values}" for values, paths in folders.items())
     raise InputError(
-        f"NOT COMPARABLE: the runs in {side.path} are not launches of one job{more}:\n"
-        + "\n".join(lines)
-        + f"\nReport on one of these folders, compare two (aorta report A B), move unlike runs elsewhere, or allow it "
-        f"with {' '.join(f'--allow-unlike {key}' for key in (keys if len(keys) <= _SHOWN else ['all']))}"
+        f"NOT COMPARABLE: the runs in {side.path} are not launches of one job:{listed}\nReport on one of these "
+        "folders, compare two (aorta report A B), move unlike runs elsewhere, or allow it with "
+        f"{' '.join(f'--allow-unlike {key}' for key in keys)}"
     )
 
 

@@ -32,7 +32,7 @@ from aorta.analysis.documents.comparison import (
     Quotient,
     Side,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, SourceFacts, StepCounts
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import TEXT, is_zero, json_text, p_value
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.straggler import sentences
@@ -102,18 +102,20 @@ def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | N
 def health_block(dataset: LabelledRun, entry: DatasetEntry) -> str:
     """Return where a dataset came from, what it rests on, and everything wrong with it."""
     source, steps, health = entry.source, entry.steps, dataset.run.health
+    named = {"run": source.run_id, "platform": source.platform, "parallel": source.parallel}
+    stated = ", ".join(f"{what} {value or 'unknown'}" for what, value in named.items())
+    calibrated = steps.rank_steps_left_out_as_calibration
     lines = [
         f"{dataset.label}: {source.path}",
-        f"  {_stated(source)}, instrument {'/'.join(health.instrument_modes)}, {health.ranks}",
+        f"  {stated}, instrument {'/'.join(health.instrument_modes)}, {health.ranks}",
         f"  {TEXT.steps_used(entry)} used, {TEXT.count(steps.rank_steps_left_out_as_warmup, 'record')} left out as "
-        "warm-up" + _calibrated(steps),
+        "warm-up" + (f", {TEXT.count(calibrated, 'record')} measured by kernels" if calibrated else ""),
     ]
     lines += _set_lines(entry) if entry.launches else []
     if steps.isolated_rank_steps:
         counts = ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items())
         lines.append(f"  isolated baselines: {counts} steps, in no metric but the two that rest on them")
-    facts = (device_line(entry.devices), cutoff_line(entry))
-    lines += [f"  {fact}" for fact in facts if fact is not None]
+    lines += [f"  {fact}" for fact in (device_line(entry.devices), cutoff_line(entry)) if fact is not None]
     if entry.reason:
         lines.append(f"  ! nothing to measure: {entry.reason}")
     lines += [f"  ! {note}" for note in dataset_notes(dataset, entry)]
@@ -129,17 +131,6 @@ def dataset_notes(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
         *cautions(entry),
         *device_notes(entry.devices),
     ]
-
-
-def _calibrated(steps: StepCounts) -> str:
-    count = steps.rank_steps_left_out_as_calibration
-    return f", {TEXT.count(count, 'record')} measured by kernels" if count else ""
-
-
-def _stated(source: SourceFacts) -> str:
-    """Return which run it was and what it ran on, as far as the source says; a trace knows no run."""
-    named = {"run": source.run_id, "platform": source.platform, "parallel": source.parallel}
-    return ", ".join(f"{what} {'unknown' if value is None else value}" for what, value in named.items())
 
 
 def _set_lines(entry: DatasetEntry) -> list[str]:

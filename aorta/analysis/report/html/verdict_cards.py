@@ -183,13 +183,14 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
         )
     if found.median is None:
         return None
-    of = "median"
-    if entry.few_steps:
-        of = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
+    over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
+    of = over_all if entry.few_steps else "median"
     of += " of the steps measured by kernels" if found.source == "kernels" else ""
     low, high, least, most = (PAGE.number(value, unit) for value in (found.p5, found.p95, found.min, found.max))
-    lines = (f"5th to 95th percentile: {low} to {high}", f"least to most: {least} to {most}")
-    lines = (f"median: {PAGE.number(found.median, unit)}", *lines[1:]) if entry.few_steps else lines
+    few = (
+        f"median: {PAGE.number(found.median, unit)}" if entry.few_steps else f"5th to 95th percentile: {low} to {high}"
+    )
+    lines = (few, f"least to most: {least} to {most}")
     return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", lines, ())
 
 
@@ -216,7 +217,8 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
         lines = [f"{signed(word)}, interval {PAGE.interval(found)}", *lines]
         facts = [("margin", "±" + PAGE.effect(pair.margin, found.kind).lstrip("+"))]
         if pair.p is not None:
-            facts.append(("p", p_value(pair.p, 3) + _corrected(pair)))
+            corrected = "" if pair.p_corrected in (None, pair.p) else f" ({p_value(pair.p_corrected, 3)} corrected)"
+            facts.append(("p", p_value(pair.p, 3) + corrected))
         facts.append(("smallest detectable", _detectable(pair, found)))
         if word == "inconclusive" and pair.launches_needed is not None:
             facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
@@ -237,11 +239,6 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
     tone = _LOOKS[word][0] if word in _LOOKS else "open"
     title = _TITLES.get(name, name)
     return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
-
-
-def _corrected(pair: ComparedMetric) -> str:
-    corrected = pair.p_corrected
-    return "" if corrected is None or corrected == pair.p else f" ({p_value(corrected, 3)} corrected)"
 
 
 def _detectable(pair: ComparedMetric, effect: Effect) -> str:
