@@ -105,9 +105,8 @@ class Totals(RankTotals):
     stragglers: Counter[LateRank] = field(default_factory=Counter)
     """In how many launches a rank was named as the straggler."""
     late_ms: defaultdict[LateRank, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By how many milliseconds it was late, one value per launch that names it."""
     bases: defaultdict[LateRank, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """What it was named by: waits, or issue times."""
+    """By how many milliseconds it was late, a value per launch that names it, and by what (`Straggler.basis`)."""
 
     def add(self, rank: int, totals: RankTotals) -> None:
         """Add one rank."""

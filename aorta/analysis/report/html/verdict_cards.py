@@ -187,10 +187,9 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     of = over_all if entry.few_steps else "median"
     of += " of the steps measured by kernels" if found.source == "kernels" else ""
     low, high, least, most = (PAGE.number(value, unit) for value in (found.p5, found.p95, found.min, found.max))
-    few = (
-        f"median: {PAGE.number(found.median, unit)}" if entry.few_steps else f"5th to 95th percentile: {low} to {high}"
-    )
-    lines = (few, f"least to most: {least} to {most}")
+    spread = f"5th to 95th percentile: {low} to {high}"
+    spread = f"median: {PAGE.number(found.median, unit)}" if entry.few_steps else spread
+    lines = (spread, f"least to most: {least} to {most}")
     return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", lines, ())
 
 
