@@ -500,7 +500,8 @@ def search(door: str, seed: int, until: float, scratch: Path) -> dict[str, int]:
         counts[outcome if outcome in (ANSWER, REFUSAL) else "finding"] += 1
         if outcome not in (ANSWER, REFUSAL):
             folder = KEEP / re.sub(r"\W+", "-", f"{door} {outcome.partition(chr(10))[0]}")[:100]
-            shutil.copytree(scratch / door / "case", folder / "case", symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # the same finding, kept before
+            shutil.copytree(scratch / door / "case", folder / "case", symlinks=True)
             (folder / "door").write_text(door)
             (folder / "traceback.txt").write_text(outcome)
             sys.stdout.write(f"FINDING {outcome.partition(chr(10))[0]}\n  scripts/fuzz --repeat {folder}\n")

@@ -63,7 +63,6 @@ ROWS: Final = [
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
     # A folder that cannot be written, or is taken.
     ("report run --output taken/below", 2, "--output DIR"),
-    ("kernels traces --output taken/below", 2, "taken/below: cannot be written"),
     ("report plan --label x", 2, "not both"),
     ("report run plan", 2, "the folder of a plan"),
 ]

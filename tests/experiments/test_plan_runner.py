@@ -155,7 +155,7 @@ def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(b
         ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
         ((*AB, "--seed", "5"), "seed: None there, 5 now"),
         ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
-        ((*AB, "--candidate", "env.A=1"), "sides.candidate.environment.A: nothing there, '1' now"),
+        ((*AB[:5], "a=2 env.A=1", "s=1"), "sides.candidate.environment.A: nothing there, '1' now"),
         ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
     ):
         assert said in refuses(*words)

@@ -185,13 +185,14 @@ def test_kernels_are_told_apart_by_category_name_and_device():
     first, second = windows(TRACE, STEPS, device=0)
     assert first.comm == [(BASE + 10_000, BASE + 30_000)]
     assert len(first.compute) == 2
-    assert (first.lengths_ns(), second.lengths_ns()) == ((20_000, 10_000), (10_000, 0))
-    assert pooled_ratio([first, second]) == pytest.approx(1 / 3)
+    assert (first.lengths_ns([STEPS[0]]), second.lengths_ns([STEPS[1]])) == ((20_000, 10_000), (10_000, 0))
+    assert pooled_ratio([first, second], [[step] for step in STEPS]) == pytest.approx(1 / 3)
+    assert pooled_ratio([first, second], [[], []]) == 0  # what runs outside of blocks is no computation
     assert (first.host_waits, second.host_waits) == (0, 1)
 
 
 def test_no_communication_is_no_ratio():
-    assert pooled_ratio([KernelWindow([], [(0, 1)], 0)]) is None
+    assert pooled_ratio([KernelWindow([], [(0, 1)], 0)], [[(0, 1)]]) is None
 
 
 def test_the_busy_share_is_of_all_steps_and_counts_every_moment_once():

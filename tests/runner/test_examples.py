@@ -85,7 +85,7 @@ def test_example(tmp_path: Path, name: str) -> None:
 
     done = report((folder, name))
     assert done.returncode == 0, done.stderr
-    assert "2 of 2 ranks read" in done.stdout
+    assert "2 of 2 ranks" in done.stdout
 
 
 @pytest.mark.spec("A1", "A5")
