@@ -31,7 +31,9 @@ class Model(nn.Module):
 
 
 def main(folder: str) -> None:
-    kind = "cuda" if torch.cuda.is_available() else "cpu"  # init_device_mesh picks the card by LOCAL_RANK
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
     torch.manual_seed(0)
     model = Model().to(kind)
