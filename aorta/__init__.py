@@ -18,10 +18,10 @@ from aorta.version import __version__
 
 if TYPE_CHECKING:
     from aorta.loggers import Logger
-    from aorta.runner.api import Recording, record
+    from aorta.runner.api import Recording, record, start
     from aorta.runner.profilers import Profiler, TorchProfiler
 
-__all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record"]
+__all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"]
 
 
 def __getattr__(name: str) -> object:

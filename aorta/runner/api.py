@@ -1,4 +1,4 @@
-"""`aorta.record`: records a run around a training loop that AORTA did not write.
+"""`aorta.record` and `aorta.start`: record a run around a training loop that AORTA did not write.
 
 Its folder has the same content as that of `train.py`: `run.json` and a record per rank, from a header to a footer that
 says why the block ended. Must not change what is trained, handle a signal that the program or the system uses,
@@ -7,8 +7,10 @@ configure logging, or leave anything installed on exit.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -81,6 +83,8 @@ class Recording:
         self._markers = StepMarkers(None)
         self._next = first
         self._is_open = True
+        self._started: AbstractContextManager[Recording] | None = None
+        """Of `start`; None where a `with` block ends the recording."""
         self._begin()
 
     def step(self) -> None:
@@ -141,8 +145,30 @@ class Recording:
         steps = "1 step" if count == 1 else f"{count} steps"
         return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
 
-    def close(self) -> None:
-        """End the recording; what happened since the last `step` is not recorded. Called by `record`."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End a recording that `aorta.start` began; what happened since the last `step` is not recorded. A second call
+        does nothing.
+
+        Args:
+            error: what ended the loop, for the record. It is not raised here.
+
+        Raises:
+            ConfigError: a `with` block ends this recording.
+            RecordWriteError, TracesIncomplete: as at the end of `record`.
+        """
+        if self._started is None:
+            raise ConfigError("recording.close(): `with aorta.record(...)` ends this one; aorta.start(...) begins one")
+        if self._is_open:
+            atexit.unregister(self._close_at_exit)
+            trace = None if error is None else error.__traceback__
+            self._started.__exit__(None if error is None else type(error), error, trace)
+
+    def _close_at_exit(self, process: int) -> None:
+        if os.getpid() == process:  # a forked child has the parent's recording, and must not end it
+            # Set by the interpreter when it has printed what ended the program; at a prompt by any error.
+            self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+
+    def _end(self) -> None:
         self._is_open = False
         self._recorder.abandon()
         self._markers.end()
@@ -285,11 +311,11 @@ def record(
                 leaving = error
             run.progress.enter("closing")
             run.calibrator.close()
-            recording.close()
+            recording._end()
             instrument.recorder.finish()
             run.record.complete(instrument, Ending())
         except BaseException as error:
-            recording.close()
+            recording._end()
             code, text = _ended_by(error)
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             profiler.abandon(error)  # after the footer, as it waits for files
@@ -305,6 +331,28 @@ def record(
             raise
         if leaving is not None:
             raise leaving
+
+
+def start(folder: str | os.PathLike[str], *, model: nn.Module, **arguments: Any) -> Recording:
+    """Start a recording that `recording.close(error)` ends, where no `with` block can stand: in callbacks.
+
+        recording = aorta.start("artifacts/mine", model=model)
+        ...  # recording.step() at the end of every step
+        recording.close()
+
+    One that is still open when the interpreter exits is closed then, with the exception that ended the program.
+
+    Args:
+        folder, model, arguments: as those of `record`.
+
+    Raises:
+        TypeError: `record` has no such argument. Others: as at the beginning of `record`.
+    """
+    context = record(folder, model=model, **arguments)
+    recording = context.__enter__()
+    recording._started = context
+    atexit.register(recording._close_at_exit, os.getpid())
+    return recording
 
 
 def _ended_by(error: BaseException) -> tuple[int, str]:

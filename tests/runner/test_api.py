@@ -139,6 +139,56 @@ def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason
     assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [(None, "completed", None), (ValueError("bad batch"), "error", "rank 0: ValueError: bad batch")],
+    ids=lambda value: type(value).__name__,
+)
+def test_started_and_closed_without_a_block(tmp_path, model, error, reason, words):
+    recording = aorta.start(tmp_path, model=model, warmup_steps=0)
+    train(model, recording, 2)
+    recording.close(error)
+    recording.close()  # a callback may be told twice
+    end = footer(tmp_path)
+    assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
+    assert not model[0]._forward_hooks
+    with pytest.raises(ConfigError, match="the recording has ended"):
+        recording.step()
+
+
+def test_only_a_started_recording_can_be_closed(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        with pytest.raises(ConfigError, match=r"`with aorta\.record\(\.\.\.\)` ends"):
+            recording.close()
+        train(model, recording, 1)
+    assert footer(tmp_path).reason == "completed"
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "words"),
+    [("", "completed", None), ("raise ValueError('bad batch')", "error", "rank 0: ValueError: bad batch")],
+    ids=["the end", "an error"],
+)
+def test_one_that_nobody_closes_ends_with_the_program(tmp_path, last, reason, words):
+    code = f"""
+import aorta, os, torch
+model = torch.nn.Linear(2, 2)
+recording = aorta.start({str(tmp_path)!r}, model=model)
+model(torch.ones(1, 2)).sum().backward()
+recording.step()
+if os.fork() == 0:
+    raise SystemExit  # the child's end is not the recording's
+os.wait()
+model(torch.ones(1, 2)).sum().backward()
+recording.step()
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=HANGS_S, check=False)
+    assert done.returncode == (0 if words is None else 1)
+    end = footer(tmp_path)
+    assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
+
+
 @pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
 def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
     def interrupted(_):
@@ -248,7 +298,7 @@ def test_importing_aorta_loads_nothing_heavy():
 
 
 def test_public_names():
-    assert set(aorta.__all__) == {"Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record"}
+    assert set(aorta.__all__) == {"Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"}
     assert all(hasattr(aorta, name) for name in aorta.__all__)
     with pytest.raises(AttributeError, match="no attribute 'recrod'"):
         _ = aorta.recrod  # type: ignore[attr-defined]
