@@ -20,18 +20,28 @@ class PlainPlanner(DefaultLoadPlanner):
     """Takes plain data and tensors only: torch's own planner runs whatever code a pickle names."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        torch.load(value, weights_only=True)
-        value.seek(0)
-        super().load_bytes(read_item, value)
+        checked = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), checked)  # torch reads it again, without a check
+        checked.seek(0)
+        super().load_bytes(read_item, checked)
 
 
 class PlainReader(FileSystemReader):
-    """Takes `.metadata` only if it names nothing but the classes that torch writes there."""
+    """Takes `.metadata` only if it is torch's, names nothing but the classes that torch writes there, and no file
+    outside of the checkpoint.
+    """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if kwargs.get("rank") is not None:  # torch looks for this where it could not read `.metadata`
+            raise pickle.UnpicklingError("metadata of single ranks, which AORTA does not write, is not loaded")
         with Path(self.path, ".metadata").open("rb") as file:
-            _MetadataUnpickler(file).load()
-        return super().read_metadata(*args, **kwargs)
+            found = _MetadataUnpickler(file).load()
+        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+            raise pickle.UnpicklingError("its .metadata is not that of a checkpoint")
+        for info in found.storage_data.values():
+            if Path(info.relative_path).name != str(info.relative_path):
+                raise pickle.UnpicklingError(f"its .metadata names a file elsewhere: {info.relative_path}")
+        return found
 
 
 class _MetadataUnpickler(pickle.Unpickler):

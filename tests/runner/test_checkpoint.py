@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,4 +99,28 @@ def test_a_checkpoint_with_code_in_a_value_is_refused_and_nothing_is_run(
             kept.save(4)
         with pytest.raises(RunIncomplete, match=r"checkpoint .*step_4"):
             kept.load(4)
+    assert not (tmp_path / "ran").exists()
+
+
+def unpickles(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(b"N.")  # None, for which torch reads the file of the rank
+    (folder / "__0.metadata").write_bytes(pickle.dumps(Runs(folder.parent / "ran")))
+
+
+def names_a_pipe_elsewhere(folder: Path) -> None:
+    os.mkfifo(folder.parent / "pipe")
+    found = pickle.loads((folder / ".metadata").read_bytes())
+    for info in found.storage_data.values():
+        info.relative_path = "../pipe"
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+@pytest.mark.parametrize("change", [unpickles, names_a_pipe_elsewhere])
+def test_metadata_that_is_not_a_checkpoint_s_is_refused_and_nothing_is_run(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    with checkpointed(tmp_path) as (kept, _):
+        change(kept.save(3))
+        with pytest.raises(RunIncomplete, match=r"checkpoint .*step_3: .*its \.metadata "):
+            kept.load(3)
     assert not (tmp_path / "ran").exists()
