@@ -7,20 +7,22 @@ is not this project's, or mix two runs (docs in `artifacts/README.md`).
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from aorta.command_line import shown_path, to_stderr
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
-from aorta.errors import RunIncomplete
+from aorta.errors import ConfigError, RunIncomplete
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.files import unused, write_whole
+from aorta.records.files import lock_file, unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
@@ -41,7 +43,12 @@ TRACE_DIR = "torch_profiler"
 CHECKPOINT_DIR = "checkpoints"
 RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 """Folders in which a resumed run goes on."""
-_ID_TIME = "%Y%m%dT%H%M%SZ"
+LOCK_FILE = ".aorta.lock"
+"""It is never removed: who had opened it before would lock a file that nobody else sees."""
+_LONGEST_HOLDER = 1000
+_locks: set[BinaryIO] = set()
+# A worker that a rank forks may live a moment longer, and must not hold the folder.
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,75 @@ class RunFolder:
         return self.path / TRACE_DIR / f"rank{rank}"
 
 
+@contextmanager
+def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder]:
+    """Agree on run id and attempt, and keep other runs out of the folder for the length of a `with` block.
+
+    Every rank holds a shared lock on a file that stays there. Who begins needs it alone for a moment: rank 0, then the
+    first rank of each other node, whose disk may be its own. A process that is killed holds no lock.
+
+    Raises:
+        ConfigError: another run uses the folder; every rank raises, with its host and process.
+        RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
+    """
+    path = path.absolute()
+    folder = RunFolder(path, *peers.from_rank_zero("run", _identity(path, topology)))
+    first, of_node = topology.rank == 0, topology.local_rank == 0
+    with ExitStack() as stack:
+        for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
+            with _turn(path, peers, turn):
+                if mine:
+                    path.mkdir(parents=True, exist_ok=True)
+                    file = stack.enter_context((path / LOCK_FILE).open("a+b", buffering=0))
+                    _locks.add(file)
+                    stack.callback(_locks.discard, file)
+                    _lock(file, folder, topology, alone=of_node)
+        yield folder
+
+
+def _lock(file: BinaryIO, folder: RunFolder, topology: Topology, *, alone: bool) -> None:
+    run = f"run {folder.run_id}, attempt {folder.attempt}, process ".encode()
+    if alone and lock_file(file):
+        file.truncate(0)
+        file.write(run + f"{topology.pid} on {topology.host}".encode())
+    file.seek(0)
+    holder = file.read(_LONGEST_HOLDER)
+    if not lock_file(file, shared=True) or not holder.startswith(run):
+        raise ConfigError(
+            f"{folder.path}: in use by {holder.decode(errors='replace') or 'another run'}; wait for its end, stop it, "
+            "or choose another folder with aorta.record(DIR), label=NAME or training.output_dir=DIR"
+        )
+
+
+@contextmanager
+def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
+    """Wait until every rank has left this `with` block; where one failed in it, all of them raise."""
+    error: ConfigError | str | None = None
+    try:
+        yield
+    except ConfigError as refused:
+        error = refused
+    except OSError as problem:
+        error = (
+            f"cannot prepare {path}: {problem.strerror or problem}; choose another with aorta.record(DIR) or "
+            "training.output_dir=DIR"
+        )
+    said = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
+    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in enumerate(said) if text is not None]
+    if failed:
+        raise (ConfigError if all(kind for kind, _ in failed) else RunIncomplete)("; ".join(text for _, text in failed))
+
+
 def prepare(
-    path: Path,
+    folder: RunFolder,
     topology: Topology,
     peers: Peers,
     *,
     overwrite: bool,
     resuming: bool,
     keep: Collection[str] = (),
-) -> RunFolder:
-    """Agree on run id and attempt, and clear the folder for them.
+) -> None:
+    """Clear the folder for a run that occupies it.
 
     One process per node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
     at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them,
@@ -91,42 +157,14 @@ def prepare(
     Raises:
         RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
     """
-    path = path.absolute()
+    path = folder.path
     overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
-    run_id, attempt = peers.from_rank_zero("run", _identity(path, topology))
-    for turn, mine in (("first", topology.rank == 0), ("others", topology.rank != 0 == topology.local_rank)):
-        error: str | None = None
-        if mine:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
+    for turn, mine in (("clear first", topology.rank == 0), ("clear", topology.rank != 0 == topology.local_rank)):
+        with _turn(path, peers, turn):
+            if mine:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
                 if moved is not None and topology.rank == 0:
                     to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
-            except OSError as problem:
-                reason = problem.strerror or problem
-                error = (
-                    f"cannot prepare {path}: {reason}; choose another with aorta.record(DIR) or training.output_dir=DIR"
-                )
-        try:
-            peers.agree(f"folder/{turn}", error)
-        except RunIncomplete as problem:
-            raise RunIncomplete(str(problem)) from None
-    return RunFolder(path, run_id, attempt)
-
-
-def began_unix_s(path: Path, topology: Topology) -> float | None:
-    """Return when the run that this process restarts began, in Unix seconds (to the second, from its id); None for a
-    first start.
-    """
-    if topology.restart_count == 0:
-        return None
-    earlier = _earlier_manifest(path)
-    if earlier.get("elastic_run_id") != topology.elastic_run_id:
-        return None
-    try:
-        return datetime.strptime(str(earlier.get("run_id"))[:16], _ID_TIME).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
@@ -139,7 +177,7 @@ def _identity(path: Path, topology: Topology) -> tuple[str, int]:
     restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
     if restarted and isinstance(earlier.get("run_id"), str):
         return str(earlier["run_id"]), topology.restart_count
-    return f"{datetime.now(UTC):{_ID_TIME}}-{secrets.token_hex(2)}", topology.restart_count
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}", topology.restart_count
 
 
 def _earlier_manifest(path: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ Must not change a line that is there, be written by two processes at once, or ju
 
 from __future__ import annotations
 
-import fcntl
 import os
 import weakref
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from aorta.errors import ConfigError, RecordWriteError
-from aorta.records.files import read_lines
+from aorta.records.files import lock_file, read_lines
 
 PLAN_JOURNAL: Final = "journal.jsonl"
 DONE: Final = "done"
@@ -110,13 +109,9 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
         self.close = weakref.finalize(self, self._file.close)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_file(self._file):
             self.close()
-            raise ConfigError(f"{path.parent}: {in_use}") from None
-        except OSError:  # a disk without locks
-            pass
+            raise ConfigError(f"{path.parent}: {in_use}")
 
     def write(self, *lines: msgspec.Struct) -> None:
         """Append lines; they are on the disk when this returns.

@@ -17,6 +17,7 @@ a part or touch the file that was there before.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -121,6 +122,19 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that appears under its name only when it is complete; an error leaves an earlier one as it was."""
     with whole_file(path) as part:
         part.write_bytes(content)
+
+
+def lock_file(file: BinaryIO, *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed, or return False while another process holds it. Where the disk has no locks
+    there is none, and nobody is kept out.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def unused(path: Path) -> Path:

@@ -27,7 +27,7 @@ from aorta.config.groups.common import number_rules
 from aorta.config.groups.loop import Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
-from aorta.distributed.output_folder import CHECKPOINT_DIR, prepare
+from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
@@ -277,7 +277,8 @@ def record(
         profiler.check(topology, peers, resuming=start_step > 0)
         refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
         # Checkpoints in the folder are the caller's.
-        place = prepare(Path(folder), topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
+        place = stack.enter_context(occupied(Path(folder), topology, peers))
+        prepare(place, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
         request = replace(
             asked.request(model, found, backend),

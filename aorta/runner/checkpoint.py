@@ -21,17 +21,19 @@ from torch import nn
 
 from aorta.distributed.accelerator import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.records.files import open_regular
+from aorta.records.files import open_regular, read_small
 from aorta.workload.task import Stages
 
 _NAME = re.compile(r"^step_(\d+)$")
+_RUN_FILE = "run_id"
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run folder."""
+    """The checkpoints of one run folder, of which those of this run have its id in them."""
 
     folder: Path
+    run_id: str
     module: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
@@ -47,8 +49,10 @@ class Checkpoints:
             dcp.save(self._state(), checkpoint_id=str(part))
             dist.barrier()
             if dist.get_rank() == 0:
-                if target.exists():
-                    target.rename(old)  # never an incomplete folder under a name that can be resumed from
+                (part / _RUN_FILE).write_text(self.run_id)
+                if target.exists():  # never an incomplete folder under a name that can be resumed from
+                    shutil.rmtree(old, ignore_errors=True)
+                    target.rename(old)
                 part.rename(target)
                 shutil.rmtree(old, ignore_errors=True)
             dist.barrier()
@@ -117,22 +121,25 @@ def available(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
 
 
-def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> int:
-    """Return where training begins: as configured, or after a restart at the newest checkpoint of this run, or at 0.
+def first_step(folder: Path, wanted: int | None, run_id: str) -> int:
+    """Return where training begins: after a restart at the newest checkpoint of this run, or as configured, or at 0.
+    Nobody else may use the folder: a checkpoint that a killed run was about to replace gets its name back.
 
     Args:
         wanted: `training.start_step`.
-        began_unix_s: when the first attempt of this run began; None if this is it.
+        run_id: of this run; a restart has that of the attempts before it.
 
     Raises:
-        ConfigError: there is no checkpoint of the configured start step.
+        ConfigError: there is no checkpoint of the configured start step. OSError: the folder cannot be read.
     """
+    for old in folder.glob("step_*.old"):
+        if not old.with_suffix("").exists():
+            old.rename(old.with_suffix(""))
     steps = available(folder)
-    if began_unix_s is not None:
-        # An earlier run's checkpoints may be there too, with larger numbers; only ours are younger than this run.
-        ours = [step for step in steps if (folder / f"step_{step}").stat().st_mtime >= began_unix_s]
-        if ours:
-            return max(ours)
+    # An earlier run's checkpoints may be there too, with larger numbers.
+    ours = [step for step in steps if _run_of(folder / f"step_{step}") == run_id]
+    if ours:
+        return max(ours)
     if wanted is None or wanted == 0:
         return 0
     if wanted not in steps:
@@ -142,3 +149,11 @@ def first_step(folder: Path, wanted: int | None, began_unix_s: float | None) -> 
             "training.checkpoint_interval=K takes one every K steps"
         )
     return wanted
+
+
+def _run_of(checkpoint: Path) -> str | None:
+    """Return the id of the run that took a checkpoint; None where it does not say."""
+    try:
+        return read_small(checkpoint / _RUN_FILE).decode(errors="replace")
+    except OSError:
+        return None

@@ -31,7 +31,7 @@ class PlainReader(FileSystemReader):
     outside of the checkpoint.
     """
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_args: Any, **kwargs: Any) -> Metadata:
         if kwargs.get("rank") is not None:  # torch looks for this where it could not read `.metadata`
             raise pickle.UnpicklingError("metadata of single ranks, which AORTA does not write, is not loaded")
         with Path(self.path, ".metadata").open("rb") as file:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from aorta.distributed.environment_checks import (
     timed_from_python,
     too_many_ranks,
 )
-from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
+from aorta.distributed.output_folder import RunFolder, occupied, prepare, write_manifest
 from aorta.distributed.peers import Peers
 from aorta.distributed.provenance import RequestedConfig, build_manifest, rank_facts
 from aorta.distributed.topology import Topology, default_label, platform_of
@@ -307,8 +307,9 @@ def untrained_run(
     """
     config = resolved.config
     base = Path(config.training.output_dir) / (config.label or "")
-    folder = prepare(base, topology, peers, overwrite=config.training.overwrite, resuming=False)
-    with log_to(folder.log(topology.rank)):
+    with occupied(base, topology, peers) as folder, ExitStack() as stack:
+        prepare(folder, topology, peers, overwrite=config.training.overwrite, resuming=False)
+        stack.enter_context(log_to(folder.log(topology.rank)))
         for note in resolved.notes if topology.rank == 0 else ():
             _log.warning(note)
         site = RunSite(folder, topology, device, peers)

@@ -24,7 +24,7 @@ from aorta.config.groups.faults import planned_faults
 from aorta.config.mesh import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
-from aorta.distributed.output_folder import CHECKPOINT_DIR, RunFolder, began_unix_s, prepare
+from aorta.distributed.output_folder import RunFolder, occupied, prepare
 from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import backend_for
 from aorta.distributed.provenance import RequestedConfig
@@ -79,13 +79,13 @@ class TrainingRun:
         """Train; returns the signal that ended it early, if one did."""
         with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
             base = Path(self.config.training.output_dir) / (self.config.label or "")
-            first = self._first_step(base)
+            folder = stack.enter_context(occupied(base, self.topology, self.peers))
+            first = self._first_step(folder)
             self.profiler.check(self.topology, self.peers, resuming=first > 0)
             wanted = [logger.value for logger in self.config.telemetry.loggers]
             refuse_missing_clients(wanted, self.peers, "telemetry.loggers")
-            folder = prepare(
-                base, self.topology, self.peers, overwrite=self.config.training.overwrite, resuming=first > 0
-            )
+            overwrite = self.config.training.overwrite
+            prepare(folder, self.topology, self.peers, overwrite=overwrite, resuming=first > 0)
             stack.enter_context(log_to(folder.log(self.topology.rank)))
             for note in self.resolved.notes if self.topology.rank == 0 else ():
                 _log.warning(note)
@@ -95,16 +95,15 @@ class TrainingRun:
                 _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
                 raise
 
-    def _first_step(self, base: Path) -> int:
+    def _first_step(self, folder: RunFolder) -> int:
         """Return the first step, as rank 0 finds it before any folder is moved; ranks that disagreed would wait for
         each other.
         """
         answer: list[Any] = [0, None]
         if self.topology.rank == 0:
             try:
-                began = began_unix_s(base, self.topology)
-                answer[0] = first_step(base / CHECKPOINT_DIR, self.config.training.start_step, began)
-            except ConfigError as error:
+                answer[0] = first_step(folder.checkpoints, self.config.training.start_step, folder.run_id)
+            except (ConfigError, OSError) as error:
                 answer[1] = str(error)
         first, refused = self.peers.from_rank_zero("first_step", answer)
         if refused:
@@ -133,7 +132,9 @@ class TrainingRun:
         with run.record.starting(self.peers.explain):
             instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
             step = TrainStep.build(model, self.task, instrument, config, self.device)
-            checkpoints = Checkpoints(folder.checkpoints, step.model.module, step.optimizer, step.schedule, step.scaler)
+            checkpoints = Checkpoints(
+                folder.checkpoints, folder.run_id, step.model.module, step.optimizer, step.schedule, step.scaler
+            )
             if first:
                 checkpoints.load(first)
                 _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)

@@ -6,13 +6,16 @@ import errno
 import json
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from aorta.distributed import output_folder
-from aorta.distributed.output_folder import RunFolder, prepare, write_manifest
-from aorta.errors import RunIncomplete
+from aorta.distributed.output_folder import LOCK_FILE, RunFolder, occupied, prepare, write_manifest
+from aorta.distributed.peers import Peers
+from aorta.distributed.topology import Topology
+from aorta.errors import ConfigError, RunIncomplete
 from tests.distributed.conftest import place
 
 
@@ -29,7 +32,17 @@ def leave_a_run(folder: RunFolder, *, elastic_run_id: str | None = None, ranks: 
 
 
 def tree(path: Path) -> dict[str, str]:
-    return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
+    return {name: content.decode() for name, content in tree_bytes(path).items()}
+
+
+def names(path: Path) -> list[str]:
+    return [item.name for item in path.iterdir() if item.name != LOCK_FILE]
+
+
+def cleared(path: Path, topology: Topology, peers: Peers, **how: bool) -> RunFolder:
+    with occupied(path, topology, peers) as folder:
+        prepare(folder, topology, peers, **how)
+    return folder
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def start(world, out):
     def prepared(*, ranks=2, path=out, per_node=None, overwrite=False, resuming=False, **facts):
         def work(peers):
             topology = place(peers.rank, ranks, per_node=per_node, **facts)
-            return prepare(path, topology, peers, overwrite=overwrite, resuming=resuming)
+            return cleared(path, topology, peers, overwrite=overwrite, resuming=resuming)
 
         folders = world(ranks, work)
         for outcome in folders:
@@ -61,7 +74,7 @@ def test_a_fresh_folder(start, out):
     assert folder.path == out
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}", folder.run_id)
     assert folder.attempt == 0
-    assert list(out.iterdir()) == []
+    assert names(out) == []
 
 
 def test_a_relative_folder_is_the_caller_s(start, tmp_path, monkeypatch):
@@ -75,7 +88,7 @@ def test_a_second_run_moves_the_first_into_history_whole(start, out):
     before = tree(out)
     second = start()
     assert second.run_id != first.run_id
-    assert [path.name for path in out.iterdir()] == ["history"]
+    assert names(out) == ["history"]
     assert tree(out / "history" / f"{first.run_id}-attempt0") == before
 
     leave_a_run(second)
@@ -102,7 +115,7 @@ def test_overwriting_replaces_the_last_run_but_not_history(start, out):
     second = start()
     leave_a_run(second)
     start(overwrite=True)
-    assert [path.name for path in out.iterdir()] == ["history"]
+    assert names(out) == ["history"]
     assert [path.name for path in (out / "history").iterdir()] == [f"{first.run_id}-attempt0"]
 
 
@@ -184,7 +197,8 @@ def test_whatever_run_json_holds_the_earlier_run_is_kept_inside_history(start, o
 
 
 def tree_bytes(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != LOCK_FILE)
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 def test_four_nodes_on_one_disk_move_a_run_into_one_place(start, out):
@@ -202,7 +216,7 @@ def test_a_folder_that_cannot_be_made_fails_every_rank_and_names_the_one_that_me
     def work(peers):
         # Rank 2 is the first of its node, and its disk is the bad one.
         path = tmp_path / ("file" if peers.rank == 2 else "good") / "artifacts"
-        return prepare(path, place(peers.rank, 4, per_node=2), peers, overwrite=False, resuming=False)
+        return cleared(path, place(peers.rank, 4, per_node=2), peers, overwrite=False, resuming=False)
 
     for outcome in world(4, work):
         assert type(outcome) is RunIncomplete
@@ -218,7 +232,7 @@ def test_a_folder_that_cannot_be_written_fails_every_rank(world, out, monkeypatc
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(output_folder.Path, "rename", read_only)
-    outcomes = world(3, lambda peers: prepare(out, place(peers.rank, 3), peers, overwrite=False, resuming=False))
+    outcomes = world(3, lambda peers: cleared(out, place(peers.rank, 3), peers, overwrite=False, resuming=False))
     assert {str(outcome).partition(";")[0] for outcome in outcomes} == {
         f"rank 0: cannot prepare {out}: Read-only file system"
     }
@@ -233,3 +247,43 @@ def test_a_manifest_is_written_whole_or_not_at_all(out, monkeypatch):
         write_manifest(folder, {"a": object()})
     assert json.loads((out / "run.json").read_text()) == {"a": 1}
     assert tree(out).keys() == {"run.json"}
+
+
+@pytest.mark.parametrize("per_node", [4, 2], ids=["one node", "two nodes"])
+def test_a_second_run_is_refused_until_the_first_has_ended_and_moves_nothing(start, world, out, per_node):
+    def work(peers):
+        topology = place(peers.rank, 4, per_node=per_node, pid=77 + peers.rank)
+        with occupied(out, topology, peers) as first:
+            prepare(first, topology, peers, overwrite=False, resuming=False)
+            if peers.rank == 0:
+                leave_a_run(first)
+                before = tree(out)
+                with pytest.raises(
+                    ConfigError, match=rf"rank 0: {out}: in use by run {first.run_id}, .*process 77 on node;"
+                ):
+                    start()
+                with pytest.raises(ConfigError, match="in use"):  # the next attempt, while a rank of the first lives
+                    start(restart_count=1)
+                assert tree(out) == before
+            peers.gather("looked", True)
+        return first
+
+    (first, *_) = world(4, work)
+    assert start().run_id != first.run_id
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12, of any fork with threads
+def test_a_forked_child_does_not_hold_the_folder(start, world, out):
+    def work(peers):
+        with occupied(out, place(), peers):
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+        return child
+
+    (child,) = world(1, work)
+    try:
+        start()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -30,33 +30,49 @@ def checkpointed(folder: Path) -> Iterator[tuple[Checkpoints, nn.Module]]:
     try:
         module(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-        yield Checkpoints(folder, module, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False)), module
+        yield (
+            Checkpoints(folder, "mine", module, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False)),
+            module,
+        )
     finally:
         dist.destroy_process_group()
 
 
-def stored(folder: Path, *steps: int, at_unix_s: float = 1000.0) -> Path:
+def stored(folder: Path, *steps: int, run_id: str) -> Path:
     for step in steps:
         (folder / f"step_{step}").mkdir(parents=True)
-        os.utime(folder / f"step_{step}", (at_unix_s, at_unix_s))
+        (folder / f"step_{step}" / "run_id").write_text(run_id)
+        os.utime(folder / f"step_{step}", (1000.0, 1000.0))  # the clock says nothing of whose it is
     return folder
 
 
 def test_a_first_start_begins_where_it_was_told(tmp_path: Path) -> None:
-    folder = stored(tmp_path, 4, 8)
+    folder = stored(tmp_path, 4, 8, run_id="earlier")
     (folder / "step_12.part").mkdir()
-    assert first_step(folder, None, None) == 0
-    assert first_step(folder, 4, None) == 4
+    assert first_step(folder, None, "mine") == 0
+    assert first_step(folder, 4, "mine") == 4
     with pytest.raises(ConfigError, match=r"training\.start_step=12: no checkpoint .* there are: 4, 8"):
-        first_step(folder, 12, None)
+        first_step(folder, 12, "mine")
 
 
 def test_a_restart_takes_the_newest_of_its_own_run_only(tmp_path: Path) -> None:
-    folder = stored(tmp_path, 100, 200, at_unix_s=1000.0)
-    assert first_step(folder, None, 2000.0) == 0
-    assert first_step(folder, 100, 2000.0) == 100
-    stored(folder, 104, 108, at_unix_s=2001.0)
-    assert first_step(folder, 100, 2000.0) == 108
+    folder = stored(tmp_path, 100, 200, run_id="earlier")
+    stored(folder, 104, 108, run_id="mine")
+    assert first_step(folder, 100, "mine") == 108
+
+
+def test_a_step_is_saved_again_whatever_an_earlier_attempt_left(tmp_path: Path) -> None:
+    with checkpointed(tmp_path) as (kept, _):
+        saved = kept.save(3)
+        for name in ("step_3.old", "step_3.part"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "left").touch()
+        assert kept.save(3) == saved
+        assert first_step(tmp_path, None, "mine") == 3
+        saved.rename(tmp_path / "step_3.old")  # killed while it was replaced
+        assert first_step(tmp_path, 3, "another") == 3
+        kept.load(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_3"]
 
 
 def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +85,8 @@ def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypa
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        checkpoints = Checkpoints(tmp_path, module, optimizer, schedule, torch.amp.GradScaler("cpu", enabled=False))
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        checkpoints = Checkpoints(tmp_path, "mine", module, optimizer, schedule, scaler)
         with pytest.raises(RunIncomplete, match=r"step_3: rank 0: .*No space left on device"):
             checkpoints.save(3)
     finally:
