@@ -161,7 +161,10 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
         skipped = any(passed_by(who, job.ranks[one.rank], one.channel, one.collective.number) for one in awaited)
         if rank in _ranks(before) or not awaited or (_is_inside(job, waits, rank) and not skipped):
             continue
-        first = max(awaited, key=lambda one: job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0)
+        # Dumps have no ages; then what fewest others are behind in says most of this one.
+        first = max(
+            awaited, key=lambda one: (job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0, -len(one.behind))
+        )
         own = who.open(first.channel)
         missing = _missing_on(job, rank, first)
         peers = name_ranks(sorted({one.rank for one in awaited}))

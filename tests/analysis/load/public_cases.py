@@ -901,7 +901,11 @@ KINDS: dict[str, list[Case]] = {
 }
 
 if __name__ == "__main__":
-    for kind, cases in KINDS.items():
+    # Not above: these load torch, and the tests of traces do without it.
+    from tests.autopsy.test_public_dumps import DUMPS
+    from tests.runner.test_public_threads import THREADS
+
+    for kind, cases in {**KINDS, "8 threads": THREADS, "9 dumps": DUMPS}.items():
         for case in cases:
             try:
                 answer = case.wrong()
