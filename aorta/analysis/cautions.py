@@ -64,12 +64,13 @@ def _steps(entry: DatasetEntry) -> Iterator[str]:
 
 def _denominators(entry: DatasetEntry) -> Iterator[str]:
     for name, values in entry.metrics.items():
-        left_out = values.nulls - values.null_reasons.get(HOST_BOUND, 0)
-        whole = RATIO_PARTS.get(name, ("", ""))[1]
-        if whole and left_out and values.median is not None:
+        others = {why: count for why, count in values.null_reasons.items() if why != HOST_BOUND}
+        left_out = sum(others.values())
+        if name in RATIO_PARTS and left_out and values.median is not None:
+            why, *more = others
             yield (
-                f"{name} rests on {values.count} of {values.count + left_out} values, one per step and rank: in "
-                f"the others {whole} is 0 or not known, and the ratio undefined"
+                f"{name} rests on {values.count} of {values.count + left_out} values, one per step and rank; not on "
+                f"the others: {why}{' (and other reasons)' if more else ''}"
             )
 
 

@@ -38,8 +38,7 @@ def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
     overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
     (said,) = cautions(entry(tmp_path / "x", overlaps))
     assert said == (
-        "overlap_ratio rests on 42 of 46 values, one per step and rank: in the others comm_ms is 0 or not known, and "
-        "the ratio undefined"
+        "overlap_ratio rests on 42 of 46 values, one per step and rank; not on the others: the record gives no reason"
     )
 
 

@@ -306,10 +306,16 @@ def _told(
     values, reasons = overlap.metrics(unseen)
     if lost <= DECIDED * (lost + ran):
         return values, reasons
-    why = f"{lost} launches have no kernel in the trace: computation is at least {overlap.compute_ns / 1e6:.4g} ms"
+    why = f"{lost} launches have no kernel in the trace"
     known = {"window_ms", "copy_ms", "comm_ms", *(f"{kind}_ms" for kind in KINDS)}
-    unknown = [name for name, value in values.items() if name not in known and value is not None]
-    return values | dict.fromkeys(unknown), reasons | dict.fromkeys(unknown, why)
+    for name, value in values.items():
+        if name not in known and value is not None:
+            end = "at most" if name.startswith(("idle", "exposed")) else "at least"
+            unit = " ms" if name.endswith("_ms") else ""
+            # More computation may have hidden more; of a quotient of the two nothing is known.
+            reasons[name] = why if name == "overlap_over_compute" else f"{why}: it is {end} {value:.4g}{unit}"
+            values[name] = None
+    return values, reasons
 
 
 def _windows(timeline: DeviceTimeline) -> tuple[list[Interval], Int64]:

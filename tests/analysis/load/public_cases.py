@@ -175,6 +175,18 @@ def step(number: int, rank: int = 0, **right: float | None) -> Check:
     return check
 
 
+def bounded(number: int, **right: str) -> Check:
+    """Metrics of a step that are null, with what their reasons say of them."""
+
+    def check(run: Run) -> str | None:
+        steps = run.ranks[0].steps
+        at = steps.global_step.tolist().index(number)
+        said = steps.reasons[int(steps.reason[at])]
+        return next((f"{name}: {said.get(name)}" for name, end in right.items() if end not in said.get(name, "")), None)
+
+    return check
+
+
 def swept(rows: Sequence[Row], number: int, window: tuple[float, float], rank: int = 0) -> Check:
     return step(number, rank, **sweep(rows, window))
 
@@ -377,8 +389,15 @@ def _unseen(label: str, **how: Any) -> Case:
 def _lost(label: str, lost: int, of: int, null: bool) -> Case:
     rows = [gemm(100 + at * 50, 40, lost=at < lost) for at in range(of)] + [comm(60_000, 900), gemm(60_100, 500)]
     rows += [row._replace(start=row.start + 100_000, lost=False) for row in rows]
-    first: Check = step(1, window_ms=99.9, compute_ms=None) if null else swept(rows, 1, (0, 99_900))
-    checks = [first, swept(rows, 2, (100_000, 199_900))]
+    seen = sweep(rows, (0, 99_900))
+    hidden = seen["compute_comm_ms"]
+    ends = {
+        "compute_ms": f"at least {seen['compute_ms']:.4g} ms",
+        "overlap_ratio": f"at least {hidden / seen['comm_ms']:.4g}",
+        "exposed_comm_ms": f"at most {seen['comm_ms'] - hidden:.4g} ms",
+    }
+    first = [step(1, window_ms=99.9, compute_ms=None), bounded(1, **ends)] if null else [swept(rows, 1, (0, 99_900))]
+    checks = [*first, swept(rows, 2, (100_000, 199_900))]
     checks += [says(f"{lost} launches have no kernel")] if lost else []
     return Case(label, files(rank0__json=trace(rows, [(1, 0, 99_900), (2, 100_000, 199_900)])), checks)
 
