@@ -37,11 +37,12 @@ from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import (
     RecordArguments,
+    called_around,
     chosen_blocks,
-    compiled_around,
+    compiled_in_place,
     device_of,
     find_blocks,
-    refuse_compiled_in_place,
+    outside_compiled,
     strategy_of,
 )
 from aorta.runner.calibration import Calibrator, calibration_plan
@@ -52,6 +53,7 @@ from aorta.runner.rank_process import meet
 from aorta.runner.rank_record import Ending
 from aorta.runner.recorded_run import RunSite, recorded_run
 from aorta.runner.watchdog import noted_phases
+from aorta.timeline.overlap import Unseen
 
 Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
@@ -191,7 +193,7 @@ class Recording:
 def record(
     folder: str | os.PathLike[str],
     *,
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     blocks: Iterable[str | nn.Module] | None = None,
     label: str | None = None,
     workload: Mapping[str, Any] | None = None,
@@ -215,7 +217,7 @@ def record(
 
     Args:
         folder: of this run alone; relative to the current directory.
-        model: what is called in the forward pass.
+        model: what is called in the forward pass; a list where several are trained (`[generator, discriminator]`).
         blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.api_arguments`.
         label: the run's name in its record, its traces and loggers; reports name a run by its folder. None = the
             platform (cpu, cuda, rocm, or the type of another accelerator).
@@ -249,11 +251,15 @@ def record(
         InstrumentError: this torch lacks what the interception needs.
         TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
     """
-    model = compiled_around(model)
+    given = list(dict.fromkeys([model] if isinstance(model, nn.Module) else model))
+    if not given or not all(isinstance(each, nn.Module) for each in given):
+        raise ConfigError(f"aorta.record: model={model!r}: must be a module, or a list of modules")
+    models = list(dict.fromkeys(map(called_around, given)))
+    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
     asked = RecordArguments(
         label,
         workload,
-        strategy_of(model) if parallel is None else parallel,
+        strategy_of(whole) if parallel is None else parallel,
         mode,
         warmup_steps,
         start_step,
@@ -265,9 +271,11 @@ def record(
     )
     for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")
-    found = find_blocks(model) if blocks is None else chosen_blocks(model, blocks)
-    refuse_compiled_in_place(model, found)
-    device = device_of(model)
+    found = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
+    found, why_others = outside_compiled(whole, found)
+    compiled = compiled_in_place(whole)
+    hookable = [each for each in models if id(each) not in compiled]
+    device = device_of(whole)
     profiler = profiler_of(profiling, Path(folder), label, timeout_s)
     with ExitStack() as stack:
         if not _one_at_a_time.acquire(blocking=False):
@@ -281,7 +289,7 @@ def record(
         prepare(place, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
         request = replace(
-            asked.request(model, found, backend),
+            asked.request(whole, found, why_others, backend),
             facts=profiler.facts(),
             calibration=calibration_plan(
                 asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
@@ -291,11 +299,17 @@ def record(
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
+        if why_others is not None:
+            if not found:
+                instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
+            if topology.rank == 0:
+                to_stderr(f"aorta.record: {why_others}")
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
-        for module in (*(block for _, block in found), model):
+        for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
-        instrument.watch_gradients(model)
-        stack.enter_context(noted_phases(model, run.progress))
+        if len(models) == 1:
+            instrument.watch_gradients(whole)
+        stack.enter_context(noted_phases(hookable, run.progress))
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
         stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
@@ -334,7 +348,7 @@ def record(
             raise leaving
 
 
-def start(folder: str | os.PathLike[str], *, model: nn.Module, **arguments: Any) -> Recording:
+def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:
     """Start a recording that `recording.close(error)` ends, where no `with` block can stand: in callbacks.
 
         recording = aorta.start("artifacts/mine", model=model)

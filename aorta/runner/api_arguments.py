@@ -1,12 +1,13 @@
 """Validates the arguments of `aorta.record`, converts them to the configuration that `train.py` would have had, and
 chooses which modules of a model are bracketed, to distinguish compute from waiting (docs/dev/measuring.md, R5).
 
-Which modules, where no list is given: from the root down, a `ModuleList` or `Sequential` that repeats a class (at least
-two of its children with parameters are of one class, containers not counted) gives its children as blocks: the layers
-of a transformer, the units of a residual network's stages. Containers among them are searched recursively. Siblings of
-a container on the way down (embedding, head, activation) are blocks too, so that the blocks cover the model without
-overlapping. A module compiled by `torch.compile(module)` is not searched, since hooks inside would break its graph: it
-is one block. A model that repeats nothing is one block.
+Which modules, where no list is given: from the root down, a `ModuleList`, `ModuleDict` or `Sequential` that repeats a
+class (at least two of its children with parameters are of one class, containers not counted) gives its children as
+blocks: the layers of a transformer, the units of a residual network's stages. Containers and DDP models among them are
+searched recursively. Siblings of a container on the way down (embedding, head, activation) are blocks too, so that the
+blocks cover the model without overlapping. A module compiled by `torch.compile(module)` is not searched, since hooks
+inside would break its graph: it is one block. A model that repeats nothing is one block. Of several models each is
+searched by itself.
 
 Must not change the model, or guess what was not given: that is null, with a reason.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,38 +44,51 @@ _FSDP1 = "_fsdp_wrapped_module"
 _COMPILED_IN_PLACE = "_compiled_call_impl"
 """Attribute that `module.compile()` sets: hooks on the module or inside it would become part of its graph."""
 _WRAPPERS = (_COMPILED, _FSDP1, "_checkpoint_wrapped_module")
-_CONTAINERS = (nn.ModuleList, nn.Sequential)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 Block = tuple[str, nn.Module]
 
 
-def find_blocks(model: nn.Module) -> list[Block]:
-    """Return the blocks of `model` by the rule above, in the order they were registered; no two overlap.
+def find_blocks(*models: nn.Module) -> list[Block]:
+    """Return the blocks of `models` by the rule above, in the order they were registered; no two overlap. With several
+    models their names begin with the model's number.
 
     Raises:
         ConfigError: there is nothing to bracket.
     """
-    found = list(_tiles("", model)) if _has_parameters(model) else []
+    found = [
+        block
+        for number, model in enumerate(models)
+        if _has_parameters(model)
+        for block in _tiles(str(number) if len(models) > 1 else "", model)
+    ]
     if not found:
         raise ConfigError(
-            f"aorta.record: {type(model).__name__} has no parameters, so there is no block to bracket; name some with "
+            f"aorta.record: {_types(models)} has no parameters, so there is no block to bracket; name some with "
             "blocks=[...]"
         )
     return _named(found)
 
 
-def compiled_around(model: nn.Module) -> nn.Module:
-    """Return the outermost module of `torch.compile` that is alive and holds `model`, or `model` where there is none.
+def called_around(model: nn.Module) -> nn.Module:
+    """Return the outermost wrapper that is alive and called in place of `model`, or `model` where there is none:
+    `torch.compile`'s around anything that holds it, and DDP's or FSDP1's directly around it.
 
     Frameworks compile and wrap a model, and pass the inner one to their callbacks: hooks inside would break the graph
     of the module that is really called, and with it what is computed.
     """
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        return model
-    compiled = [each for each in gc.get_objects() if type(each).__name__ == "OptimizedModule" and each is not model]
-    around = [each for each in compiled if any(inner is model for inner in each.modules())]
-    return max(around, key=lambda each: sum(1 for _ in each.modules()), default=model)
+    wrappers = (DistributedDataParallel, FullyShardedDataParallel)
+    alive = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), wrappers) or (type(each).__name__ == "OptimizedModule" and each is not model)
+    ]
+    compiled = [each for each in alive if not isinstance(each, wrappers) and any(m is model for m in each.modules())]
+    model = max(compiled, key=lambda each: sum(1 for _ in each.modules()), default=model)
+    while around := [each for each in alive if isinstance(each, wrappers) and model in each.children()]:
+        model = around[0]
+    return model
 
 
 def strategy_of(model: nn.Module) -> str | None:
@@ -94,15 +107,19 @@ def strategy_of(model: nn.Module) -> str | None:
     return None
 
 
-def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[Block]:
-    """Return the blocks given by name (as in `model.named_modules()`, without wrappers) or as modules, which may be
-    outside the model, e.g. a loss.
+def chosen_blocks(wanted: Iterable[str | nn.Module], *models: nn.Module) -> list[Block]:
+    """Return the blocks given by name (as in `model.named_modules()`, without wrappers, and behind the model's number
+    where there are several) or as modules, which may be outside the models, e.g. a loss.
 
     Raises:
-        ConfigError: a name that the model does not have, or nothing at all.
+        ConfigError: a name that the models do not have, or nothing at all.
     """
-    names = {_clean(name): module for name, module in model.named_modules()}
-    by_identity = {id(module): name for name, module in model.named_modules()}
+    names = {
+        ".".join(filter(None, (str(number) if len(models) > 1 else "", _clean(name)))): module
+        for number, model in enumerate(models)
+        for name, module in model.named_modules()
+    }
+    by_identity = {id(module): name for name, module in names.items()}
     blocks = []
     for item in wanted:
         if isinstance(item, nn.Module):
@@ -112,7 +129,7 @@ def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[B
         else:
             near = [name for name in names if name.rpartition(".")[2] == item.rpartition(".")[2]] or list(names)[1:]
             raise ConfigError(
-                f"aorta.record: blocks={item!r}: {type(model).__name__} has no such module; there are, among others: "
+                f"aorta.record: blocks={item!r}: {_types(models)} has no such module; there are, among others: "
                 f"{', '.join(near[:8]) or 'none'}"
             )
     if not blocks:
@@ -120,31 +137,58 @@ def chosen_blocks(model: nn.Module, wanted: Iterable[str | nn.Module]) -> list[B
     return _named(blocks)
 
 
-def refuse_compiled_in_place(model: nn.Module, blocks: Iterable[Block]) -> None:
-    """Reject models in which hooks would be inside a compiled graph, and so change what is measured.
+def outside_compiled(whole: nn.Module, blocks: list[Block]) -> tuple[list[Block], str | None]:
+    """Replace blocks that were compiled in place, or lie inside of a module that was, by the nearest module around them
+    that is called and was not: hooks would become part of the graph, and so change what is measured.
 
-    Raises:
-        ConfigError: the model or a block was compiled by its own `compile()`, or lies inside of one that was.
+    Args:
+        whole: holds all models.
+
+    Returns:
+        The blocks, of which none lies inside of another, and a sentence that says what was replaced, if anything was.
+        None are left where the outermost module was compiled in place.
     """
-    compiled = [module for module in model.modules() if getattr(module, _COMPILED_IN_PLACE, None) is not None]
-    inside = {id(inner) for module in compiled for inner in module.modules()}
-    for name, module in [("the model", model), *blocks]:
-        if id(module) in inside:
-            raise ConfigError(
-                f"aorta.record: {name} was compiled in place by .compile(), and hooks would become part of its graph; "
-                "use `x = torch.compile(x)`, on the whole model or on its blocks"
-            )
+    compiled = compiled_in_place(whole, blocks)
+    replaced = [name for name, block in blocks if id(block) in compiled]
+    if not replaced:
+        return blocks, None
+    modules = dict(whole.named_modules())
+    full_names = {id(module): name for name, module in modules.items()}
+    kept = [(name, block) for name, block in blocks if id(block) not in compiled]
+    instead = []
+    for block in (block for _, block in blocks if id(block) in compiled and id(block) in full_names):
+        parts = full_names[id(block)].split(".")
+        around = [".".join(parts[:depth]) for depth in reversed(range(len(parts)))]
+        called = (name for name in around if not isinstance(modules[name], _WITHOUT_FORWARD))
+        instead += [(name, modules[name]) for name in called if id(modules[name]) not in compiled][:1]
+    inside = {id(inner) for _, block in instead for inner in block.modules() if inner is not block}
+    instead = _named([(name, block) for name, block in instead if id(block) not in inside])
+    found = _named([*((name, block) for name, block in kept if id(block) not in inside), *instead])
+    what = (
+        f"bracketed instead: {', '.join(name for name, _ in instead)}" if instead else "their computation is not known"
+    )
+    return found, (
+        f"compiled in place by .compile(), so that hooks would become part of the graph: {', '.join(replaced[:4])}"
+        f"{', ...' if len(replaced) > 4 else ''}; {what}. `x = torch.compile(x)` can be bracketed itself"
+    )
+
+
+def compiled_in_place(whole: nn.Module, blocks: Iterable[Block] = ()) -> set[int]:
+    """Return the identities of all modules that were compiled by their own `compile()`, and of what is inside them."""
+    modules = [*whole.modules(), *(block for _, block in blocks)]
+    compiled = [module for module in modules if getattr(module, _COMPILED_IN_PLACE, None) is not None]
+    return {id(inner) for module in compiled for inner in module.modules()}
 
 
 def _tiles(name: str, module: nn.Module) -> Iterator[Block]:
     children = dict(module.named_children())
     if isinstance(module, DistributedDataParallel):
-        yield from _tiles(_join(name, "module"), module.module)
+        yield from _tiles(name, module.module)
     elif _FSDP1 in children:
         yield from _tiles(_join(name, _FSDP1), children[_FSDP1])
     elif _repeats(module):
         for child_name, child in children.items():
-            if isinstance(child, _CONTAINERS):
+            if isinstance(child, (*_CONTAINERS, DistributedDataParallel)):
                 yield from _tiles(_join(name, child_name), child)
             elif not isinstance(child, nn.Identity):
                 yield _join(name, child_name), _inside_fsdp1(child)
@@ -168,6 +212,10 @@ def _repeats_below(module: nn.Module) -> bool:
     """Return whether anything inside repeats; a compiled module counts as a whole."""
     children = dict(module.named_children())
     return _COMPILED not in children and any(_repeats(child) or _repeats_below(child) for child in children.values())
+
+
+def _types(models: Iterable[nn.Module]) -> str:
+    return ", ".join(type(model).__name__ for model in models)
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -270,8 +318,10 @@ class RecordArguments:
         """The loggers that are asked for by name."""
         return [logger for logger in self.loggers if isinstance(logger, str)]
 
-    def request(self, model: nn.Module, blocks: list[Block], backend: str | None) -> RunRequest:
-        """Return the run they describe. Of the caller's accelerator streams only those that must exist are counted."""
+    def request(self, model: nn.Module, blocks: list[Block], why_others: str | None, backend: str | None) -> RunRequest:
+        """Return the run they describe. Of the caller's accelerator streams only those that must exist are counted.
+        `why_others`: than were found or asked for.
+        """
         config = self.config()
         return RunRequest(
             RequestedConfig(self.label, config, hash_of(_same_on_all_ranks(config))),
@@ -287,7 +337,7 @@ class RecordArguments:
             plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},
             start_step=self.start_step,
             warmup_steps=self.warmup_steps,
-            remarks={"reasons": _unknown(config)},
+            remarks={"reasons": _unknown(config) | ({} if why_others is None else {"plan.blocks": why_others})},
             own_loggers=[logger for logger in self.loggers if not isinstance(logger, str)],
         )
 

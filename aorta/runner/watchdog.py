@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 import aorta
-from aorta.autopsy.processes import pid_namespace, start_ticks
+from aorta.autopsy.processes import start_ticks
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
@@ -73,9 +73,9 @@ def noted_progress(
 
 
 @contextmanager
-def noted_phases(model: nn.Module, progress: Progress) -> Iterator[None]:
-    """Note when `model` runs forward, its backward pass begins, and an optimizer steps, for the length of a `with`
-    block.
+def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[None]:
+    """Note when one of `models` runs forward, its backward pass begins, and an optimizer steps, for the length of a
+    `with` block.
     """
     if progress.path is None:
         yield
@@ -92,8 +92,8 @@ def noted_phases(model: nn.Module, progress: Progress) -> Iterator[None]:
             first.register_hook(backward)  # type: ignore[no-untyped-call]
 
     hooks = [
-        model.register_forward_pre_hook(ModuleHook(model, enter("forward"))),
-        model.register_forward_hook(ModuleHook(model, watch_output)),
+        *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
+        *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
         register_optimizer_step_pre_hook(enter("optimizer")),
         register_optimizer_step_post_hook(enter("step")),
     ]
@@ -131,7 +131,6 @@ def _progress(
                 local_rank=topology.local_rank,
                 pid=topology.pid,
                 start_ticks=start_ticks(topology.pid),
-                pid_namespace=pid_namespace(),
                 host=topology.host,
                 boot_id=boot_id(),
                 run_id=folder.run_id,

@@ -234,10 +234,11 @@ def test_nothing_is_left_behind(tmp_path, model, mode, fails):
         ({"start_step": -1}, "start_step=-1: must be at least 0"),
         ({"workload": {"model": object()}}, "must be a mapping of JSON types"),
         ({"blocks": ["9"]}, "blocks='9'"),
+        ({"model": []}, r"model=\[\]: must be a module, or a list of modules"),
     ],
 )
 def test_refused_before_anything_is_written(tmp_path, model, changes, words):
-    with pytest.raises(ConfigError, match=words), aorta.record(tmp_path / "run", model=model, **changes):
+    with pytest.raises(ConfigError, match=words), aorta.record(tmp_path / "run", **{"model": model, **changes}):
         pass
     assert not (tmp_path / "run").exists()
 
@@ -474,6 +475,63 @@ def test_the_inner_part_of_a_compiled_model_is_watched_from_outside(tmp_path: Pa
     assert watched[1] == plain[1] == 1
     assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
     assert {each.block for step in record(tmp_path).steps for each in step.compute} == {"OptimizedModule"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_module_compiled_in_place_is_watched_from_outside(
+    tmp_path: Path, timed_by: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(folder: Path | None) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        graphs = CompileCounter()
+        model = Net() if whole else nn.Sequential(Net(), Net())
+        for each in [model] if whole else list(model)[:1]:
+            each.compile(backend=graphs)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with nullcontext() if folder is None else aorta.record(folder, model=model) as recording:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(X).square().mean().backward()
+                optimizer.step()
+                if recording is not None:
+                    recording.step()
+        return list(model.parameters()), graphs.frame_count
+
+    plain, watched = trained(None), trained(tmp_path)
+    assert watched[1] == plain[1] > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
+    said = [line for line in capsys.readouterr().err.splitlines() if "compiled in place" in line]
+    assert len(said) == 1
+    assert said[0].removeprefix("aorta.record: ") == load_run(tmp_path).manifest["reasons"]["plan.blocks"]
+    for step in record(tmp_path).steps:
+        assert {each.block for each in step.compute} == (set() if whole else {"Sequential"})
+        assert (step.overlap["compute_ms"] is None) == whole
+        assert ("compiled in place" in step.reasons.get("compute_ms", "")) == whole
+
+
+def test_two_models_and_two_optimizers(tmp_path: Path, timed_by: str) -> None:
+    def trained(folder: Path | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        generator, discriminator = Net(), Net()
+        models = [generator, discriminator]
+        of_generator, of_discriminator = (torch.optim.Adam(each.parameters(), 0.1) for each in models)
+        with nullcontext() if folder is None else aorta.record(folder, model=models) as recording:
+            for _ in range(2):
+                of_discriminator.zero_grad()
+                (discriminator(X) - discriminator(generator(X).detach())).square().mean().backward()
+                of_discriminator.step()
+                of_generator.zero_grad()
+                discriminator(generator(X)).square().mean().backward()
+                of_generator.step()
+                if recording is not None:
+                    recording.step()
+        return [parameter for each in models for parameter in each.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(None), trained(tmp_path), strict=True))
+    for step in record(tmp_path).steps:
+        found = Counter((each.block[0], each.phase) for each in step.compute)
+        assert found == {("0", "forward"): 4, ("1", "forward"): 6, ("0", "backward"): 2, ("1", "backward"): 5}
 
 
 def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(
