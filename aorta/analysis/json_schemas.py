@@ -20,6 +20,7 @@ from aorta.analysis.documents import Open, comparison, dataset, summary, traces
 from aorta.analysis.summary import SUMMARY_VERSION
 from aorta.autopsy import verdict
 from aorta.records import schema
+from aorta.records.files import write_whole
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final = {
@@ -96,7 +97,7 @@ def main(folder: Path) -> None:
     """Write all schemas."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        (folder / file_name(name)).write_text(json.dumps(json_schema(name), indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / file_name(name), json.dumps(json_schema(name), indent=2).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from aorta.records.files import SMALL_BYTES, decode_json, read_small
 _QUESTION: Final = b"SET FORMAT json\nSTATUS\n"
 """The protocol of NCCL's `ncclras` client: lines; the answer of STATUS ends with the connection."""
 _ANSWER_S: Final = 30.0
-"""RAS collects for 5 s by default, and longer where processes do not answer."""
+"""Limit for the whole answer. RAS collects for 5 s by default, and longer where processes do not answer."""
 _MISSING_COMMA: Final = re.compile(rb'("nvml_dev": *-?\d+)(\s+"status")')
 """NCCL 2.28 leaves out a comma in `missing_ranks`."""
 
@@ -124,17 +125,20 @@ def _query(place: str) -> bytes:
     host, _, port = place.rpartition(":")
     if not port.isdecimal():
         raise InputError(f"--ras {place}: a file, or HOST:PORT as localhost:28028")
-    pieces: list[bytes] = []
+    answer, deadline = bytearray(), time.monotonic() + _ANSWER_S
     try:
         with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=_ANSWER_S) as connection:
             connection.sendall(_QUESTION)
             while piece := connection.recv(1 << 16):
-                pieces.append(piece)
-                if sum(map(len, pieces)) > SMALL_BYTES:
+                answer += piece
+                if len(answer) > SMALL_BYTES:
                     raise InputError(f"--ras {place}: the answer is longer than {SMALL_BYTES >> 20} MiB")
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError(f"not whole after {_ANSWER_S:g} s, {len(answer)} bytes")
+                connection.settimeout(left_s)
     except (OSError, OverflowError) as error:
         raise InputError(
             f"--ras {place}: no answer: {error}. RAS listens on localhost:28028 of every node with NCCL 2.24 or later, "
             "unless NCCL_RAS_ENABLE=0"
         ) from error
-    return b"".join(pieces)
+    return bytes(answer)

@@ -39,7 +39,7 @@ from aorta.experiments.launch_folder import host, last_error, last_lines, log_fi
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
 from aorta.records.environment_variables import hide
-from aorta.records.files import NOT_UTF8
+from aorta.records.files import NOT_UTF8, write_whole
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class _PlanRunner:
                 tick=self.progress.tick,
             )
         except ToolMissing as error:  # a launch that failed, as it would be in a shell
-            log.write_text(f"{error}\n", encoding="utf-8", errors=NOT_UTF8)
+            write_whole(log, f"{error}\n".encode(errors=NOT_UTF8))
             found = Outcome(FAILED, error.exit_code, 0.0, f"exit code {error.exit_code}", 0)
         done = found.status == DONE
         self.journal.write(

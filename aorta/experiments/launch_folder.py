@@ -27,7 +27,7 @@ from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
-from aorta.records.files import NOT_UTF8, decode_json, read_small, unused
+from aorta.records.files import NOT_UTF8, decode_json, read_small, unused, whole_file
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
 from aorta.version import __version__
 
@@ -35,7 +35,7 @@ PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
 """2: a plan that is taken up again must find the same host."""
 _SAME_HOST: Final = ("name", "machine", "cpus")
-_PART: Final = f"{PLAN_FILE}.*.part"
+_PART: Final = f".part.*.{PLAN_FILE}"
 _LAST_LINES: Final = 20
 _TAIL_LINES: Final = 200
 _TAIL_BYTES: Final = 16_384
@@ -163,19 +163,11 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
 
 def _made(path: Path, text: str) -> bool:
     """Write a whole file where there is none; False, and nothing written, where there is one."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8", errors=NOT_UTF8)
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            if path.exists():
-                return False
-            part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        with whole_file(path, new=True) as part:
+            part.write_text(text, encoding="utf-8", errors=NOT_UTF8)
+    except FileExistsError:
+        return False
     return True
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aorta.distributed import cuda
-from aorta.profiling.trace_files import PART, error_line, free_name
+from aorta.profiling.trace_files import error_line, free_name
+from aorta.records.files import whole_file
 
 _log = logging.getLogger(__name__)
 MAX_ENTRIES = 100_000
@@ -112,14 +112,9 @@ def _warn_unavailable(what: str) -> None:
 
 
 def _write(target: Path) -> None:
-    part = target.with_name(target.name + PART)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as part:
         cuda.write_memory_history(part)
-        part.replace(target)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 NAMES = {

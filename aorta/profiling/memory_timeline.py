@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aorta.records.files import write_whole
+
 WIDTH, HEIGHT = 1000, 260
 POINTS = 2_000
 """Points of a drawn curve; each is the maximum of its slice, so no peak is lost."""
@@ -276,12 +278,7 @@ def main(words: Sequence[str]) -> int:
     """Read a trace and the categories, write the page."""
     source, target = map(Path, words[:2])
     trace, categories = json.loads(source.read_text()), json.load(sys.stdin) if words[2:] == ["-"] else {}
-    part = target.with_name(target.name + ".part")
-    try:
-        part.write_text(page(trace, target.name.removesuffix(".html"), categories))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(target, page(trace, target.name.removesuffix(".html"), categories).encode())
     return 0
 
 

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aorta.records.files import whole_file
+
 _HALF = ".tmp"
 """What Kineto appends to the name of a trace that it has not finished."""
 _TAIL_BYTES = 64
@@ -85,16 +87,12 @@ def pack(source: Path, target: Path) -> None:
         OSError: it cannot be written; `target` is unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + PART)
-    try:
+    with whole_file(target) as part:
         if target.name.endswith(".tar.gz"):
             _archive(source, part, target.name.removesuffix(".tar.gz") + ".json")
         else:
             with source.open("rb") as plain, gzip.open(part, "wb") if target.suffix == ".gz" else part.open("wb") as to:
                 shutil.copyfileobj(plain, to, _CHUNK_BYTES)
-        os.replace(part, target)  # noqa: PTH105  the same as Path.replace, but easier to make fail in a test
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _archive(source: Path, target: Path, member: str) -> None:

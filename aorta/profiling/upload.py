@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from aorta.config.templates import fill
 from aorta.errors import ConfigError
 from aorta.profiling.trace_files import error_line
 from aorta.profiling.trace_names import compressed
+from aorta.records.files import whole_file
 
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
@@ -263,17 +263,9 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _copy(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Copy atomically; a hard link is what creates a name only if it does not exist."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with whole_file(target, new=not overwrite) as part:
         shutil.copyfile(source, part)
-        if overwrite:
-            part.replace(target)
-        else:
-            os.link(part, target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _digest(stream: Any) -> bytes:

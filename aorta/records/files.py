@@ -105,17 +105,39 @@ def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, with the same suffixes, whose file takes that name when the block ends
-    without an error.
+    without an error; where the block wrote none, nothing changes. Files of one `ExitStack` take their names together,
+    once all are written.
+
+    Args:
+        new: nothing may have the name yet.
+
+    Raises:
+        FileExistsError: something has.
     """
     part = path.with_name(f".part.{os.getpid()}.{path.name}")
     try:
         yield part
-        part.replace(path)
+        if new and not _linked(part, path):
+            path.open("xb").close()  # nobody else takes the name from now on
+        if part.exists():
+            part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _linked(part: Path, path: Path) -> bool:
+    """Give a file its name unless something has it; False where the file system has no hard links."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    part.unlink()
+    return True
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -35,7 +35,7 @@ from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_files import export
 from aorta.profiling.window_recording import all_threads
 from aorta.records.clocks import trace_metadata
-from aorta.records.files import write_whole
+from aorta.records.files import whole_file, write_whole
 from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
 from aorta.rpc.driver import DRIVER, Coordination, Driver
 from aorta.rpc.tracer import TracedRpc, close_window, open_window
@@ -140,9 +140,8 @@ class WorkerWindow:
         finally:
             self._profiler.__exit__(None, None, None)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        export(lambda target: self._profiler.export_chrome_trace(str(target)), part)
-        part.replace(path)
+        with whole_file(path) as part:
+            export(lambda target: self._profiler.export_chrome_trace(str(target)), part)
 
 
 class RpcRun:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aorta.autopsy import ras
 from aorta.autopsy.judge import judge
 from aorta.autopsy.ras import read_ras
 from aorta.commands import main
@@ -34,8 +36,8 @@ def answer(*missing: dict[str, Any], size: int = 3) -> dict[str, Any]:
 
 
 @contextmanager
-def served(text: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that speaks RAS's protocol: its address, and the lines that it was sent."""
+def served(text: str, pause_s: float = 0.0) -> Iterator[tuple[str, list[str]]]:
+    """A server that speaks RAS's protocol: its address, and the lines that it was sent. `pause_s`: before each byte."""
     lines: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -43,7 +45,11 @@ def served(text: str) -> Iterator[tuple[str, list[str]]]:
             while line := self.rfile.readline().decode().strip():
                 lines.append(line)
                 if line == "STATUS":
-                    self.wfile.write(text.encode())
+                    with suppress(OSError):
+                        for at in range(len(text)) if pause_s else ():
+                            time.sleep(pause_s)
+                            self.wfile.write(text[at].encode())
+                        self.wfile.write(b"" if pause_s else text.encode())
                     return
                 self.wfile.write(b"OK\n")
 
@@ -113,6 +119,12 @@ def test_ranks_of_communicators_are_found_by_host_and_pid(tmp_path: Path) -> Non
 @pytest.mark.parametrize("place", ["none.json", "localhost:none", "127.0.0.1:1"])
 def test_nobody_there_is_bad_input(place: str) -> None:
     with pytest.raises(InputError, match=place):
+        read_ras(place)
+
+
+def test_an_answer_that_comes_byte_by_byte_has_a_limit_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras, "_ANSWER_S", 0.3)
+    with served(json.dumps(answer()), pause_s=0.01) as (place, _), pytest.raises(InputError, match="no answer: "):
         read_ras(place)
 
 

@@ -298,7 +298,7 @@ def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypa
         path.write_text(other)
         link(part, path)
 
-    monkeypatch.setattr(launch_folder.os, "link", late)
+    monkeypatch.setattr(os, "link", late)
     code, _, err = bench(*AB)
     assert code == 1
     assert "words: ['s=2'] there, ['s=1'] now" in err

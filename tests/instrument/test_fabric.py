@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from aorta.config.groups.fabric import cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
+from aorta.errors import RunIncomplete
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, shared_folder
 from aorta.timeline.classes import KINDS
 
@@ -128,6 +131,18 @@ def test_a_slot_that_is_used_again_is_not_taken_for_its_next_lap(tmp_path: Path)
 def test_groups_of_one_name_and_other_ranks_do_not_meet(tmp_path: Path) -> None:
     Arrivals(tmp_path, "1", (0, 1), 0).arrive(0, 1)
     assert Arrivals(tmp_path, "1", (2, 3), 2).known(0) == []
+
+
+def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_file: int, _at: int, size: int) -> None:
+        assert size == 2 * SLOTS * 8
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunIncomplete, match=rf"65536 bytes of {tmp_path} cannot be had: No space left"):
+        Arrivals(tmp_path, "0", (0, 1), 0)
 
 
 def test_the_meeting_place_is_gone_afterwards() -> None:

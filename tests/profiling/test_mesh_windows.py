@@ -121,7 +121,7 @@ def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatc
     def fail(*_):
         raise OSError(5, "I/O error")
 
-    monkeypatch.setattr(trace_files.os, "replace", fail)
+    monkeypatch.setattr(type(target), "replace", fail)
     with pytest.raises(OSError, match="I/O error"):
         trace_files.pack(source, target)
     assert files_below(tmp_path) == ["trace.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import threading
 
 import fsspec
@@ -152,8 +153,14 @@ def test_a_file_that_arrives_short_is_no_success(flaky, source, monkeypatch):
         place.put(source, "b.json")
 
 
+@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.spec("E9", "E11")
-def test_a_folder_of_this_machine(tmp_path, source, monkeypatch):
+def test_a_folder_of_this_machine(tmp_path, source, monkeypatch, links):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as FAT does
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     monkeypatch.chdir(tmp_path)
     place = Destination("file://remote")
     place.check("rank0")

@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,10 +114,13 @@ def write_report(
         if finish is not None:
             finish(summary)
         named = archives.as_given if html else None
-        written, not_drawn = _files(subjects, summary, output, (reference, candidate), named)
         with _writable(output):
             folder = output / TABLES_DIR
-            data = [] if tables is None else write_tables(subjects, summary, folder, tables, engine)
+            with ExitStack() as files:  # a disk that is full leaves the earlier report as it was
+                written, not_drawn = _files(subjects, summary, output, (reference, candidate), named, files)
+                data = [] if tables is None else write_tables(subjects, summary, folder, tables, engine, files)
+            for name in not_drawn:
+                (output / name).unlink(missing_ok=True)
             remove_tables(folder, but=data)
             for path in (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}"):
                 path.unlink()
@@ -139,37 +142,34 @@ def _files(
     output: Path,
     compared: tuple[str | None, str | None],
     named: Callable[[Any], Any] | None,
+    files: ExitStack,
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write every file of a report; returns those written, and why others were not. `named`: puts what was given in
-    place of a temporary folder; None: no page.
+    """Write every file of a report, under their names once `files` closes; returns those written, and why others were
+    not. `named`: puts what was given in place of a temporary folder; None: no page.
     """
     not_drawn: dict[str, str] = {}
-    with _writable(output):
-        output.mkdir(parents=True, exist_ok=True)
-        written = [output / SUMMARY_FILE]
-        with whole_file(written[0]) as part:
-            text = json.dumps(as_json(summary), indent=2, allow_nan=False)
-            part.write_text(_HALF.sub(r"\\\\\1", text) + "\n", encoding="utf-8")
-        datasets = {label: subject.dataset for label, subject in subjects.items()}
+    output.mkdir(parents=True, exist_ok=True)
+    written = [output / SUMMARY_FILE]
+    text = json.dumps(as_json(summary), indent=2, allow_nan=False)
+    files.enter_context(whole_file(written[0])).write_text(_HALF.sub(r"\\\\\1", text) + "\n", encoding="utf-8")
+    datasets = {label: subject.dataset for label, subject in subjects.items()}
 
-        def page(path: Path) -> str | None:
-            if named is None:
-                return "not asked for"
-            write_page(datasets, summary, path, named)
-            return None
+    def page(path: Path) -> str | None:
+        if named is None:
+            return "not asked for"
+        write_page(datasets, summary, path, named)
+        return None
 
-        drawn: list[tuple[str, Draw]] = list(pictures([*datasets.values()]))
-        if compared[0] is not None and compared[1] is not None:
-            sides = datasets[compared[0]], datasets[compared[1]]
-            drawn.append((SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)))
-        for name, draw in (*drawn, (PAGE_FILE, page)):
-            path = output / name
-            reason = draw(path)
-            if reason is None:
-                written.append(path)
-            else:
-                path.unlink(missing_ok=True)
-                not_drawn[name] = reason
+    drawn: list[tuple[str, Draw]] = list(pictures([*datasets.values()]))
+    if compared[0] is not None and compared[1] is not None:
+        sides = datasets[compared[0]], datasets[compared[1]]
+        drawn.append((SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)))
+    for name, draw in (*drawn, (PAGE_FILE, page)):
+        reason = draw(files.enter_context(whole_file(output / name)))
+        if reason is None:
+            written.append(output / name)
+        else:
+            not_drawn[name] = reason
     return written, not_drawn
 
 

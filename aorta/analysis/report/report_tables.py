@@ -12,7 +12,7 @@ the summary does not have, or hold more than one launch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -61,10 +61,15 @@ _UNKNOWN_IS_NEGATIVE: Final = ("rank", "seq", "bytes")
 
 
 def write_tables(
-    subjects: Mapping[str, Subject], summary: Summary, folder: Path, form: str, engine: Engine | None = None
+    subjects: Mapping[str, Subject],
+    summary: Summary,
+    folder: Path,
+    form: str,
+    engine: Engine | None,
+    files: ExitStack,
 ) -> list[Path]:
     """Write `steps`, `collectives`, `metrics`, where two were compared `comparison`, and where there are traces those
-    of `KERNEL_TABLES`, with a column `label` before the others; each whole or not at all.
+    of `KERNEL_TABLES`, with a column `label` before the others; under their names once `files` closes.
 
     Args:
         form: of `table_files.FORMATS`.
@@ -87,8 +92,7 @@ def write_tables(
     written: list[Path] = []
     for name, frames in tables.items():
         path = folder / f"{name}.{form}"
-        with whole_file(path) as part:
-            write_table(frames, part)
+        write_table(frames, files.enter_context(whole_file(path)))
         written.append(path)
     return written
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import mmap
+import os
 import random
 import shutil
 import tempfile
@@ -38,6 +39,7 @@ from typing import NamedTuple
 from aorta.config.groups.fabric import network_cost_ns, spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.distributed.peers import Peers
+from aorta.errors import RunIncomplete
 
 SLOTS = 4096
 """How many collectives of one group a rank may be ahead of another."""
@@ -75,20 +77,16 @@ class Arrivals:
     def __init__(self, folder: Path, name: str, ranks: Sequence[int], rank: int) -> None:
         self.ranks, self._own = len(ranks), list(ranks).index(rank)
         key = hashlib.sha256(f"{name}/{list(ranks)}".encode()).hexdigest()[:16]
-        self._path = folder / key
-        with self._path.open("a+b") as file:
-            file.truncate(self.ranks * SLOTS * _WORD)  # grows with zeros, and keeps what a peer wrote
-            self._map = mmap.mmap(file.fileno(), 0)
-        self._shared_numbers = memoryview(self._map).cast("Q")
-        self._named = True
+        self._path, self._named = folder / key, True
+        self._arrivals = _shared_numbers(folder, key, self.ranks * SLOTS)
 
     def arrive(self, number: int, at_ns: int) -> None:
         """Publish that this rank reached collective `number` (0, 1, ...) of the group."""
-        self._shared_numbers[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
+        self._arrivals[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
 
     def known(self, number: int) -> list[int]:
         """Return the arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
-        lap, words = self._lap(number), self._shared_numbers[number % SLOTS :: SLOTS]
+        lap, words = self._lap(number), self._arrivals[number % SLOTS :: SLOTS]
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
             self._named = False
@@ -202,12 +200,21 @@ class SharedLinks:
 
 
 def _shared_numbers(folder: Path | None, name: str, count: int) -> memoryview:
-    """Return 64-bit numbers, 0 at first, shared by all processes that name them; without a folder, by none."""
+    """Return 64-bit numbers, 0 at first, shared by all processes that name them; without a folder, by none.
+
+    Raises:
+        RunIncomplete: there is no room for them, which without this would end the process at a later store.
+    """
     if folder is None:
         return memoryview(bytearray(count * _WORD)).cast("Q")
-    with (folder / name).open("a+b") as file:
-        file.truncate(count * _WORD)  # grows with zeros, and keeps what a peer wrote
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    try:
+        with (folder / name).open("a+b") as file:
+            os.posix_fallocate(file.fileno(), 0, count * _WORD)  # grows with zeros, and keeps what a peer wrote
+            return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+    except OSError as error:
+        raise RunIncomplete(
+            f"fabric: {count * _WORD} bytes of {folder} cannot be had: {error.strerror or error}; make room there"
+        ) from error
 
 
 _NS_PER_MS = 1_000_000

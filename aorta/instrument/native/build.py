@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
+from aorta.records.files import write_whole
 from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
@@ -134,7 +135,7 @@ def _build_in_child(path: Path) -> None:
     except subprocess.TimeoutExpired:
         why = f"not done after {BUILD_LIMIT_S:g} s"
     if why:
-        _failure(path).write_text(why)
+        write_whole(_failure(path), why.encode())
 
 
 def _failure(path: Path) -> Path:

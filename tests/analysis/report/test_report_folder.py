@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
+from aorta.analysis.report import report_folder
 from aorta.analysis.report.figure_data import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
@@ -107,6 +110,21 @@ def test_an_autopsy_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (run / "autopsy" / "autopsy.json").write_text('{"kind": "dea')
     with pytest.raises(InputError, match=r"autopsy\.json: cannot be read: .* move it away"):
         write_report({"x": run}, tmp_path / "out")
+
+
+def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
+    write_report({"x": simulated_run(tmp_path / "one", label="x", ranks=1, steps=5)}, output, tables="csv")
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+    def half(_datasets: object, _summary: object, path: Path, _named: object) -> None:
+        path.write_text("<html")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report_folder, "write_page", half)
+    with pytest.raises(InputError, match="No space left"):
+        write_report({"x": simulated_run(tmp_path / "two", label="x", ranks=2, steps=9)}, output, tables="csv")
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
 def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
