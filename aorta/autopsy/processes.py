@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,9 +40,21 @@ def start_ticks(pid: int) -> int:
     return 0 if facts is None else facts.start_ticks
 
 
+def pid_namespace() -> int:
+    """Return the number of the namespace that this process sees pids of (pid_namespaces(7)); 0 without /proc."""
+    try:
+        return (_PROC / "self" / "ns" / "pid").stat().st_ino
+    except OSError:
+        return 0
+
+
 def process_state(pid: int, start_ticks: int) -> ProcessState:
-    """Return the state of a process of this host. A later process with the same pid does not count."""
+    """Return the state of a process of this host and namespace. A later process with the same pid does not count."""
     facts = process_facts(pid)
+    if facts is None:
+        with suppress(OSError, OverflowError):  # there is no /proc, or it hides the processes of other users
+            os.close(os.pidfd_open(pid))
+            return "unknown"
     if facts is None or facts.state in "ZX" or facts.start_ticks != start_ticks:
         return "dead"
     return "stopped" if facts.state in "Tt" else "running"
@@ -63,6 +76,17 @@ def exit_from(code: int) -> RankExit:
         return RankExit(signal=signal.Signals(-code).name)
     except ValueError:
         return RankExit(signal=f"signal {-code}")
+
+
+def has_mapped(pid: int, path: Path) -> bool:
+    """Return whether a process of the same user has a file mapped into its memory."""
+    name = os.fsencode(path.resolve()).replace(b"\n", rb"\012")  # as proc(5) writes it
+    try:
+        lines = (_PROC / str(pid) / "maps").read_bytes().split(b"\n")
+        ours = (_PROC / str(pid)).stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+    return ours and any(line.split(maxsplit=5)[5:] == [name] for line in lines)
 
 
 def catches(pid: int, number: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import exit_of_zombie, process_state
+from aorta.autopsy.processes import exit_of_zombie, pid_namespace, process_state
 from aorta.autopsy.stacks import fatal_in, stacks_of
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
@@ -64,12 +64,12 @@ def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> Ran
     earlier = saved_evidence(run_folder, seen.facts.rank) if saved else None
     if earlier is not None and earlier.pid == seen.facts.pid and earlier.progress_ns == seen.state.progress_ns:
         return earlier
-    state = _process_state(seen.facts)
+    state = state_of_rank(path, seen.facts)
     left = 0 < (seen.state.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
     ended, at_end = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
     taken: list[ThreadStack] = []
     if stacks and state == "running" and seen.state.exit_code is None:
-        taken = stacks_of(seen.facts, stacks_file(path))
+        taken = stacks_of(seen.facts, path, stacks_file(path))
     return _rank_evidence(path, seen, taken_ns, state, ended, taken or at_end)
 
 
@@ -141,11 +141,20 @@ def _is_on_this_host(facts: ProgressFacts) -> bool:
     return facts.host == socket.gethostname() and facts.boot_id == boot_id()
 
 
-def _process_state(facts: ProgressFacts) -> ProcessState:
-    if _is_on_this_host(facts):
+def is_visible(facts: ProgressFacts) -> bool:
+    """Return whether this process can see that of the rank: on this host, and in this namespace of pids."""
+    return _is_on_this_host(facts) and facts.pid_namespace == pid_namespace()
+
+
+def state_of_rank(path: Path, facts: ProgressFacts) -> ProcessState:
+    """Return the state of the process that has this progress file; unknown where it cannot be seen from here."""
+    if is_visible(facts):
         return process_state(facts.pid, facts.start_ticks)
-    # After a reboot of its host a process is gone; of another host nothing is known.
-    return "dead" if facts.host == socket.gethostname() else "unknown"
+    if facts.host != socket.gethostname() or facts.boot_id == boot_id():
+        return "unknown"
+    # Its host was started again, and the process is gone; unless another host has the same name.
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return "dead" if path.stat().st_mtime < booted_s else "unknown"
 
 
 def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | None, list[ThreadStack]]:
@@ -157,7 +166,7 @@ def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | 
     earlier = saved_evidence(run_folder, facts.rank)
     for found in (
         _exit_in_record(run_folder, facts.rank),
-        exit_of_zombie(facts.pid, facts.start_ticks) if _is_on_this_host(facts) else None,
+        exit_of_zombie(facts.pid, facts.start_ticks) if is_visible(facts) else None,
         earlier.exit if earlier is not None and earlier.pid == facts.pid else None,
         _exit_in_error_file(facts),
     ):

@@ -6,7 +6,8 @@ Modules/faulthandler.c, says so of `all_threads`). A rank in which compiled code
 asked by a signal then, whose handler needs no lock, and writes the stack of the thread that it interrupts alone: of the
 main thread.
 
-Must not end or stop a process, or send a signal to one that does not catch it.
+Must not end or stop a process, or send a signal that is not a real-time one, or to a process that does not catch it or
+has not mapped the progress file which names it: anybody may write such a file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
-from aorta.autopsy.processes import catches, start_ticks
+from aorta.autopsy.processes import catches, has_mapped, start_ticks
 from aorta.records.progress_file import ProgressFacts
 
 _THREAD: Final = re.compile(
@@ -113,14 +114,14 @@ def _address(pid: int, ticks: int) -> str:
     return f"\0aorta-stacks-{pid}-{ticks}"
 
 
-def stacks_of(facts: ProgressFacts, path: Path) -> list[ThreadStack]:
+def stacks_of(facts: ProgressFacts, progress_file: Path, path: Path) -> list[ThreadStack]:
     """Return the stacks of a running rank, which writes them to `path`; of its main thread alone, where compiled code
     keeps the interpreter lock. Empty where it does not answer within two seconds (a process that is stopped does not).
     """
     try:
         before = path.stat().st_size
         if not _asked(facts):
-            _signal(facts)
+            _signal(facts, progress_file)
     except OSError:
         return []
     text = _settled(lambda: path.read_bytes()[before:]).decode(errors="replace")
@@ -139,9 +140,16 @@ def _asked(facts: ProgressFacts) -> bool:
             return False
 
 
-def _signal(facts: ProgressFacts) -> None:
-    if facts.stack_signal is not None and catches(facts.pid, facts.stack_signal):
-        os.kill(facts.pid, facts.stack_signal)
+def _signal(facts: ProgressFacts, progress_file: Path) -> None:
+    pid, number = facts.pid, facts.stack_signal
+    if number is None or not signal.SIGRTMIN <= number <= signal.SIGRTMAX:
+        return
+    process = os.pidfd_open(pid)  # a later process with this pid is another
+    try:
+        if start_ticks(pid) == facts.start_ticks and has_mapped(pid, progress_file) and catches(pid, number):
+            signal.pidfd_send_signal(process, number)
+    finally:
+        os.close(process)
 
 
 def _settled(read: Callable[[], bytes]) -> bytes:

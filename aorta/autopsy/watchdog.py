@@ -21,7 +21,7 @@ import msgspec
 
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.processes import exit_of_zombie, process_state
-from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
+from aorta.autopsy.progress_evidence import EVIDENCE_FILE, is_visible, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import write_whole
@@ -163,11 +163,11 @@ class HostWatchdog:
                 self._report(late, f"made no progress for {seconds:.0f} s")
 
     def _open(self) -> bool:
-        """Map the progress files of the task's ranks; whether there are any. The first rank's was there before this
-        process: where it is gone, another run has the folder.
+        """Open the progress files of the task's ranks; whether there are any. The first rank's was there before this
+        process: where it is gone, another run has the folder. Ranks whose process cannot be seen are not watched.
         """
-        deadline = time.monotonic() + _FILES_WITHIN_S
-        while len(self._watches) < len(self._task.ranks) and time.monotonic() < deadline:
+        deadline, hidden = time.monotonic() + _FILES_WITHIN_S, set[int]()
+        while len(self._watches) + len(hidden) < len(self._task.ranks) and time.monotonic() < deadline:
             for path in progress_files(self._folder):
                 with suppress(OSError, UnreadableProgress):
                     watch = ProgressWatch(path)
@@ -175,14 +175,17 @@ class HostWatchdog:
                     known = facts.rank in self._watches or facts.rank not in self._task.ranks
                     if known or (facts.run_id, facts.attempt) != (self._task.run_id, self._task.attempt):
                         continue
+                    if not is_visible(facts):
+                        hidden.add(facts.rank)
+                        continue
                     self._watches[facts.rank] = watch
-                    with suppress(OSError):  # gone already
+                    with suppress(OSError, OverflowError):  # gone already, or no pid
                         self._processes[facts.rank] = os.pidfd_open(facts.pid)
             if self._task.ranks[0] not in self._watches:
                 return False
             if all(_is_dead(watch.facts) for watch in self._watches.values()):
                 deadline = min(deadline, time.monotonic() + _FILES_AFTER_DEATH_S)
-            if len(self._watches) < len(self._task.ranks):
+            if len(self._watches) + len(hidden) < len(self._task.ranks):
                 time.sleep(0.05)
         return bool(self._watches)
 

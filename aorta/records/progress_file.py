@@ -23,12 +23,15 @@ import mmap
 import os
 import struct
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from aorta.records.files import open_regular, whole_file
 
 PROGRESS_DIR: Final = "progress"
 PROGRESS_FILE: Final = "rank_{rank}.bin"
@@ -74,6 +77,7 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start_ticks: of the process, as field 22 of /proc/PID/stat; tells a process from a later one of the same pid.
+        pid_namespace: in which the process has that pid; 0 where it is not known.
         opened_ns: when the file was created.
         warmup_steps: first steps, whose pace says nothing about later ones.
         main_thread: identity of the thread that trains, as faulthandler prints it.
@@ -88,6 +92,7 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int
     pid: int
     start_ticks: int
+    pid_namespace: int
     host: str
     boot_id: str
     run_id: str
@@ -250,14 +255,13 @@ class ProgressFile(Progress):
         if len(encoded) > _GROUPS_AT - _FACTS_AT:
             raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # another process may have it mapped
-        with path.open("x+b") as file:
-            os.posix_fallocate(file.fileno(), 0, _BYTES)
-            memory = mmap.mmap(file.fileno(), _BYTES)
-        memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
-        progress = cls(path, memory, facts)
-        memory[: _HEADER.size] = _HEADER.pack(MAGIC, VERSION, SLOTS, len(encoded))
-        return progress
+        with whole_file(path) as part:  # an older one may be mapped by another process
+            with part.open("x+b") as file:
+                os.posix_fallocate(file.fileno(), 0, _BYTES)
+                memory = mmap.mmap(file.fileno(), _BYTES)
+            memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
+            memory[: _HEADER.size] = _HEADER.pack(MAGIC, VERSION, SLOTS, len(encoded))
+            return cls(path, memory, facts)
 
     def begin_step(self, step: int) -> None:
         self._step = step
@@ -345,20 +349,27 @@ _PHASE_WORDS: Final = (
 
 
 class ProgressWatch:
-    """A file that is looked at again and again, mapped for reading.
+    """A file that is looked at again and again. It is not mapped: a mapping ends the process that reads behind the end
+    of a file which somebody has cut off.
 
     Raises:
         OSError, UnreadableProgress: as `read_progress`.
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self.path, self.facts = path, _facts(path, self._memory)
-        self._state = _words_of(path, self._memory)[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        file = open_regular(path, buffering=0)
+        weakref.finalize(self, file.close)
+        data = file.read(_BYTES)
+        self._state = _words_of(path, data)[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        self._file, self.facts = file.fileno(), _facts(path, data)
 
     def state(self) -> ProgressState:
-        """Return the state as it is now; step and phase may be of two moments that follow each other closely."""
+        """Return the state as it is now, or the last one that could be read; step and phase may be of two moments that
+        follow each other closely.
+        """
+        with suppress(OSError):
+            if len(now := os.pread(self._file, _FACTS_AT - _STATE_AT, _STATE_AT)) == _FACTS_AT - _STATE_AT:
+                self._state = memoryview(now).cast("q")
         return _state(self._state, self.facts)
 
 
@@ -416,7 +427,7 @@ def _state(state: memoryview, facts: ProgressFacts) -> ProgressState:
     )
 
 
-def _words_of(path: Path, data: bytes | mmap.mmap) -> memoryview:
+def _words_of(path: Path, data: bytes) -> memoryview:
     if len(data) < _BYTES or data[: len(MAGIC)] != MAGIC:
         raise UnreadableProgress(f"{path}: is not a progress file, or is cut off: {len(data)} bytes of {_BYTES}")
     _, version, slots, _ = _HEADER.unpack_from(data)
@@ -427,7 +438,7 @@ def _words_of(path: Path, data: bytes | mmap.mmap) -> memoryview:
     return memoryview(data)[:_BYTES].cast("q")
 
 
-def _facts(path: Path, data: bytes | mmap.mmap) -> ProgressFacts:
+def _facts(path: Path, data: bytes) -> ProgressFacts:
     size = _HEADER.unpack_from(data)[3]
     try:
         return msgspec.json.decode(data[_FACTS_AT : _FACTS_AT + size], type=ProgressFacts)

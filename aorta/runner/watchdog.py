@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 import aorta
-from aorta.autopsy.processes import start_ticks
+from aorta.autopsy.processes import pid_namespace, start_ticks
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
@@ -131,6 +131,7 @@ def _progress(
                 local_rank=topology.local_rank,
                 pid=topology.pid,
                 start_ticks=start_ticks(topology.pid),
+                pid_namespace=pid_namespace(),
                 host=topology.host,
                 boot_id=boot_id(),
                 run_id=folder.run_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aorta.autopsy import processes
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import process_state, start_ticks
+from aorta.autopsy.processes import pid_namespace, process_state, start_ticks
 from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
-from aorta.records.progress_file import PROGRESS_DIR, ProgressState, progress_files
+from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
+from tests.autopsy.watched_rank import facts
 
 TIMEOUT_S = 2.0
 
@@ -123,6 +126,7 @@ def test_a_rank_at_work_goes_on_however_often_its_stacks_are_asked_for(host: Hos
 @pytest.mark.parametrize(("fate", "name"), [("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
 def test_a_rank_that_dies_leaves_its_signal_and_phase(host: Host, fate: str, name: str) -> None:
     host.start(fate, "sleep")
+    (host.folder / PROGRESS_DIR / "rank_2.bin").touch()  # as a full disk leaves it
     watchdog = host.watch(grace_s=600)
     assert watchdog.stderr is not None
     assert "rank 0 ended before its run did" in watchdog.stderr.readline()
@@ -196,6 +200,70 @@ def test_a_later_process_with_the_same_pid_is_another(host: Host) -> None:
     ticks = start_ticks(os.getpid())
     assert process_state(os.getpid(), ticks) == "running"
     assert process_state(os.getpid(), ticks + 1) == "dead"
+
+
+def test_a_process_that_cannot_be_seen_is_not_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "process_facts", lambda _pid: None)  # as /proc hides those of other users
+    assert process_state(os.getpid(), 1) == "unknown"
+    assert process_state(0, 1) == process_state(10**30, 1) == "dead"
+
+
+def test_a_rank_in_another_namespace_of_pids_is_neither_dead_nor_watched(host: Host) -> None:
+    host.start("sleep", "sleep")
+    while any(each.torn for each in progress_evidence(host.folder)):
+        pass
+    ours = b'"pid_namespace":%d' % pid_namespace()
+    with progress_files(host.folder)[1].open("r+b") as file:
+        at = file.read().index(ours)
+        file.seek(at)
+        file.write(ours[:-1] + b"%d" % ((ours[-1] - ord("0") + 1) % 10))
+    host.ranks[1].kill()
+    watchdog = host.watch()
+    assert watchdog.stderr is not None
+    assert "rank 0 made no progress" in watchdog.stderr.readline()
+    assert host.evidence()[1].state == "unknown"
+    host.ranks[0].kill()
+    assert watchdog.wait(timeout=20) == 0
+
+
+def test_a_host_that_was_started_again_has_lost_its_ranks(tmp_path: Path) -> None:
+    earlier = msgspec.structs.replace(facts(0, None), boot_id="an earlier one")
+    path = ProgressFile.create(tmp_path / PROGRESS_DIR / "rank_0.bin", earlier).path
+    assert progress_evidence(tmp_path)[0].state == "unknown"  # written since: by another host of that name
+    os.utime(path, (0, 0))
+    assert progress_evidence(tmp_path)[0].state == "dead"
+
+
+@pytest.mark.parametrize(
+    ("number", "forged", "user", "sent"),
+    [
+        pytest.param(signal.SIGRTMIN + 1, False, None, True, id="the rank's own file"),
+        pytest.param(signal.SIGRTMIN + 1, True, None, False, id="a file that the process has not mapped"),
+        pytest.param(signal.SIGRTMIN + 1, False, 54321, False, id="a process of another user"),
+        pytest.param(signal.SIGTERM, False, None, False, id="no real-time signal"),
+        pytest.param(0, False, None, False, id="no signal"),
+        pytest.param(10**12, False, None, False, id="a number of no signal"),
+    ],
+)
+def test_a_signal_goes_to_the_rank_that_has_the_file_mapped_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, forged: bool, user: int | None, sent: bool
+) -> None:
+    got, folder = list[int](), tmp_path / "a\nfolder"
+    progress = ProgressFile.create(folder / PROGRESS_DIR / "rank_0.bin", facts(0, number))
+    if forged:
+        shutil.copytree(folder, folder := tmp_path / "another")
+    (folder / PROGRESS_DIR / "rank_0.stacks").touch()
+    if user is not None:
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+    caught = (signal.SIGRTMIN + 1, signal.SIGTERM)
+    before = [signal.signal(each, lambda found, _: got.append(found)) for each in caught]
+    try:
+        assert progress_evidence(folder, stacks=True)[0].state == "running"
+    finally:
+        for each, handler in zip(caught, before, strict=True):
+            signal.signal(each, handler)
+    assert got == [number] * sent
+    progress.end(0)
 
 
 def test_no_run_no_watchdog(tmp_path: Path) -> None:

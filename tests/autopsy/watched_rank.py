@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aorta.autopsy.processes import start_ticks
+from aorta.autopsy.processes import pid_namespace, start_ticks
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.records.clocks import boot_id
 from aorta.records.progress_file import ProgressFacts, ProgressFile
@@ -52,6 +52,7 @@ def facts(rank: int, stack_signal: int | None) -> ProgressFacts:
         local_rank=rank,
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()),
+        pid_namespace=pid_namespace(),
         host=socket.gethostname(),
         boot_id=boot_id(),
         run_id="run",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.autopsy.processes import start_ticks
+from aorta.autopsy.processes import pid_namespace, start_ticks
 from aorta.records import progress_file
 from aorta.records.progress_file import (
     NOWHERE,
@@ -29,6 +29,7 @@ def facts(rank: int = 0) -> ProgressFacts:
         local_rank=rank,
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()),
+        pid_namespace=pid_namespace(),
         host="here",
         boot_id="boot",
         run_id="run",
@@ -135,8 +136,17 @@ def test_a_file_that_is_none(tmp_path: Path, progress: ProgressFile) -> None:
         (text[: progress_file._FACTS_AT] + b"[" + text[progress_file._FACTS_AT + 1 :], "facts"),
     ):
         other.write_bytes(content)
-        with pytest.raises(UnreadableProgress, match=said):
-            read_progress(other)
+        for read in (read_progress, ProgressWatch):
+            with pytest.raises(UnreadableProgress, match=said):
+                read(other)
+
+
+def test_a_file_that_is_cut_off_while_it_is_watched_keeps_its_last_state(progress: ProgressFile) -> None:
+    progress.begin_step(3)
+    watch = ProgressWatch(progress.path)
+    before = watch.state()
+    os.truncate(progress.path, 0)  # a mapping would end this process here
+    assert watch.state() == before
 
 
 def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +156,7 @@ def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         ProgressFile.create(tmp_path / "rank_0.bin", facts())
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_are_listed_by_rank(tmp_path: Path) -> None:
