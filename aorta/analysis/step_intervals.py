@@ -175,6 +175,37 @@ class StepColumns:
         self._order = [self._order[place] for place in places.tolist()]
 
 
+class StepPart(NamedTuple):
+    """Intervals of many steps as columns: which of the steps, and ns from its start."""
+
+    step: npt.NDArray[np.int64]
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+
+
+class StepLanes(NamedTuple):
+    """What ran when in many steps of one rank.
+
+    Attributes:
+        compute: when it computed, stalls included.
+        bubbles: of a pipeline.
+        ranges: passes of blocks and work outside them, in the order of the source; empty where it names none.
+        region: of each of `ranges`, index into `regions`: pass and block, or work outside the blocks and None.
+    """
+
+    compute: StepPart
+    stalls: StepPart
+    bubbles: StepPart
+    ranges: StepPart
+    region: npt.NDArray[np.int64]
+    regions: tuple[tuple[str, str | None], ...]
+
+
+def step_part(rows: Sequence[tuple[int, int, int]]) -> StepPart:
+    """Return rows of step, start and end as columns."""
+    return StepPart(*np.array(rows, np.int64).reshape(-1, 3).T)
+
+
 class UserRangesOfStep(NamedTuple):
     """Ranges that the caller named in one step; their times count from `start_mono_ns`."""
 
@@ -197,8 +228,8 @@ class Details(ABC):
         """
 
     @abstractmethod
-    def steps(self) -> Iterator[StepIntervals]:
-        """Yield all steps in order, one in memory at a time.
+    def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
+        """Return what ran when in the steps with these indices in `Steps`; the columns count steps from 0.
 
         Raises:
             InputError: they can no longer be read.
@@ -221,7 +252,7 @@ class Details(ABC):
         return iter(())
 
     def size_bytes(self) -> int:
-        """Return roughly how much `steps` reads from disk."""
+        """Return roughly how much `lanes_of` reads from disk."""
         return 0
 
     def absolute(self) -> Self:

@@ -168,11 +168,22 @@ class StepLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
         return found
 
 
+class StepSpansLine(msgspec.Struct, tag_field="record", tag="step", gc=False):
+    """What ran when in a step, and nothing else of its line. Rows are tuples as in `CollectiveRow`."""
+
+    global_step: Integer
+    overlap: dict[str, Milliseconds | None]
+    compute: list[tuple[str, str, Integer, Integer]]
+    stalls: list[Stall]
+    aux: list[tuple[str, Integer, Integer]]
+
+
 ReadLine: TypeAlias = Header | StepLine | Anchor | Calibration | Footer
 _DECODER: Final[msgspec.json.Decoder[ReadLine]] = msgspec.json.Decoder(
     Header | StepLine | Anchor | Calibration | Footer
 )
 """A union, so that a line without `record` is refused: with a single type, msgspec accepts a missing tag."""
+_SPANS: Final[msgspec.json.Decoder[StepSpansLine]] = msgspec.json.Decoder(StepSpansLine)
 _WHOLE_LINE: Final[msgspec.json.Decoder[Line]] = msgspec.json.Decoder(Header | Step | Anchor | Calibration | Footer)
 
 
@@ -184,6 +195,18 @@ def decode_line(text: bytes) -> ReadLine:
     """
     try:
         return _DECODER.decode(text)
+    except _FAILURES as error:
+        raise _refusal(error) from error
+
+
+def decode_spans(text: bytes) -> StepSpansLine:
+    """Decode what ran when in a step.
+
+    Raises:
+        ValueError: it is no step of the schema.
+    """
+    try:
+        return _SPANS.decode(text)
     except _FAILURES as error:
         raise _refusal(error) from error
 

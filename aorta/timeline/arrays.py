@@ -50,7 +50,7 @@ def merge(columns: Spans) -> Spans:
         IntervalError: an interval ends before it starts.
     """
     start, end = columns
-    _refuse_inverted(start, end)
+    refuse_inverted(start, end)
     filled = end > start
     if not filled.all():
         start, end = start[filled], end[filled]
@@ -100,7 +100,7 @@ def clip(columns: Spans, window: Interval) -> Spans:
     Raises:
         IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
     """
-    _refuse_inverted(*columns)
+    refuse_inverted(*columns)
     start, end = np.maximum(columns.start, window[0]), np.minimum(columns.end, window[1])
     inside = start < end
     return Spans(start[inside], end[inside])
@@ -138,7 +138,12 @@ def tile(window: Interval, lanes: Mapping[int, Spans]) -> tuple[Spans, Int64]:
     return Spans(starts, np.concatenate((starts[1:], edges[-1:]))), masks[changed]
 
 
-def _refuse_inverted(start: Int64, end: Int64) -> None:
+def refuse_inverted(start: Int64, end: Int64) -> None:
+    """Check that no interval ends before it starts.
+
+    Raises:
+        IntervalError: one does.
+    """
     inverted = end < start
     if inverted.any():
         at = int(np.argmax(inverted))

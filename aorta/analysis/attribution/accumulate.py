@@ -1,8 +1,8 @@
 """Adds up the exposed communication of one rank over its steps, by collective and by region of the step.
 
-`accumulate` is what runs once per rank, in parallel on all ranks. It reads one step after another (`steps_of`), covers
-each window with regions (`tiled`), and assigns each exposed nanosecond to one collective (`assigned`) and one region.
-Its sums are whole nanoseconds that add up exactly.
+`accumulate` is what runs once per rank, in parallel on all ranks. It lays many steps on one axis, cuts it at every edge
+of anything, and assigns each exposed cell to one collective and one region. Its sums are whole nanoseconds that add up
+exactly.
 
 The rule when several collectives are in flight: an exposed stretch ends when computation resumes, when the last
 collective ends, or with the step. A collective that is still in flight at that moment is not what the rank was waiting
@@ -10,17 +10,15 @@ for. So each nanosecond goes to a collective that ends inside its stretch; among
 started first, because the others queue behind it on the link; and to one that outlasts the stretch only where no other
 is in flight.
 
-Must not: assign a nanosecond twice or leave one out, hold more than one step of intervals in memory, or trust its own
-measurement over the record's: exposed time that the record counts and its rows do not explain gets a key of its own.
+Must not: assign a nanosecond twice or leave one out, hold more than `BLOCK_STEPS` steps of intervals in memory, or
+trust its own measurement over the record's: exposed time that the record counts and its rows do not explain gets a key
+of its own.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,166 +35,17 @@ from aorta.analysis.attribution.keys import (
     RankTotals,
     Region,
 )
-from aorta.analysis.tables import NO_TIME, UNKNOWN, Floats, Ints, RankTables
-from aorta.timeline.classes import BUBBLE
-from aorta.timeline.intervals import Interval, intersect, measure, subtract
-from aorta.timeline.overlap import NS_PER_MS, exposure
+from aorta.analysis.load.collective_costs import MOST_COUNTED, ordinals
+from aorta.analysis.step_intervals import StepLanes, StepPart
+from aorta.analysis.tables import NO_TIME, UNKNOWN, Bools, Floats, Ints, RankTables
+from aorta.timeline.arrays import Spans, refuse_inverted
+from aorta.timeline.overlap import NS_PER_MS
 
 BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
 """Kinds that deliver what the next block computes with; the others carry away what the last one computed."""
-
-
-class Tile(NamedTuple):
-    """A stretch of the window, inside one range or between two. Between two, `inside` is None and `before` and `after`
-    are the nearest ranges on either side.
-    """
-
-    start: int
-    end: int
-    inside: Region | None
-    before: Region | None
-    after: Region | None
-
-    def region(self, kind: str) -> Region:
-        """Return the region to which exposed time of a collective of that kind belongs here.
-
-        Inside a range it is that range (a stall always lies inside one). Between two it is the later one for the kinds
-        in `BRINGING`, the earlier one for any other, and the only one where there is just one.
-        """
-        first, second = (self.after, self.before) if kind in BRINGING else (self.before, self.after)
-        return self.inside or first or second or NOWHERE
-
-
-def tiled(window: Interval, ranges: Iterable[tuple[int, int, Region]]) -> list[Tile]:
-    """Cover the window with tiles. Where ranges nest, the innermost counts: the one that began last."""
-    inward = [(max(start, window[0]), min(end, window[1]), place) for start, end, place in ranges]
-    known = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[:2])
-    if all(left[1] <= right[0] for left, right in pairwise(known)):
-        return _without_overlap(window, known)
-    edges = sorted({*window, *(part[0] for part in known), *(part[1] for part in known)})
-    inside: list[tuple[int, int, Region | None]] = []
-    active: list[tuple[int, int, int]] = []  # latest start first; ended ones are removed lazily
-    coming = 0
-    for at, until in pairwise(edges):
-        while coming < len(known) and known[coming][0] <= at:
-            heapq.heappush(active, (-known[coming][0], coming, known[coming][1]))  # among equal starts the shortest
-            coming += 1
-        while active and active[0][2] <= at:
-            heapq.heappop(active)
-        place = known[active[0][1]][2] if active else None
-        if inside and inside[-1][2] == place:
-            inside[-1] = (inside[-1][0], until, place)
-        else:
-            inside.append((at, until, place))
-    return _with_neighbours(inside)
-
-
-def _without_overlap(window: Interval, known: Sequence[tuple[int, int, Region]]) -> list[Tile]:
-    """Return the same, in one pass, for ranges that do not overlap, as in most models."""
-    found: list[Tile] = []
-    at, before = window[0], None
-    for start, end, place in known:
-        if at < start:
-            found.append(Tile(at, start, None, before, place))
-        found.append(Tile(start, end, place, before, None))
-        at, before = end, place
-    if at < window[1]:
-        found.append(Tile(at, window[1], None, before, None))
-    return found
-
-
-def _with_neighbours(inside: Sequence[tuple[int, int, Region | None]]) -> list[Tile]:
-    after: list[Region | None] = []
-    nearest: Region | None = None
-    for _, _, place in reversed(inside):
-        after.append(nearest)
-        nearest = place or nearest
-    found: list[Tile] = []
-    nearest = None
-    for (start, end, place), following in zip(inside, reversed(after), strict=True):
-        found.append(Tile(start, end, place, nearest, following))
-        nearest = place or nearest
-    return found
-
-
-def overlaid(tiles: Sequence[Tile], spans: Sequence[Interval]) -> Iterator[tuple[Tile, int]]:
-    """Yield the tiles touched by sorted, disjoint spans inside the window, each with the nanoseconds of overlap. Linear
-    time.
-    """
-    at = 0
-    for start, end in spans:
-        while tiles[at].end <= start:
-            at += 1
-        place = at
-        while place < len(tiles) and tiles[place].start < end:
-            yield tiles[place], min(end, tiles[place].end) - max(start, tiles[place].start)
-            place += 1
-
-
-class CollectiveSpan(NamedTuple):
-    """One collective on one rank, in absolute nanoseconds of the rank's clock. `wait_ns` is how long it waited for its
-    peers, negative where that is not known.
-    """
-
-    start: int
-    end: int
-    kind: str
-    group: str
-    bytes: int
-    order: int
-    wait_ns: int
-
-
-class AssignedTime(NamedTuple):
-    """The exposed time assigned to one collective, as merged spans."""
-
-    row: CollectiveSpan
-    spans: list[Interval]
-
-
-def assigned(exposed: Sequence[Interval], rows: Sequence[CollectiveSpan]) -> Iterator[AssignedTime]:
-    """Assign each exposed nanosecond to one collective, by the rule above. `exposed` must be merged and covered by
-    `rows`.
-    """
-    coming = sorted(rows, key=lambda row: (row.start, row.end, row.order))
-    live: list[CollectiveSpan] = []
-    at = 0
-    for stretch in exposed:
-        while at < len(coming) and coming[at].start < stretch[1]:
-            live.append(coming[at])
-            at += 1
-        live = [row for row in live if row.end > stretch[0]]
-        left = [stretch]
-        for row in sorted(
-            live, key=lambda row: row.end > stretch[1]
-        ):  # a stable sort: equal keys stay ordered by start
-            span = [(row.start, row.end)]
-            if mine := intersect(left, span):
-                yield AssignedTime(row, mine)
-                left = subtract(left, span)
-            if not left:
-                break
-
-
-def parts(piece: AssignedTime, bubbles: Sequence[Interval] = ()) -> Iterator[tuple[str, list[Interval]]]:
-    """Split exposed time into bubbles of a pipeline (merged), and the rest into waiting and transfer. A rank that
-    arrives early waits first, for `CollectiveSpan.wait_ns`.
-    """
-    row, rest = piece.row, piece.spans
-    if bubbles and (inside := intersect(rest, bubbles)):
-        yield BUBBLE_PART, inside
-        rest = subtract(rest, inside)
-    if row.wait_ns < 0:
-        if rest:
-            yield UNKNOWN_PART, rest
-        return
-    waiting = [(row.start, row.start + row.wait_ns)] if row.wait_ns else []
-    for name, spans in ((WAIT, intersect(rest, waiting)), (TRANSFER, subtract(rest, waiting))):
-        if spans:
-            yield name, spans
-
-
-METRICS = ("comm_ms", "exposed_comm_ms", "compute_ms")
+BLOCK_STEPS: Final = 256
+METRICS: Final = ("comm_ms", "exposed_comm_ms", "compute_ms")
+_UNEXPLAINED: Final = ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, UNKNOWN_PART)
 
 
 @dataclass(frozen=True)
@@ -227,66 +76,24 @@ class RankInput:
         return replace(self, tables=replace(self.tables, details=self.tables.details.absolute()))
 
 
-@dataclass(frozen=True)
-class StepRows:
-    """One step. `used` as in `tables.Steps`. The communication times are those of the tables, `UNKNOWN` where null;
-    `regions` are compute ranges and work outside the blocks.
-    """
-
-    window: Interval
-    used: bool
-    comm_ns: int
-    exposed_ns: int
-    compute_ns: int
-    rows: list[CollectiveSpan]
-    compute: list[Interval]
-    stalls: list[Interval]
-    regions: list[tuple[int, int, Region]]
-    bubbles: list[Interval] = field(default_factory=list)
-
-
-def steps_of(given: RankInput) -> Iterator[StepRows]:
-    """Yield every step of a rank.
+def accumulate(given: RankInput) -> RankTotals:
+    """Add up the steps after warm-up whose exposed communication is known. A collective that is still running when its
+    step ends also counts in the next one, as it does in the record.
 
     Raises:
-        InputError: the intervals of a step can no longer be read.
+        InputError: the record cannot be read again.
+        IntervalError: a collective, a compute range or a stall ends before it starts.
     """
+    totals = RankTotals()
     steps = given.tables.steps
-    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name)).tolist() for name in METRICS)
-    starts, ends, used = steps.start_mono_ns.tolist(), steps.end_mono_ns.tolist(), steps.used.tolist()
-    for at, inside in enumerate(given.tables.details.steps()):
-        zero = starts[at]
-        blocks = [
-            (zero + part.start_ns, zero + part.end_ns, Region(part.phase, part.block)) for part in inside.compute or ()
-        ]
-        beside = [(zero + part.start_ns, zero + part.end_ns, Region(part.name, None)) for part in inside.aux or ()]
-        yield StepRows(
-            (zero, ends[at]),
-            used[at],
-            comm_ns[at],
-            exposed_ns[at],
-            compute_ns[at],
-            rows=_rows(given, at, zero),
-            compute=[(zero + start, zero + end) for start, end in inside.computing()],
-            stalls=[(zero + part.start_ns, zero + part.end_ns) for part in inside.stalls or ()],
-            regions=[*blocks, *beside],
-            bubbles=[(zero + start, zero + end) for start, end in inside.lane(BUBBLE)],
-        )
-
-
-def _rows(given: RankInput, at: int, zero: int) -> list[CollectiveSpan]:
-    rows = given.tables.steps.rows_of(at, at + 1)
-    mine, waits = given.tables.collectives.take(rows), given.waits[rows]
-    orders: Counter[tuple[str, str]] = Counter()
-    found: list[CollectiveSpan] = []
-    for name, start, end, wait in zip(
-        mine.name.tolist(), mine.start_ns.tolist(), mine.end_ns.tolist(), waits.tolist(), strict=True
-    ):
-        kind, group, size, _, _ = mine.names[name]
-        if NO_TIME not in (start, end):
-            found.append(CollectiveSpan(zero + start, zero + end, kind, group, size, orders[kind, group], wait))
-        orders[kind, group] += 1
-    return found
+    known = _nanoseconds(steps.column("exposed_comm_ms")) >= 0
+    totals.sums.left_out = int((steps.used & ~known).sum())
+    places = np.flatnonzero(steps.used & known)
+    flights = _flights(given)
+    for first in range(0, len(places), BLOCK_STEPS):
+        block = places[first : first + BLOCK_STEPS]
+        _add(totals, given, block, given.tables.details.lanes_of(block), _of_steps(flights, block))
+    return totals
 
 
 def _nanoseconds(values_ms: Floats) -> Ints:
@@ -296,48 +103,233 @@ def _nanoseconds(values_ms: Floats) -> Ints:
     return np.where(np.isnan(values_ms), UNKNOWN, np.rint(np.nan_to_num(values_ms) * NS_PER_MS)).astype(np.int64)
 
 
-_UNEXPLAINED: Final = ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, UNKNOWN_PART)
+class Flights(NamedTuple):
+    """Collectives in flight, a row a step and collective, by step: one that outlasts its step is in flight in the next,
+    too. Times are on the rank's clock.
 
-
-def accumulate(given: RankInput) -> RankTotals:
-    """Add up the steps after warm-up whose exposed communication is known. A collective that is still running when its
-    step ends also counts in the next one, as it does in the record.
-
-    Raises:
-        InputError: the record cannot be read again.
+    Attributes:
+        order: number of the collective among those of its step, kind and group, from 0.
+        turn: its place in the order of the rule: who started first.
+        name: code of kind, group and bytes in `names`.
+        wait_ns: negative where it is not known.
     """
-    found = RankTotals()
-    spilling: list[CollectiveSpan] = []
-    for step in steps_of(given):
-        rows = [*spilling, *step.rows]
-        spilling = [row for row in rows if row.end > step.window[1]]
-        if not step.used:
-            continue
-        if step.exposed_ns < 0:
-            found.sums.left_out += 1
-            continue
-        _take(found, step, rows, given.sizes)
-    return found
+
+    step: Ints
+    start_ns: Ints
+    end_ns: Ints
+    order: Ints
+    turn: Ints
+    name: Ints
+    wait_ns: Ints
+
+    def take(self, chosen: Ints | Bools | slice) -> Flights:
+        """Select rows."""
+        return Flights(*(column[chosen] for column in self))
 
 
-def _take(totals: RankTotals, step: StepRows, rows: list[CollectiveSpan], sizes: Mapping[str, int]) -> None:
-    lanes = exposure(step.window, [(row.start, row.end) for row in rows], step.compute, step.stalls)
-    tiles = tiled(step.window, step.regions)
-    for piece in assigned(lanes.exposed, rows):
-        row = piece.row
-        order = min(row.order, ORDER_LIMIT)
-        for part, spans in parts(piece, step.bubbles):
-            for tile, length in overlaid(tiles, spans):
-                phase, block = tile.region(row.kind)
-                key = ExposedKey(row.kind, row.group, sizes.get(row.group), row.bytes, order, phase, block, part)
-                totals.exposed[key] += length
-    for tile, length in overlaid(tiles, lanes.working):
-        totals.computing[tile.inside or NOWHERE] += length
-    if missing := step.exposed_ns - measure(lanes.exposed):
-        totals.exposed[_UNEXPLAINED] += missing
+def _flights(given: RankInput) -> Flights:
+    """Return what was in flight in each step of a rank."""
+    steps, rows = given.tables.steps, given.tables.collectives
+    step = np.repeat(np.arange(len(steps)), steps.row_counts)
+    timed = np.flatnonzero((rows.start_ns != NO_TIME) & (rows.end_ns != NO_TIME))
+    kinds: dict[tuple[str, str], int] = {}
+    kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names], np.int64)
+    order = ordinals(step, kind[rows.name])[timed] % MOST_COUNTED
+    step = step[timed]
+    zero_ns = steps.start_mono_ns[step]
+    start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
+    turn = _ranked(np.lexsort((order, end_ns, start_ns)))
+
+    at = np.arange(len(timed))
+    found = [(step, at)]
+    while len(at):
+        outlasts = (end_ns[at] > steps.end_mono_ns[step]) & (step + 1 < len(steps))
+        at, step = at[outlasts], step[outlasts] + 1
+        # Of those that outlast this step as well, only the first in turn can be what the rank waits for.
+        whole = end_ns[at] > steps.end_mono_ns[step]
+        first = np.full(len(steps), len(timed))
+        np.minimum.at(first, step[whole], turn[at[whole]])
+        kept = ~whole | (turn[at] == first[step])
+        found.append((step[kept], at[kept]))
+    step, at = (np.concatenate(column) for column in zip(*found, strict=True))
+    by_step = np.argsort(step, kind="stable")
+    step, at = step[by_step], at[by_step]
+    return Flights(
+        step,
+        start_ns[at],
+        end_ns[at],
+        order[at],
+        turn[at],
+        rows.name[timed[at]].astype(np.int64),
+        given.waits[timed[at]],
+    )
+
+
+def _of_steps(flights: Flights, places: Ints) -> Flights:
+    """Return the flights of some steps; their `step` is then an index into `places`."""
+    first, last = np.searchsorted(flights.step, [places[0], places[-1] + 1])
+    mine = flights.take(slice(int(first), int(last)))
+    at = np.searchsorted(places, mine.step)
+    return mine._replace(step=at).take(places[at] == mine.step)
+
+
+def _ranked(order: Ints) -> Ints:
+    """Return the place of each element in an order of indices."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+class Axis:
+    """Windows of steps side by side, a nanosecond apart, cut into cells at every edge of what is placed in them."""
+
+    def __init__(self, length_ns: Ints) -> None:
+        self.length_ns = length_ns
+        self.zero_ns = np.cumsum(length_ns + 1) - length_ns - 1
+        self._edges = [self.zero_ns, self.zero_ns + length_ns]
+
+    def place(self, part: StepPart) -> tuple[Spans, Bools]:
+        """Return intervals on the axis, cut at their windows, and which of them are not empty there."""
+        zero, length = self.zero_ns[part.step], self.length_ns[part.step]
+        start, end = zero + np.clip(part.start_ns, 0, length), zero + np.clip(part.end_ns, 0, length)
+        kept = start < end
+        placed = Spans(start[kept], end[kept])
+        self._edges += placed
+        return placed, kept
+
+    def cut(self) -> None:
+        """Make the cells, when everything is placed: their `edges`, their lengths, and the step of each."""
+        self.edges = np.unique(np.concatenate(self._edges))
+        self.cell_ns = np.diff(self.edges)
+        self.step = np.searchsorted(self.zero_ns, self.edges[:-1], side="right") - 1
+
+    def cells(self, placed: Spans) -> Spans:
+        """Return the first cell of each interval, and the one behind its last."""
+        return Spans(np.searchsorted(self.edges, placed.start), np.searchsorted(self.edges, placed.end))
+
+    def covered(self, placed: Spans) -> Bools:
+        """Return which cells lie in any of these intervals."""
+        opened, closed = (np.bincount(edge, minlength=len(self.edges)) for edge in self.cells(placed))
+        inside: Bools = np.cumsum(opened - closed)[:-1] > 0
+        return inside
+
+
+def _first_covering(cells: int, ranges: Spans, order: Ints) -> Ints:
+    """Return for each of so many cells the index of the range of cells that covers it and comes first in `order`; -1
+    where none does. Each range is the union of two whose length is a power of two, which are halved until they are
+    cells: linear in ranges and in cells, times the logarithm of the longest.
+    """
+    count, place = ranges.end - ranges.start, _ranked(order)
+    best = np.full(cells, len(count))
+    level = np.where(count > 0, np.frexp(count)[1] - 1, -1)
+    for power in range(int(level.max(initial=-1)), -1, -1):
+        mine = np.flatnonzero(level == power)
+        np.minimum.at(best, ranges.start[mine], place[mine])
+        np.minimum.at(best, ranges.end[mine] - (1 << power), place[mine])
+        if half := (1 << power) >> 1:
+            best[half:] = np.minimum(best[half:], best[:-half])
+    first: Ints = np.append(order, -1)[best]
+    return first
+
+
+def _owners(cells: Spans, turn: Ints, outlasting: Bools, exposed: Bools) -> Ints:
+    """Return to which collective each exposed cell belongs, by the rule above: an index into these columns.
+
+    Args:
+        cells: those that each collective covers in its window, at least one.
+        outlasting: whether it is still in flight when its window ends.
+    """
+    number, last, by_turn = np.arange(len(exposed)), cells.end - 1, np.argsort(turn)
+    stretch = np.maximum.accumulate(np.where(exposed, 0, number + 1))  # the first cell of the stretch of each cell
+    ends = exposed[last] & ~outlasting
+    ending = np.where(
+        ends, np.maximum(cells.start, stretch[last]), cells.end
+    )  # from here on it ends inside its stretch
+    inside = _first_covering(len(exposed), Spans(ending, cells.end), by_turn)
+    return np.where(inside >= 0, inside, _first_covering(len(exposed), Spans(cells.start, ending), by_turn))
+
+
+def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
+    """Return the range to which exposed time in some cells belongs: the innermost round it; between two ranges of a
+    step the later one for kinds in `BRINGING`, the earlier one for any other, and the only one where there is just one;
+    -1 without any.
+    """
+    number = np.arange(len(innermost))
+    before = np.maximum.accumulate(np.where(innermost >= 0, number, -1))
+    after = np.minimum.accumulate(np.where(innermost >= 0, number, len(number))[::-1])[::-1]
+    marked, steps = np.append(innermost, -1), np.append(step, -1)
+    earlier, later = (
+        np.where(steps[neighbour] == step[cells], marked[neighbour], -1) for neighbour in (before[cells], after[cells])
+    )
+    first, second = np.where(bringing, later, earlier), np.where(bringing, earlier, later)
+    return np.where(first >= 0, first, second)
+
+
+def _add(totals: RankTotals, given: RankInput, places: Ints, lanes: StepLanes, flights: Flights) -> None:
+    """Add the steps at `places`; `lanes` and `flights` are theirs."""
+    steps, names = given.tables.steps, given.tables.collectives.names
+    zero_ns = steps.start_mono_ns[places]
+    axis = Axis(steps.length_ns[places])
+    parts = [StepPart(flights.step, *(edge - zero_ns[flights.step] for edge in (flights.start_ns, flights.end_ns)))]
+    parts += [lanes.compute, lanes.stalls, lanes.bubbles]
+    for spans in parts:
+        refuse_inverted(spans.start_ns, spans.end_ns)
+    (comm, kept), (compute, _), (stalls, _), (bubbles, _) = map(axis.place, parts)
+    ranges, ranges_kept = axis.place(lanes.ranges)
+    axis.cut()
+    flights, begun_ns, ended_ns = flights.take(kept), parts[0].start_ns[kept], parts[0].end_ns[kept]
+
+    working = axis.covered(compute) & ~axis.covered(stalls)
+    communicating = axis.covered(comm)
+    exposed = communicating & ~working
+    innermost = _first_covering(len(exposed), axis.cells(ranges), np.lexsort((ranges.end, -ranges.start)))
+    outlasting = ended_ns > axis.length_ns[flights.step]
+    cells = np.flatnonzero(exposed)
+    owner = _owners(axis.cells(comm), flights.turn, outlasting, exposed)[cells]
+    mine, length_ns = flights.take(owner), axis.cell_ns[cells]
+    bringing = np.array([name.kind in BRINGING for name in names], bool)[mine.name]
+    region = np.append(lanes.region[ranges_kept], len(lanes.regions))
+    where = region[_places(innermost, axis.step, bringing, cells)]
+
+    passed_ns = axis.edges[cells] - axis.zero_ns[mine.step] - begun_ns[owner]
+    waited_ns = np.clip(mine.wait_ns - passed_ns, 0, length_ns)
+    in_bubble = axis.covered(bubbles)[cells]
+    unknown = ~in_bubble & (mine.wait_ns < 0)
+    known = ~in_bubble & ~unknown
+    lengths = {WAIT: waited_ns * known, TRANSFER: (length_ns - waited_ns) * known}
+    lengths |= {BUBBLE_PART: length_ns * in_bubble, UNKNOWN_PART: length_ns * unknown}
+    order = np.minimum(mine.order, ORDER_LIMIT)
+    packed = (mine.name * (ORDER_LIMIT + 1) + order) * (len(lanes.regions) + 1) + where
+    keys, number = np.unique(packed, return_inverse=True)
+    regions = [*lanes.regions, NOWHERE]
+    for part, of_cells in lengths.items():
+        for key, total in zip(keys.tolist(), _sums(number, of_cells, len(keys)), strict=True):
+            if total:
+                rest, place = divmod(key, len(regions))
+                name = names[rest // (ORDER_LIMIT + 1)]
+                size, nth = given.sizes.get(name.group), rest % (ORDER_LIMIT + 1)
+                phase, block = regions[place]
+                totals.exposed[ExposedKey(name.kind, name.group, size, name.bytes, nth, phase, block, part)] += total
+    worked = _sums(region[innermost[working]], axis.cell_ns[working], len(regions))
+    totals.computing.update({Region(*regions[place]): total for place, total in enumerate(worked) if total})
+
+    def measured(lane: Bools) -> Ints:
+        """Return the length of a lane in each step."""
+        return np.array(_sums(axis.step[lane], axis.cell_ns[lane], len(places)), np.int64)
+
+    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[places] for name in METRICS)
+    if (missing := exposed_ns - measured(exposed)).any():
+        totals.exposed[_UNEXPLAINED] += int(missing.sum())
     sums = totals.sums
-    sums.rank_steps += 1
-    sums.window_ns += step.window[1] - step.window[0]
-    sums.comm_ns += step.comm_ns if step.comm_ns >= 0 else measure(lanes.comm)
-    sums.exposed_ns += step.exposed_ns
-    sums.compute_ns += step.compute_ns if step.compute_ns >= 0 else measure(lanes.working)
+    sums.rank_steps += len(places)
+    sums.window_ns += int(axis.length_ns.sum())
+    sums.comm_ns += int(np.where(comm_ns >= 0, comm_ns, measured(communicating)).sum())
+    sums.exposed_ns += int(exposed_ns.sum())
+    sums.compute_ns += int(np.where(compute_ns >= 0, compute_ns, measured(working)).sum())
+
+
+def _sums(codes: Ints, values: Ints, size: int) -> list[int]:
+    """Return the sum of the values of each code."""
+    found = np.zeros(size, np.int64)
+    np.add.at(found, codes, values)
+    return [int(total) for total in found]

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
+from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, UserRangesOfStep, step_part
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
 from aorta.records.clocks import boot_id
@@ -35,7 +36,8 @@ from aorta.records.files import open_regular
 from aorta.records.reader import LINE_LIMIT
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
 from aorta.records.schema import SCHEMA_VERSION, DeviceSample, Footer, Header, chosen_python
-from aorta.records.step_line import StepLine, decode_line
+from aorta.records.step_line import StepLine, decode_line, decode_spans
+from aorta.timeline.classes import BUBBLE
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -222,11 +224,28 @@ class RecordDetails(Details):
         with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
             return self._step(file, place)
 
-    def steps(self) -> Iterator[StepIntervals]:
-        """Yield every step, line by line."""
+    def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
+        """Return what ran when in some steps, from their lines."""
+        ranges: list[tuple[int, int, int]] = []
+        stalls, bubbles = ranges.copy(), ranges.copy()
+        region: list[int] = []
+        regions: dict[tuple[str, str | None], int] = {}
         with self._open("") as file:
-            for place in range(len(self.global_step)):
-                yield self._step(file, place)
+            for at, place in enumerate(places.tolist()):
+                line = decode_spans(_text_at(file, int(self.line_offset[place])))
+                if line.global_step != self.global_step[place]:
+                    raise ValueError(_ANOTHER_LINE)
+                ranges += [(at, start, end) for _, _, start, end in line.compute]
+                ranges += [(at, start, end) for _, start, end in line.aux]
+                region += [regions.setdefault((phase, block), len(regions)) for block, phase, _, _ in line.compute]
+                region += [regions.setdefault((name, None), len(regions)) for name, _, _ in line.aux]
+                stalls += [(at, row.start_ns, row.end_ns) for row in line.stalls]
+                if line.overlap.get("bubble_ms") != 0.0:
+                    bubbles += [(at, *span) for span in self._step(file, place).lane(BUBBLE)]
+        of_block = np.array([block is not None for _, block in regions], bool)
+        columns, code = step_part(ranges), np.array(region, np.int64)
+        compute = StepPart(*(column[of_block[code]] for column in columns)) if len(code) else columns
+        return StepLanes(compute, step_part(stalls), step_part(bubbles), columns, code, tuple(regions))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Yield the device samples, from the lines that hold any."""
@@ -305,8 +324,12 @@ def _line_at(file: BinaryIO, offset: int) -> StepLine:
     Raises:
         ValueError: there is no step now.
     """
-    file.seek(offset)
-    line = decode_line(file.readline(LINE_LIMIT))
+    line = decode_line(_text_at(file, offset))
     if not isinstance(line, StepLine):
         raise ValueError(_ANOTHER_LINE)
     return line
+
+
+def _text_at(file: BinaryIO, offset: int) -> bytes:
+    file.seek(offset)
+    return file.readline(LINE_LIMIT)

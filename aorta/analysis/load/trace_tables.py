@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from aorta.analysis.documents.traces import SlowdownEntry
 from aorta.analysis.load.collective_costs import MOST_COUNTED, CostPart, order_identifies, ordinals, parts_of
@@ -22,7 +23,7 @@ from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdown
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
 from aorta.analysis.metrics import RATIO_PARTS
-from aorta.analysis.step_intervals import Details, StepIntervals
+from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, step_part
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -40,7 +41,7 @@ from aorta.analysis.tables import (
 )
 from aorta.records.schema import ActiveSegment, DeviceSample
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import KINDS, TRACE_LANES, UNKNOWN_KIND
+from aorta.timeline.classes import COMPUTE, KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import DECIDED, Overlap, Unseen
 
@@ -72,9 +73,17 @@ class TraceDetails(Details):
         segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows.tolist()]
         return StepIntervals(end - start, TRACE_LANES, segments)
 
-    def steps(self) -> Iterator[StepIntervals]:
-        """Yield every step."""
-        return map(self.step, range(len(self.start_ns)))
+    def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
+        """Return when it computed in some steps; a trace has no blocks and tells of no stalls."""
+        counts = np.diff(self.segments_end, prepend=0)[places]
+        step = np.repeat(np.arange(len(places)), counts)
+        first = (self.segments_end[places] - counts)[step]
+        rows = self.segments[first + np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)]
+        computes = rows[:, 2] >> TRACE_LANES.index(COMPUTE) & 1 != 0
+        zero_ns = self.start_ns[places][step]
+        columns = StepPart(step, rows[:, 0] - zero_ns, rows[:, 1] - zero_ns)
+        compute, none = StepPart(*(column[computes] for column in columns)), step_part([])
+        return StepLanes(compute, none, none, none, none.step, ())
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Return none: traces hold no samples of sensors."""

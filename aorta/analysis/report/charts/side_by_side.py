@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,7 +19,6 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.accumulate import CollectiveSpan
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.report.charts.style import new_figure, save, tidy
 from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color, text_on
@@ -175,6 +174,14 @@ def _signed(value_ms: float) -> str:
     return TEXT.number(value_ms, "ms", signed=True, fewer=1)
 
 
+class _Collective(NamedTuple):
+    start: int
+    end: int
+    kind: str
+    group: str
+    bytes: int
+
+
 class _Lanes:
     """One rank's step, laid out in rows of bars."""
 
@@ -182,10 +189,8 @@ class _Lanes:
         self.rank, self.step = rank, step
         self.length_ns = step.length_ns
         self.rows = [
-            CollectiveSpan(start, end, rows.names[name].kind, rows.names[name].group, rows.names[name].bytes, order, -1)
-            for order, (name, start, end) in enumerate(
-                zip(rows.name.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
-            )
+            _Collective(start, end, *rows.names[name][:3])
+            for name, start, end in zip(rows.name.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
             if NO_TIME not in (start, end)
         ]
         stalls = [(part.start_ns, part.end_ns) for part in step.stalls or ()]
@@ -197,11 +202,11 @@ class _Lanes:
         """Rows of bars: blocks, exposed, and those of collectives."""
 
 
-def _tracks(rows: Sequence[CollectiveSpan]) -> list[tuple[str, list[CollectiveSpan]]]:
+def _tracks(rows: Sequence[_Collective]) -> list[tuple[str, list[_Collective]]]:
     """Return the collectives by group; those in flight together go to separate rows."""
-    found: list[tuple[str, list[CollectiveSpan]]] = []
+    found: list[tuple[str, list[_Collective]]] = []
     for group in dict.fromkeys(row.group for row in rows):
-        mine: list[list[CollectiveSpan]] = []
+        mine: list[list[_Collective]] = []
         for row in sorted((row for row in rows if row.group == group), key=lambda row: row.start):
             free = next((track for track in mine if track[-1].end <= row.start), None)
             if free is None:
@@ -280,7 +285,7 @@ def _bar(ax: Axes, span: Interval, row: float, color: str, *, outline: bool = Fa
     )
 
 
-def _names(row: CollectiveSpan) -> tuple[str, ...]:
+def _names(row: _Collective) -> tuple[str, ...]:
     """Return labels from the longest to the shortest; the first that fits is drawn."""
     short = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}.get(row.kind, row.kind)
     return f"{row.kind} {TEXT.size(row.bytes)}", f"{short} {TEXT.size(row.bytes)}", short
