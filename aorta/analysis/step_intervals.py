@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -201,9 +202,22 @@ class StepLanes(NamedTuple):
     regions: tuple[tuple[str, str | None], ...]
 
 
-def step_part(rows: Sequence[tuple[int, int, int]]) -> StepPart:
-    """Return rows of step, start and end as columns."""
-    return StepPart(*np.array(rows, np.int64).reshape(-1, 3).T)
+class Intervals:
+    """Collects the intervals of one step after another."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, intervals: Collection[Interval]) -> None:
+        """Add those of the next step."""
+        self._counts.append(len(intervals))
+        self._ends += chain.from_iterable(intervals)
+
+    def part(self) -> StepPart:
+        """Return them as columns."""
+        ends = np.array(self._ends, np.int64)
+        return StepPart(np.repeat(np.arange(len(self._counts)), self._counts), ends[::2], ends[1::2])
 
 
 class UserRangesOfStep(NamedTuple):

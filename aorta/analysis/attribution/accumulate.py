@@ -199,7 +199,8 @@ class Axis:
 
     def cut(self) -> None:
         """Make the cells, when everything is placed: their `edges`, their lengths, and the step of each."""
-        self.edges = np.unique(np.concatenate(self._edges))
+        edges = np.sort(np.concatenate(self._edges))
+        self.edges = edges[np.diff(edges, prepend=-1) > 0]
         self.cell_ns = np.diff(self.edges)
         self.step = np.searchsorted(self.zero_ns, self.edges[:-1], side="right") - 1
 
@@ -332,4 +333,5 @@ def _sums(codes: Ints, values: Ints, size: int) -> list[int]:
     """Return the sum of the values of each code."""
     found = np.zeros(size, np.int64)
     np.add.at(found, codes, values)
-    return [int(total) for total in found]
+    sums: list[int] = found.tolist()
+    return sums

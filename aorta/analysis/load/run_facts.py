@@ -27,7 +27,7 @@ from typing import BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, UserRangesOfStep, step_part
+from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes, StepPart, UserRangesOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.errors import InputError
 from aorta.records.clocks import boot_id
@@ -226,26 +226,23 @@ class RecordDetails(Details):
 
     def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
         """Return what ran when in some steps, from their lines."""
-        ranges: list[tuple[int, int, int]] = []
-        stalls, bubbles = ranges.copy(), ranges.copy()
-        region: list[int] = []
+        ranges, stalls, bubbles = Intervals(), Intervals(), Intervals()
         regions: dict[tuple[str, str | None], int] = {}
+        region: list[int] = []
         with self._open("") as file:
-            for at, place in enumerate(places.tolist()):
+            for place in places.tolist():
                 line = decode_spans(_text_at(file, int(self.line_offset[place])))
                 if line.global_step != self.global_step[place]:
                     raise ValueError(_ANOTHER_LINE)
-                ranges += [(at, start, end) for _, _, start, end in line.compute]
-                ranges += [(at, start, end) for _, start, end in line.aux]
+                ranges.add([*(row[2:] for row in line.compute), *(row[1:] for row in line.aux)])
                 region += [regions.setdefault((phase, block), len(regions)) for block, phase, _, _ in line.compute]
                 region += [regions.setdefault((name, None), len(regions)) for name, _, _ in line.aux]
-                stalls += [(at, row.start_ns, row.end_ns) for row in line.stalls]
-                if line.overlap.get("bubble_ms") != 0.0:
-                    bubbles += [(at, *span) for span in self._step(file, place).lane(BUBBLE)]
-        of_block = np.array([block is not None for _, block in regions], bool)
-        columns, code = step_part(ranges), np.array(region, np.int64)
-        compute = StepPart(*(column[of_block[code]] for column in columns)) if len(code) else columns
-        return StepLanes(compute, step_part(stalls), step_part(bubbles), columns, code, tuple(regions))
+                stalls.add([(row.start_ns, row.end_ns) for row in line.stalls])
+                bubbles.add(self._step(file, place).lane(BUBBLE) if line.overlap.get("bubble_ms", 0.0) != 0.0 else [])
+        part, code = ranges.part(), np.array(region, np.int64)
+        of_block = np.array([block is not None for _, block in regions], bool)[code] if region else np.zeros(0, bool)
+        compute = StepPart(*(column[of_block] for column in part))
+        return StepLanes(compute, stalls.part(), bubbles.part(), part, code, tuple(regions))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
         """Yield the device samples, from the lines that hold any."""

@@ -24,7 +24,7 @@ from aorta.analysis.attribution.keys import (
     WAIT,
     RankTotals,
 )
-from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, step_part
+from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes
 from aorta.analysis.tables import NO_TIME, CollectiveName, Collectives, RankTables, Source, Steps
 from aorta.errors import IntervalError
 from tests.strategies import interval_lists
@@ -60,17 +60,16 @@ class Given(Details):
         raise NotImplementedError
 
     def lanes_of(self, places: np.ndarray) -> StepLanes:
-        steps = list(enumerate(self._steps[place] for place in places))
-        ranges = [(at, *part) for at, step in steps for part in step.ranges]
-        regions = list(dict.fromkeys(region for *_, region in ranges))
-        return StepLanes(
-            step_part([part[:3] for part in ranges if part[3][1] is not None]),
-            step_part([(at, *part) for at, step in steps for part in step.stalls]),
-            step_part([(at, *part) for at, step in steps for part in step.bubbles]),
-            step_part([part[:3] for part in ranges]),
-            np.array([regions.index(part[3]) for part in ranges], np.int64),
-            tuple(regions),
-        )
+        steps = [self._steps[place] for place in places]
+        regions = list(dict.fromkeys(region for step in steps for *_, region in step.ranges))
+        compute, stalls, bubbles, ranges = (Intervals() for _ in range(4))
+        for step in steps:
+            compute.add([part[:2] for part in step.ranges if part[2][1] is not None])
+            stalls.add(step.stalls)
+            bubbles.add(step.bubbles)
+            ranges.add([part[:2] for part in step.ranges])
+        region = np.array([regions.index(part[2]) for step in steps for part in step.ranges], np.int64)
+        return StepLanes(compute.part(), stalls.part(), bubbles.part(), ranges.part(), region, tuple(regions))
 
 
 def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None) -> RankTotals:
