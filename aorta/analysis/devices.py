@@ -106,34 +106,43 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> Device
     begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
     by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
     for rank, tables in run.ranks.items():
-        mine = by_rank.get(rank, samples.iloc[:0])
-        if rank in begun.index:
+        mine = by_rank.get(rank) if rank in begun.index else None
+        if mine is not None:
             mine = mine[(mine["end_mono_ns"] >= begun[rank]) & (mine["start_mono_ns"] <= ended[rank])]
-        else:
-            mine = mine.iloc[:0]
         ranks[str(rank)] = _rank_entry(tables.source, mine)
     states = [entry.throttled for entry in ranks.values()]
     throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
     return DeviceFacts(throttled, [int(rank) for rank, entry in ranks.items() if entry.throttled == "yes"], ranks)
 
 
-def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
+def _rank_entry(source: Source, samples: pd.DataFrame | None) -> RankDevice:
     telemetry = source.device_telemetry
+    facts: dict[str, Any] = {
+        "source": None if telemetry is None else telemetry.source,
+        "interval_s": None if telemetry is None else telemetry.interval_s,
+        "problem": None if telemetry is None else telemetry.problem,
+        "samples": 0 if samples is None else len(samples),
+        "samples_failed": 0,
+        "failure": None,
+        "throttled": "unknown",
+        "throttled_samples": 0,
+        "throttle_reasons": {},
+        **dict.fromkeys(VALUES),
+    }
+    if samples is None or samples.empty:
+        return RankDevice(**facts)
     throttles = samples["throttle"].dropna()
     reasons = Counter(reason for sample in throttles for reason in sample)
     failed = samples[samples["failed"]]
-    return RankDevice(
-        source=None if telemetry is None else telemetry.source,
-        interval_s=None if telemetry is None else telemetry.interval_s,
-        problem=None if telemetry is None else telemetry.problem,
-        samples=len(samples),
-        samples_failed=len(failed),
-        failure=None if failed.empty else failed["reason"].iloc[-1],
-        throttled="yes" if reasons else "no" if len(throttles) else "unknown",
-        throttled_samples=int(sum(bool(sample) for sample in throttles)),
-        throttle_reasons=dict(sorted(reasons.items())),
+    facts |= {
+        "samples_failed": len(failed),
+        "failure": None if failed.empty else failed["reason"].iloc[-1],
+        "throttled": "yes" if reasons else "no" if len(throttles) else "unknown",
+        "throttled_samples": int(sum(bool(sample) for sample in throttles)),
+        "throttle_reasons": dict(sorted(reasons.items())),
         **{name: _described(samples[name]) for name in VALUES},
-    )
+    }
+    return RankDevice(**facts)
 
 
 def _described(values: pd.Series[Any]) -> DeviceValue | None:

@@ -120,11 +120,14 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     numbers = list(dict.fromkeys(step.global_step for step in steps))
     everyone = sorted(dataset.run.ranks)
     looks = [_Look(dataset, number) for number in numbers]
+    for look in looks:
+        look.read(everyone[:1])
     each = max((len(look.spans(everyone[0])) for look in looks), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, each * len(looks))), named)
     table = _Table()
     for look, number in zip(looks, numbers, strict=True):
         place = next(at for at, step in enumerate(steps) if step.global_step == number)
+        look.read(drawn)
         for at, rank in enumerate(drawn):
             for span in look.spans(rank):
                 table.add(at, place, span)
@@ -152,13 +155,20 @@ class _Look:
 
     def __init__(self, dataset: LabelledRun, global_step: int) -> None:
         self._run, self._step = dataset.run, global_step
-        rows = collectives_frame(dataset.run, steps=(global_step, global_step + 1))
-        # Rows become tuples only of ranks that are drawn: of thousands of ranks few are.
-        self._rows = {int(str(rank)): part for rank, part in rows.groupby("rank")}
-        self._by_group = rows["group"].nunique() <= _GROUP_LANES
+        self._frame = collectives_frame(dataset.run, steps=(global_step, global_step + 1))
+        self._rows: dict[int, list[Any]] = {}
+        self._by_group = self._frame["group"].nunique() <= _GROUP_LANES
         self.unread: dict[int, str] = {}
         self.unseen: dict[int, int] = {}
         self.joined: dict[int, int] = {}
+
+    def read(self, ranks: Sequence[int]) -> None:
+        """Make tuples of the collectives of these ranks: of thousands few are drawn, and all of a call cost as much as
+        those of one rank.
+        """
+        self._rows = {rank: [] for rank in ranks}
+        for row in self._frame[self._frame["rank"].isin(ranks)].itertuples():
+            self._rows[int(str(row.rank))].append(row)
 
     def spans(self, rank: int) -> list[_Span]:
         """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
@@ -169,7 +179,7 @@ class _Look:
             return []
         if step is None:
             return []
-        rows = list(self._rows[rank].itertuples()) if rank in self._rows else []
+        rows = self._rows[rank]
         self.unseen[rank] = sum(1 for row in rows if _missing(row))
         found = list(_all(step, rows, by_group=self._by_group))
         kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step)
