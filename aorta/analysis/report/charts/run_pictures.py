@@ -227,7 +227,7 @@ def draw_breakdown(dataset: LabelledRun, path: Path) -> str | None:
         axes.add_collection(bars)
         bottom += heights
     every = -(-len(names) // _LABELLED_RANKS)
-    shown = [*range(0, len(names) - 1, every), len(names) - 1]
+    shown = [*range(0, len(names) - 1 - every // 2, every), len(names) - 1]
     axes.set_xticks(places[shown], [names[index] for index in shown], rotation=45 if len(shown) > 6 else 0)
     tidy(axes)
     axes.autoscale_view()
