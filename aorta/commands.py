@@ -66,6 +66,11 @@ COMMANDS: Final[dict[str, Command]] = {
         "--nproc_per_node 2 label=cuda training.max_steps=40",
         parser=None,
     ),
+    "record": Command(
+        "aorta.record_command:main",
+        "record the training that a command starts, without a line in its script",
+        "artifacts/mine -- torchrun --nproc_per_node 2 train.py",
+    ),
     "report": Command(
         "aorta.analysis.report.report_command:overlap_report",
         "numbers, pictures and a page about one run, or one against another",

@@ -214,7 +214,9 @@ def _lacking(folder: Path, side: Side) -> str | None:
     lacks = run_of(folder)[1]
     if lacks is None:
         return None
-    hint = "" if side.command is None else "; the program has to give {output} of its command to aorta.record"
+    hint = ""
+    if side.command is not None and any("{output}" in word for word in side.command):
+        hint = "; the program has to give {output} of its command to aorta.record"
     return f"exit code 0, but {lacks}{hint}"
 
 

@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -38,7 +39,8 @@ class Side:
         launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
         environment: variables added to the caller's.
         tree: the checkout whose train.py runs; None: the package that the interpreter has installed.
-        command: the whole command line of a program that records itself; nothing is added to it. None: train.py runs.
+        command: the whole command line of another program, which records into `{output}` where it names that, and is
+            otherwise recorded by `aorta record`. None: train.py runs.
     """
 
     name: str
@@ -142,7 +144,8 @@ class Plan:
         for word in side.command or side.launcher or (TORCHRUN,):
             words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [_filled(word, values)]
         if side.command is not None:
-            return words
+            recorded = any("{output}" in word for word in side.command)
+            return words if recorded else [sys.executable, "-m", "aorta", "record", str(output), "--", *words]
         words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
         words += [*training_program(None if side.tree is None else Path(side.tree)), *self.words_of(side)]
         return [*words, _output_word(output), "label=null"]

@@ -37,8 +37,8 @@ Examples
         --vary parallel.bucket_cap_mb=1,5,25 --vary env.OMP_NUM_THREADS=1,2 training.max_steps=40
   two interpreters (or tree=DIR for another checkout, env.NCCL_ALGO=Ring for a variable):
     aorta ab --output artifacts/torches --candidate python=/opt/new/bin/python training.max_steps=40
-  your own script, which has aorta.record in it, with any launcher; {output} is the folder of its record:
-    aorta ab --output artifacts/tree --command 'torchrun --nproc_per_node 8 my.py {output}' \\
+  your own script, with any launcher; aorta record records it, unless it gives {output} to aorta.record itself:
+    aorta ab --output artifacts/tree --command 'torchrun --nproc_per_node 8 my.py' \\
         --candidate env.NCCL_ALGO=Tree
   the noise floor of this machine:
     aorta ab --output artifacts/noise --aa --launches 8 training.max_steps=40
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--command",
         metavar="COMMAND",
-        help="launched in place of train.py: any program that gives {output} to aorta.record",
+        help="launched in place of train.py: any program, recorded by aorta record unless {output} is in it",
     )
     words.add_argument("--python", metavar="FILE", help="interpreter")
     words.add_argument(

@@ -112,6 +112,7 @@ class OpenStep:
         outside: how many collectives were issued since then that are part of no step.
         ahead_before, ahead_after: how few and how many collectives `issued_before` and `issued_after` may be ahead of
             what was recorded until then, as other threads issue some at that moment.
+        reasons: of the caller: why the loss is null, say.
     """
 
     facts: StepFacts
@@ -145,6 +146,7 @@ class OpenStep:
     outside: int = 0
     ahead_before: tuple[int, int] = (0, 0)
     ahead_after: tuple[int, int] = (0, 0)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def marks(self) -> Iterator[Mark | None]:
         """Yield all marks recorded by Python code."""

@@ -105,6 +105,7 @@ class StepRecorder:
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
         steps_written: how many steps the sink has received.
+        reasons: of the caller, for the `reasons` of the step that ends next.
         outside: how many collectives were issued since the last step ended that are part of none.
     """
 
@@ -136,6 +137,7 @@ class StepRecorder:
         self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self.steps_written = self.outside = 0
+        self.reasons: dict[str, str] = {}
 
     # --- while a step runs -------------------------------------------------------------------------------------------
 
@@ -193,6 +195,7 @@ class StepRecorder:
         done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
         self.progress.end_step()
         done.user_marks = self.user_marks.take()
+        done.reasons, self.reasons = self.reasons, {}
         if self.gradients is not None:
             if done.facts.warmup:  # slower than others, and not in the same way everywhere
                 self.gradients.forget()

@@ -7,20 +7,21 @@ configure logging, or leave anything installed on exit.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from aorta.command_line import shown_path, to_stderr
 from aorta.config.groups.common import number_rules
@@ -59,6 +60,8 @@ Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
 """Python's exit code after an uncaught exception, and a shell's after SIGINT."""
 _one_at_a_time = threading.Lock()
+standing_aside: list[Callable[[], None]] = []
+"""What ends an open recording of `aorta record`, where the program begins one of its own."""
 
 
 class Recording:
@@ -67,6 +70,7 @@ class Recording:
     Attributes:
         path: the run's folder.
         blocks: names of the modules that are bracketed.
+        watched: these modules, and the models, without those on which a hook would become part of a compiled graph.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class Recording:
         self._is_open = True
         self._started: AbstractContextManager[Recording] | None = None
         """Of `start`; None where a `with` block ends the recording."""
+        self._at_exit: Finalize
+        self.watched: tuple[nn.Module, ...] = ()
         self._begin()
 
     def step(self) -> None:
@@ -137,6 +143,11 @@ class Recording:
         self._must_be_open("range")
         return self._recorder.user_marks.range(name)
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why values of the open step are null, and what else has to be said of it; in the step's `reasons`."""
+        return self._recorder.reasons
+
     def ended(self) -> str:
         """Return how many steps there are, and the command that reads them."""
         count = self._next - self._first
@@ -161,14 +172,14 @@ class Recording:
         if self._started is None:
             raise ConfigError("recording.close(): `with aorta.record(...)` ends this one; aorta.start(...) begins one")
         if self._is_open:
-            atexit.unregister(self._close_at_exit)
+            self._at_exit.cancel()
             trace = None if error is None else error.__traceback__
             self._started.__exit__(None if error is None else type(error), error, trace)
 
-    def _close_at_exit(self, process: int) -> None:
-        if os.getpid() == process:  # a forked child has the parent's recording, and must not end it
-            # Set by the interpreter when it has printed what ended the program; at a prompt by any error.
-            self.close(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+    def _close_at_exit(self) -> None:
+        # Set by the interpreter when it has printed what ended the program; at a prompt by any error.
+        last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close(sys.exc_info()[1] or last)
 
     def _end(self) -> None:
         self._is_open = False
@@ -278,6 +289,8 @@ def record(
     device = device_of(whole)
     profiler = profiler_of(profiling, Path(folder), label, timeout_s)
     with ExitStack() as stack:
+        for stand_aside in standing_aside:
+            stand_aside()
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
@@ -309,6 +322,7 @@ def record(
             instrument.watch_backward(module)
         if len(models) == 1:
             instrument.watch_gradients(whole)
+        stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
         stack.enter_context(noted_phases(hookable, run.progress))
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
@@ -316,6 +330,7 @@ def record(
         recording = Recording(
             place.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
         )
+        recording.watched = (*hookable, *(block for _, block in found))
         leaving: SystemExit | None = None
         try:
             try:
@@ -348,6 +363,33 @@ def record(
             raise leaving
 
 
+@contextmanager
+def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
+    """Record every optimizer's step as `aux` for the length of a `with` block, unless it computes gradients (a closure)
+    or is part of the backward pass; the steps of optimizers inside it are part of it.
+    """
+    outermost: list[tuple[torch.optim.Optimizer, AbstractContextManager[None]]] = []
+
+    def begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if outermost and outermost[0][0] is optimizer:
+            outermost.clear()  # its last step failed
+        closure = named.get("closure") or (args[1] if len(args) > 1 else None)
+        if not outermost and closure is None and torch._C._current_graph_task_id() == -1:
+            outermost.append((optimizer, recorder.aux("optimizer")))
+            outermost[0][1].__enter__()
+
+    def end(optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        if outermost and outermost[0][0] is optimizer:
+            outermost.pop()[1].__exit__(None, None, None)
+
+    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:
     """Start a recording that `recording.close(error)` ends, where no `with` block can stand: in callbacks.
 
@@ -366,7 +408,8 @@ def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Modu
     context = record(folder, model=model, **arguments)
     recording = context.__enter__()
     recording._started = context
-    atexit.register(recording._close_at_exit, os.getpid())
+    # Not by atexit, which children of multiprocessing do not heed. A forked child does not call its parent's.
+    recording._at_exit = Finalize(None, recording._close_at_exit, exitpriority=0)
     return recording
 
 

@@ -71,6 +71,8 @@ from aorta.runner.rank_record import RankRecordWriter
 from aorta.runner.watchdog import noted_progress
 
 _log = logging.getLogger(__name__)
+open_runs: list[RunRequest] = []
+"""Of this process."""
 _TIMERS: dict[Platform, Timer] = {
     "cpu": "perf_counter",
     "cuda": "cuda_event",
@@ -229,6 +231,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
     calibrator = Calibrator(request.calibration, site.device, record.writer.write)
     record.before_footer = calibrator.finish
+    open_runs.append(request)
     try:
         with (
             devices,
@@ -243,6 +246,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         ):
             yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, progress)
     finally:
+        open_runs.remove(request)
         record.writer.close()
     if alone is not None:  # where its numbers are looked for, and the start has scrolled away
         _log.log(alone.level, alone.text)

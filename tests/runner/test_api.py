@@ -120,6 +120,31 @@ def test_restart_leaves_out_what_came_before(tmp_path, model):
     assert [span.name for span in step.aux] == ["optimizer"]
 
 
+def test_optimizer_steps_are_aux_without_a_call(tmp_path, model):
+    optimizer, by_closure = (kind(model.parameters(), lr=0.1) for kind in (torch.optim.SGD, torch.optim.LBFGS))
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            if closure is None and self.param_groups[0]["lr"] < 0:
+                raise ValueError("below zero")
+            optimizer.step()
+
+    outer = Outer(model.parameters(), lr=1)
+    with aorta.record(tmp_path, model=model, warmup_steps=0) as recording:
+        outer.param_groups[0]["lr"] = -1
+        with pytest.raises(ValueError, match="below zero"):
+            outer.step()
+        recording.restart()
+        for step in (outer.step, lambda: (optimizer.step(), optimizer.step()), lambda: by_closure.step(lambda: 0.0)):
+            outer.param_groups[0]["lr"] = 1
+            model(X).sum().backward()
+            step()
+            recording.step()
+    steps = record(tmp_path).steps
+    assert [[span.name for span in step.aux] for step in steps] == [["optimizer"], ["optimizer"] * 2, []]
+    assert all(span.end_ns <= round(step.overlap["window_ms"] * 1e6) for step in steps for span in step.aux)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "code", "words"),
     [

@@ -1,0 +1,40 @@
+"""Run on every rank: `untouched.py`, recorded as below `aorta record`, in a process that has torch loaded already.
+
+Arguments: a folder, then those of `untouched.py`. A folder called `plain` is not recorded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from aorta.runner import zero_lines
+
+WATCHED = (
+    "torch.optim.optimizer",
+    "torch.amp.grad_scaler",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.checkpoint.state_dict_saver",
+)
+
+
+def patched(folder: str) -> None:
+    """Do what the import hook does while a program imports torch."""
+    os.environ[zero_lines.VARIABLE] = json.dumps({"folder": folder})
+    for name in WATCHED:
+        zero_lines.patch(module := importlib.import_module(name))
+        for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():
+            setattr(dist, copied, getattr(module, copied))
+
+
+if __name__ == "__main__":
+    folder, *sys.argv[1:] = sys.argv[1:]
+    if Path(folder).name != "plain":
+        patched(folder)
+    runpy.run_path(str(Path(__file__).with_name("untouched.py")), run_name="__main__")
