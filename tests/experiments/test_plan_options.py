@@ -250,6 +250,13 @@ def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
     assert "command" not in read(tmp_path, "--output", "o").as_json()["sides"]["reference"]  # plans made before
 
 
+def test_a_command_without_a_folder_is_recorded_by_aorta_record(tmp_path: Path) -> None:
+    asked = read(tmp_path, "--output", "o", "--command", "{torchrun} my.py", "--candidate", "env.NCCL_ALGO=Tree")
+    by_aorta = [sys.executable, "-m", "aorta", "record", f"{tmp_path}/o/reference/00", "--"]
+    words = asked.command(next(asked.order()))
+    assert words == [*by_aorta, sys.executable, "-m", "torch.distributed.run", "my.py"]
+
+
 def test_each_side_may_have_a_command_of_its_own(tmp_path: Path) -> None:
     commands = (
         "--reference",
