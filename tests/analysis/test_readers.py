@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -222,9 +223,11 @@ def test_without_a_usable_manifest_the_headers_serve_and_it_is_said(
 
 
 def test_a_folder_with_nothing_points_at_records_below(tmp_path: Path) -> None:
-    (tmp_path / "cuda").mkdir()
-    write_rank(tmp_path / "cuda", header(), [])
-    with pytest.raises(InputError, match=r"no rank_<rank>_metrics.jsonl in this folder; there are some in .*cuda"):
+    for below in ("a/b/cuda", "a/c"):
+        (tmp_path / below).mkdir(parents=True)
+        write_rank(tmp_path / below, header(), [])
+    listed = f"there are some in {tmp_path}/a/b/cuda, {tmp_path}/a/c. Give the folder of one run"
+    with pytest.raises(InputError, match=re.escape(f"no rank_<rank>_metrics.jsonl in this folder; {listed}")):
         load_run(tmp_path)
 
 

@@ -60,6 +60,9 @@ def _tables(file: RecordFile) -> RankTables:
     return read_tables(file.path, contents=file.contents)
 
 
+_SHOWN_FOLDERS = 8
+
+
 def load_run(path: str | Path | Sequence[Path], engine: Engine | None = None, *, contents: bool = False) -> Run:
     """Read every rank of one run folder, one process per file.
 
@@ -156,8 +159,9 @@ def _nothing_found(folder: Path) -> str:
         return f"{folder}: {error.strerror or error}; expected a folder with {wanted} files"
     if not stat.S_ISDIR(mode):
         return f"{folder}: not a folder; expected one with {wanted} files"
-    below = sorted({str(path.parent) for path in folder.glob(f"*/{RANK_FILE_GLOB}")})
-    hint = f"; there are some in {', '.join(below)}" if below else ""
+    below = sorted({str(path.parent) for path in folder.rglob(RANK_FILE_GLOB)})
+    more = f" and {len(below) - _SHOWN_FOLDERS} more" if len(below) > _SHOWN_FOLDERS else ""
+    hint = f"; there are some in {', '.join(below[:_SHOWN_FOLDERS])}{more}" if below else ""
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"
 
 

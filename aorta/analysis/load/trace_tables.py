@@ -145,7 +145,7 @@ def without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], li
 
 def windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTables]]:
     """Group the traces of one rank that are windows of one process: with other steps, one behind the other, or without
-    marks of steps at other times of one clock. Each group is in the order of its steps.
+    marks of steps at other times of one clock, in one folder. Each group is in the order of its steps.
     """
     groups: list[list[TraceTables]] = []
     last: dict[tuple[int, ...], list[TraceTables]] = {}
@@ -172,7 +172,8 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
         return False
     if not before.facts.steps and not trace.facts.steps:
         ended = max(device.whole["end_ns"] for device in before.devices)
-        return before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
+        same_folder = before.facts.path.rpartition("/")[0] == trace.facts.path.rpartition("/")[0]
+        return same_folder and before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
     first, second = before.devices[0].tables.steps.global_step, trace.devices[0].tables.steps.global_step
     return bool(before.facts.steps and trace.facts.steps and first[-1] < second[0])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from aorta.analysis.load.traces import load_traces
+from aorta.errors import InputError
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel, step
 from tests.analysis.load.nsys_files import write_nsys
 from tests.analysis.load.test_sources import report, trace_of
@@ -58,6 +60,46 @@ def test_a_job_step_is_that_of_known_ranks_and_null_where_none_is_known(folder, 
     assert entry["metrics"]["job_step_ms"]["median"] is None
     assert entry["metrics"]["job_step_ms"]["reason"].startswith("no rank is known")
     assert (tmp_path / "o2" / "x_streams.png").exists()
+
+
+def written(folder: Path, rank: int, *, since: int = 0, first: int = 0, **about: int) -> None:
+    """The trace of a rank, `since` us later, with steps that are numbered from 5 + `first`."""
+    made = json.loads(trace_of(rank))
+    made["distributedInfo"] |= about
+    for each in made["traceEvents"]:
+        each["ts"] += since
+        if each["name"].startswith("ProfilerStep#"):
+            each["name"] = f"ProfilerStep#{int(each['name'][13:]) + first}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{rank}.json").write_text(json.dumps(made))
+
+
+def test_traces_of_several_jobs_below_one_folder_are_refused_with_their_list(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        written(tmp_path / "x/ddp", rank)
+        written(tmp_path / "x/fsdp", rank, since=10**6)
+    said = (
+        f"NOT COMPARABLE: the traces in {tmp_path} are of several jobs:\n"
+        f"  {tmp_path}/x/ddp: ranks 0-1, world size 2\n  {tmp_path}/x/fsdp: ranks 0-1, world size 2\n"
+        "Report on the folder of one job"
+    )
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_traces(str(tmp_path))
+
+
+def test_jobs_of_other_sizes_are_refused_whatever_their_steps_are(tmp_path: Path) -> None:
+    written(tmp_path / "small", 0)
+    written(tmp_path / "large", 0, since=10**6, first=10, world_size=4)
+    with pytest.raises(InputError, match=r"small: rank 0, world size 2\n.*large: rank 0, world size 4"):
+        load_traces(str(tmp_path))
+
+
+def test_folders_of_nodes_and_of_windows_are_one_job(tmp_path: Path) -> None:
+    for window in (0, 10):
+        for rank in (0, 1):
+            written(tmp_path / f"iteration_{window}/node_{rank}", rank, since=window * 10**5, first=window)
+    run = load_traces(str(tmp_path))
+    assert [tables.steps.global_step.tolist() for tables in run.ranks.values()] == [[5, 6, 15, 16]] * 2
 
 
 def test_a_rank_whose_trace_holds_nothing_that_can_be_measured_is_not_read(folder, tmp_path):
