@@ -21,7 +21,7 @@ from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
 from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
-from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
+from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
@@ -107,8 +107,10 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
     if any(side.launches for side in sides):
         collectives = entries[0].matched, entries[1].matched
         return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
-    left, right = map(ComparedSide.of, entries)
+    few_steps = any(entry.few_steps for entry in entries)
+    left, right = (ComparedSide.of(entry, over_all=few_steps) for entry in entries)
     found = compare(before, after, left, right, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+    found.statistic = MEANS if few_steps else found.statistic
     found.headline = headline(found)
     return found
 

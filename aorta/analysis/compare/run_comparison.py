@@ -59,8 +59,9 @@ _PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios
 
 @dataclass(frozen=True)
 class SideValue:
-    """One metric of one side. `median` is None for `reason`; `bounds` say what is known none the less. Of launches also
-    `extremes`, the lowest and the highest that any launch can have, and how many there are.
+    """One metric of one side. `median`, of few steps the value over all of them, is None for `reason`; `bounds` say
+    what is known none the less. Of launches also `extremes`, the lowest and the highest that any launch can have, and
+    how many there are.
     """
 
     median: float | None
@@ -71,8 +72,10 @@ class SideValue:
     launches: int = 1
 
     @classmethod
-    def of(cls, described: Described) -> SideValue:
-        """Return a metric of a single run."""
+    def of(cls, described: Described, *, over_all: bool = False) -> SideValue:
+        """Return a metric of a single run; `over_all`: its mean or ratio of sums (`Described.over_all`)."""
+        if over_all and described.median is not None:
+            return cls(described.over_all, described.reason, known(described.bounds))
         return cls(described.median, described.reason, known(described.bounds), described.ratio_of_sums)
 
     @property
@@ -92,14 +95,14 @@ class ComparedSide:
     pace: PaceFacts | None = None
 
     @classmethod
-    def of(cls, entry: DatasetEntry) -> ComparedSide:
+    def of(cls, entry: DatasetEntry, *, over_all: bool = False) -> ComparedSide:
         """Return a single run as a side."""
-        metrics = {name: SideValue.of(described) for name, described in entry.described.items()}
+        metrics = {name: SideValue.of(described, over_all=over_all) for name, described in entry.described.items()}
         return cls(metrics, entry.matched, known(entry.pace))
 
     @property
     def overlap_ratio(self) -> float | None:
-        """The median overlap ratio."""
+        """The overlap ratio."""
         return self.metrics["overlap_ratio"].median if "overlap_ratio" in self.metrics else None
 
 

@@ -32,7 +32,7 @@ from aorta.analysis.documents.comparison import (
     Quotient,
     Side,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
+from aorta.analysis.documents.dataset import MEANS, CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import TEXT, is_zero, json_text, p_value
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.straggler import sentences
@@ -47,8 +47,8 @@ _JUDGED: Final = (
     "metrics were tested together); p: exact Mann-Whitney test over launches, of the metric alone."
 )
 _NOT_JUDGED: Final = (
-    "Medians over steps of one launch per side. Better and worse name the direction of a difference, not tested for "
-    "significance."
+    "{statistic} over steps of one launch per side. Better and worse name the direction of a difference, not tested "
+    "for significance."
 )
 _POOLED: Final = "  as ratio of sums over steps"
 _DENOMINATOR: Final = {
@@ -176,7 +176,8 @@ def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
     lines = metric_table(comparison, names, style)
     notes = [f"reference: {comparison.reference}; candidate: {comparison.candidate}."]
     tested = _JUDGED.format(level=TEXT.percent(known(comparison.interval_level), 0))
-    notes.append(tested if comparison.tested else _NOT_JUDGED)
+    statistic = MEANS.capitalize() if comparison.statistic == MEANS else "Medians"
+    notes.append(tested if comparison.tested else _NOT_JUDGED.format(statistic=statistic))
     if comparison.primary:
         notes.append(
             f"{comparison.primary} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."

@@ -26,7 +26,7 @@ from tests.analysis.builders import collective, header, metrics, simulated_run, 
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
-from tests.analysis.report.by_json import brief_text, effect_charts, metrics_table, verdict_of
+from tests.analysis.report.by_json import brief_text, comparison_table, effect_charts, metrics_table, verdict_of
 from tests.analysis.report.pages import (
     Parts,
     compared,
@@ -276,6 +276,27 @@ def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what
     assert ("over all" in text) == (steps == 2)
 
 
+@pytest.mark.parametrize(("steps", "leads"), [(2, "over_all"), (6, "median")])
+def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: int, leads: str, tmp_path: Path) -> None:
+    values = {"a": [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)], "b": [metrics(40, 10, 10, 2)] * 2}
+    for label, of_steps in values.items():
+        for rank in range(2):
+            made = [step(rank, 2, at, overlap=of_steps[at % 2]) for at in range(steps)]
+            write_rank(tmp_path / label, header(rank, 2), made)
+    datasets = {label: LabelledRun(label, load_run(tmp_path / label)) for label in values}
+    summary = summarize(subjects(datasets), *datasets)
+    found, few = summary["comparison"]["metrics"], leads == "over_all"
+    for name in ("overlap_ratio", "exposed_comm_ms", "comm_ms"):
+        over_all = "ratio_of_sums" if name == "overlap_ratio" else "mean"
+        sides = [summary["datasets"][label]["metrics"][name][over_all if few else "median"] for label in values]
+        assert [found[name]["reference"], found[name]["candidate"]] == sides
+    text = comparison_table(summary["comparison"])
+    assert ("Means, and the overlap as a ratio of sums, over steps of one launch" in " ".join(text.split())) == few
+    assert ("  as ratio of sums" in text) != few
+    html = page(datasets, summary, tmp_path / "r.html")
+    assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
+
+
 def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
     html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
@@ -319,7 +340,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
         lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
         write_rank(tmp_path / "run", header(rank, 3), lines)
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    summary = summarize(subjects(datasets))
+    summary = summarize(subjects(datasets), *datasets)
     assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
     html = page(datasets, summary, tmp_path / "r.html")
     assert "chart-steps-overlap_ratio" in html

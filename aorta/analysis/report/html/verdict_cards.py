@@ -18,7 +18,7 @@ from aorta.analysis.documents.dataset import MEANS, DatasetEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
-from aorta.analysis.metrics import metric_named
+from aorta.analysis.metrics import RATIO_PARTS, metric_named
 
 _LOOKS: Final = {
     "regression": ("bad", "▼"),
@@ -228,7 +228,10 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
         ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient, 'ratio')}"
         lines = [signed(word) + ratio, *lines]
         facts = [("note", pair.judgement_reason)] if pair.judgement_reason else []
-    middle = "median over launches" if comparison.tested else "median"
+    of_runs = "median"
+    if comparison.statistic == MEANS:
+        of_runs = "ratio of sums" if name in RATIO_PARTS else "mean"
+    middle = "median over launches" if comparison.tested else of_runs
     role = {"primary": "primary", "guard": "safeguard"}
     of = role.get(pair.role or "", "secondary") if pair.tested else middle
     if pair.tested:
