@@ -23,17 +23,67 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, ToolMissing
 from aorta.installation import what_to_install
 from aorta.terminal_style import style_of
+
+_INTERRUPTED_S: Final = 2.0
+"""From Ctrl-C to the end of a process that has not heard of it: an import may swallow KeyboardInterrupt, and what waits
+in C++ does not see it."""
+_ORPHANED_S: Final = 8.0
+"""From the end of the launcher, which would kill its ranks in time, to that of a rank that waits in C++."""
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def begin_process() -> None:
+    """Make this process end when it is interrupted, and as a rank with its launcher; called first, once, by the main
+    thread. A handler for SIGINT that is installed later, as training has one, is left to its own.
+    """
+    parent = os.getppid()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(parent)()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    threading.Thread(target=_end_when_asked, args=(reader, parent), name="aorta-signals", daemon=True).start()
+
+
+def _end_when_asked(reader: int, parent: int) -> None:
+    while True:
+        (number,) = os.read(reader, 1)
+        interrupted = number == signal.SIGINT and signal.getsignal(number) is signal.default_int_handler
+        if interrupted or (number == signal.SIGTERM and os.getppid() != parent):
+            time.sleep(_INTERRUPTED_S if interrupted else _ORPHANED_S)
+            to_stderr("interrupted, and ended at once" if interrupted else "ended, as the launcher is gone")
+            os._exit(SIGNAL_EXIT_BASE + number)
+
+
+def end_with_parent(parent: int) -> Callable[[], None]:
+    """Return what makes the process that calls it get SIGTERM when the thread that started it ends, be it by SIGKILL
+    (Linux; elsewhere it does nothing). `parent`: the process of that thread.
+    """
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)  # here: after a fork nothing is loaded
+
+    def ask() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before that
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

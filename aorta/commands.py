@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from aorta.command_line import command, to_stderr, to_stdout
+from aorta.command_line import begin_process, command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import check_alone
 from aorta.version import __version__
@@ -137,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from a command's own parser.
     """
+    if arguments is None:
+        begin_process()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
         from aorta.completion import complete
 
@@ -174,4 +176,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @command()
 def script(name: str) -> int:
     """Carry out one command for a script of the checkout, with the process's arguments; returns the exit code."""
+    begin_process()
     return COMMANDS[name].load()(sys.argv[1:])

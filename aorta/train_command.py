@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from aorta.command_line import command, to_stdout
+from aorta.command_line import command, to_stdout, tolerate_closed_terminal
 from aorta.config import CONFIG_DIR, schema
 from aorta.config.override_words import is_multirun, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
@@ -234,6 +234,11 @@ def _compose(config_dir: Path, task: _Task) -> None:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
     except AortaError:
         raise
+    except BrokenPipeError:  # --help | head: nobody reads on
+        if task.jobs is not None:
+            raise
+        with tolerate_closed_terminal():
+            raise
     except Exception as error:
         # Before a sweep's first job none of our code runs in there: any error is about the configuration.
         if task.jobs is not None:

@@ -6,6 +6,8 @@ Must not leave a group open, whatever happens inside.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,6 +22,7 @@ from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError, PeerFailed
 
 _log = logging.getLogger(__name__)
+_CONNECT_S = 5.0
 
 
 def backend_for(device: torch.device, emulated_ranks: int | None = None) -> str:
@@ -93,6 +96,14 @@ def _store(topology: Topology, timeout: timedelta) -> dist.Store:
     if topology.world_size == 1:
         # A world of one needs no port, so two such runs cannot connect by accident.
         return dist.HashStore()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The launcher opened it before it started this rank. Torch would try again until the timeout.
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), _CONNECT_S).close()
+        except ConnectionRefusedError as error:
+            raise PeerFailed(f"rank {topology.rank} cannot reach its launcher, which has ended: {error}") from error
+        except (OSError, LookupError, ValueError):
+            pass  # torch says what is wrong
     store, _, _ = next(dist.rendezvous("env://", topology.rank, topology.world_size, timeout=timeout))
     # torchrun's agent may keep one store over all restarts: a new attempt must not read the addresses of dead ranks.
     return dist.PrefixStore(f"attempt_{topology.restart_count}", cast(dist.Store, store))

@@ -57,7 +57,7 @@ class StopAgreement:
         if self._thread is None:
             return self.stopped_by is None
         with self._lock:
-            if not self._posted:
+            if not self._posted and not self._decided.is_set():
                 self._started = step
                 return True
         self._decided.wait()
@@ -81,7 +81,7 @@ class StopAgreement:
                     return
         except (RuntimeError, OSError):
             # The store is gone: the run is failing, and a rank that got no stop request goes on into the
-            # collective that reports it.
+            # collective that reports it. One that gets it later stops by itself.
             return
         finally:
             self._decided.set()

@@ -15,12 +15,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from aorta.command_line import begin_process, to_stderr
+from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
+
+if __name__ == "__main__":
+    begin_process()  # before torch, whose import may swallow Ctrl-C
+
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import determine_local_world_size, get_args_parser, main
-
-from aorta.command_line import to_stderr
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
 
 
 def launch(arguments: Sequence[str]) -> int:

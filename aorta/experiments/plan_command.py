@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, AnotherPlan, RunIncomplete
+from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.records.environment_variables import hide, shown_variables
 
@@ -165,16 +164,6 @@ def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
 
 
-def interruptible(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command and return its exit code, also where ctrl-C arrives before the first launch or after the last:
-    during one it stops the plan.
-    """
-    try:
-        return run(options)
-    except KeyboardInterrupt:
-        return SIGNAL_EXIT_BASE + signal.SIGINT
-
-
 def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
     """Format a launch and its command for `--dry-run`, with the variables of its side; secrets are hidden."""
     words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
@@ -190,10 +179,7 @@ def print_launches(plan: Plan) -> None:
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
-    return interruptible(_ab, parse(arguments))
-
-
-def _ab(options: argparse.Namespace) -> int:
+    options = parse(arguments)
     from aorta.experiments.plan_options import read_plan
 
     plan = read_plan(options, Path.cwd())

@@ -8,11 +8,9 @@ Must not know what it starts (a launch of a plan or a job of a sweep), print, or
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,6 +21,7 @@ from typing import Final
 
 import psutil
 
+from aorta.command_line import end_with_parent
 from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
 
 LAUNCHER_VARIABLES: Final = (
@@ -46,7 +45,6 @@ GRACE_S: Final = 45.0
 _SETTLE_S: Final = 2.0
 """Helpers of multiprocessing end by themselves a moment after their parent."""
 _POLL_S: Final = 0.5
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def launch(
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(os.getpid()),
             )
         except OSError as error:
             raise ToolMissing(f"{command[0]}: cannot be started: {error.strerror or error}") from error
@@ -219,18 +217,6 @@ def _kill_descendants(process: subprocess.Popen[bytes]) -> None:
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 child.kill()
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """Return what a new process does first on Linux: ask for SIGTERM when its parent dies, be it by SIGKILL."""
-    if not sys.platform.startswith("linux"):
-        return None
-    library = ctypes.CDLL(None, use_errno=True)
-
-    def ask() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return ask
 
 
 def end_marked(id_: str, grace_s: float = GRACE_S) -> int:

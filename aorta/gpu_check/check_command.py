@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from hydra.errors import HydraException
 
-from aorta.command_line import command
+from aorta.command_line import command, end_with_parent
 from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
@@ -77,7 +77,9 @@ def checked(
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
     numbers = (str(pairs), str(ranks_per_device))
     command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), *numbers, *words]
-    ranks = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    ranks = subprocess.Popen(
+        command, env={"OMP_NUM_THREADS": "1", **os.environ}, preexec_fn=end_with_parent(os.getpid())
+    )
     try:
         code = ranks.wait()
     except KeyboardInterrupt:

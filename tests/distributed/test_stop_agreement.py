@@ -203,6 +203,8 @@ def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure():
     assert agreement._decided.wait(HANGS_S)
     assert agreement.may_start(1)
     assert agreement.stopped_by is None
+    agreement.request(TERM)  # what a launcher that was killed leaves asks each of its ranks
+    assert not agreement.may_start(2)
     agreement.close()
 
 
