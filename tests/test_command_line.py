@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +58,45 @@ def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
         "os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main())"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=HANGS_S, check=False).returncode == 2
+
+
+def test_ctrl_c_ends_a_process_that_has_not_heard_of_it() -> None:
+    code = (
+        "import time\nfrom aorta.command_line import begin_process\nbegin_process()\n"
+        "try:\n    print('ready', flush=True)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=HANGS_S)[1]
+    assert (process.returncode, said) == (130, "interrupted, and ended at once\n")
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    child = (
+        "import time\nfrom aorta.command_line import end_with_parent\nend_with_parent({parent})()\n"
+        "print(1, flush=True)\ntime.sleep(600)"
+    )
+    before = subprocess.run([sys.executable, "-c", child.format(parent=-1)], timeout=HANGS_S, check=False)
+    assert before.returncode == -signal.SIGTERM  # its parent has ended by then
+    code = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}.format(parent=os.getpid())])"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"1\n"
+    parent.kill()
+    assert parent.stdout.read() == b""  # the end of the file: the child had it open
+    parent.wait()
+
+
+@pytest.mark.parametrize("option", ["--help", "--cfg"])
+def test_nobody_reads_what_train_prints(option: str) -> None:
+    words = [sys.executable, str(ROOT / "train.py"), *([option] if option == "--help" else [option, "job"])]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANGS_S, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("program", ["train.py", "analysis/overlap_report.py"])

@@ -10,6 +10,7 @@ from aorta.distributed import process_group as module
 from aorta.distributed.process_group import backend_for, process_group
 from aorta.errors import ConfigError, PeerFailed
 from tests.distributed.conftest import place
+from tests.runs import free_port
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -52,6 +53,17 @@ def test_ranks_that_do_not_come(monkeypatch):
     with (
         pytest.raises(PeerFailed, match=r"rank 1 could not meet the other 1 rank.*1/2 clients joined\.$"),
         process_group(place(1, 2), CPU, timeout_s=1),
+    ):
+        pass
+
+
+def test_a_rank_whose_launcher_has_ended_does_not_wait_for_it(monkeypatch):
+    for name, value in {"ADDR": "127.0.0.1", "PORT": str(free_port())}.items():
+        monkeypatch.setenv(f"MASTER_{name}", value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with (
+        pytest.raises(PeerFailed, match=r"rank 1 cannot reach its launcher, which has ended: .*refused"),
+        process_group(place(1, 2), CPU, timeout_s=600),
     ):
         pass
 
