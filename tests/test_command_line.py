@@ -65,11 +65,12 @@ def test_ctrl_c_ends_a_process_that_has_not_heard_of_it() -> None:
         "import time\nfrom aorta.command_line import begin_process\nbegin_process()\n"
         "try:\n    print('ready', flush=True)\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=HANGS_S)[1]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=HANGS_S)[1]
     assert (process.returncode, said) == (130, "interrupted, and ended at once\n")
 
 
@@ -81,12 +82,11 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
     before = subprocess.run([sys.executable, "-c", child.format(parent=-1)], timeout=HANGS_S, check=False)
     assert before.returncode == -signal.SIGTERM  # its parent has ended by then
     code = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}.format(parent=os.getpid())])"
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == b"1\n"
-    parent.kill()
-    assert parent.stdout.read() == b""  # the end of the file: the child had it open
-    parent.wait()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"1\n"
+        parent.kill()
+        assert parent.stdout.read() == b""  # the end of the file: the child had it open
 
 
 @pytest.mark.parametrize("option", ["--help", "--cfg"])
