@@ -60,9 +60,6 @@ def _tables(file: RecordFile) -> RankTables:
     return read_tables(file.path, contents=file.contents)
 
 
-_SHOWN_FOLDERS = 8
-
-
 def load_run(path: str | Path | Sequence[Path], engine: Engine | None = None, *, contents: bool = False) -> Run:
     """Read every rank of one run folder, one process per file.
 
@@ -160,8 +157,7 @@ def _nothing_found(folder: Path) -> str:
     if not stat.S_ISDIR(mode):
         return f"{folder}: not a folder; expected one with {wanted} files"
     below = sorted({str(path.parent) for path in folder.rglob(RANK_FILE_GLOB)})
-    more = f" and {len(below) - _SHOWN_FOLDERS} more" if len(below) > _SHOWN_FOLDERS else ""
-    hint = f"; there are some in {', '.join(below[:_SHOWN_FOLDERS])}{more}" if below else ""
+    hint = f"; there are some in {', '.join(below)}" if below else ""
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"
 
 

@@ -168,7 +168,8 @@ def _first(trace: TraceTables) -> tuple[int, int]:
 
 def _follows(before: TraceTables, trace: TraceTables) -> bool:
     """Return whether a trace may be a later window of the same process."""
-    if not before.devices or not trace.devices or before.facts.clock != trace.facts.clock:
+    same = (before.facts.clock, before.facts.world_size) == (trace.facts.clock, trace.facts.world_size)
+    if not before.devices or not trace.devices or not same:
         return False
     if not before.facts.steps and not trace.facts.steps:
         ended = max(device.whole["end_ns"] for device in before.devices)

@@ -6,9 +6,10 @@ guess a rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -32,8 +33,6 @@ from aorta.analysis.load.trace_tables import (
 from aorta.analysis.tables import UNKNOWN, RankTables, Run, partial_steps
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
-
-_SHOWN_FOLDERS: Final = 8
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -85,33 +84,20 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
-    """Check that the folders below a location hold one job: no rank, and no other world size, in two of them.
+    """Check that the folders below a location hold one job: no rank begins in two of them.
 
     Raises:
         InputError: they hold several; with the list.
     """
     ranks_in: dict[str, set[int]] = {}
-    worlds_in: dict[str, set[int]] = {}
-    several = False
-    for windows in processes:
-        before = {folder: set(ranks) for folder, ranks in ranks_in.items()}
-        for facts in (window.facts for window in windows):
-            folder, ranks = facts.path.rpartition("/")[0], {rank for rank in facts.ranks if rank != UNKNOWN}
-            several |= any(ranks & others for other, others in before.items() if other != folder)
-            ranks_in.setdefault(folder, set()).update(ranks)
-            worlds_in.setdefault(folder, set()).update(() if facts.world_size is None else (facts.world_size,))
-    if not several and len({frozenset(worlds) for worlds in worlds_in.values() if worlds}) <= 1:
-        return
-    lines = []
-    for folder, found in ranks_in.items():
-        worlds = " or ".join(map(str, sorted(worlds_in[folder]))) or "unknown"
-        lines.append(f"  {folder}: {name_ranks(sorted(found)) if found else 'ranks unknown'}, world size {worlds}")
-    more = f"\n  and {len(lines) - _SHOWN_FOLDERS} more" if len(lines) > _SHOWN_FOLDERS else ""
-    raise InputError(
-        f"NOT COMPARABLE: the traces in {location} are of several jobs:\n"
-        + "\n".join(lines[:_SHOWN_FOLDERS])
-        + f"{more}\nReport on the folder of one job, or compare two (aorta report A B)"
-    )
+    for facts in (windows[0].facts for windows in processes):
+        ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({*facts.ranks} - {UNKNOWN})
+    if max(Counter(rank for ranks in ranks_in.values() for rank in ranks).values(), default=0) > 1:
+        lines = [f"  {folder}: {name_ranks(sorted(ranks))}\n" for folder, ranks in ranks_in.items() if ranks]
+        raise InputError(
+            f"NOT COMPARABLE: the traces in {location} are of several jobs:\n{''.join(lines)}"
+            "Report on the folder of one job, or compare two (aorta report A B)"
+        )
 
 
 def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntries:

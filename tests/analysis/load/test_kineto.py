@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import NULL, IntervalClass
 from tests.analysis.load.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read, rows, step, whole
@@ -34,6 +36,25 @@ def test_categories_of_old_traces_have_capitals():
         ]
     )
     assert (len(trace.intervals), trace.intervals.stream.tolist()) == (2, [7, 7])
+
+
+@pytest.mark.parametrize(("other", "merged"), [("[PP01]", True), ("[PP00]", False)])
+def test_ids_that_merged_processes_share_link_nothing(other: str, merged: bool) -> None:
+    """Both processes call their first operator 7: an all-reduce in one, and a product in the other."""
+    host, linked = f"{other} 4000", {"External_id": 7, "correlation": 70}
+    trace = read(
+        [
+            event("cpu_op", "c10d::allreduce_", 0, 5, host, host, External_id=7),
+            event("cuda_runtime", "cudaLaunchKernel", 2, 1, host, host, **linked),
+            event("kernel", "void mine(float*)", 10, 5, "[PP00] 0", 7, **linked),
+            event("kernel", "void mine(float*)", 30, 5, f"{other} 1", 7, **linked),
+        ]
+    )
+    assert [int(found) for found in trace.intervals.cls] == [
+        int(IntervalClass.COMPUTE if merged else IntervalClass.COMM)
+    ] * 2
+    assert (trace.intervals.launch_ns == NULL).all() == merged
+    assert ("t.json: merged of several processes" in "\n".join(trace.notes)) == merged
 
 
 def test_two_devices_of_one_trace_stay_two_w15():

@@ -80,7 +80,7 @@ def test_traces_of_several_jobs_below_one_folder_are_refused_with_their_list(tmp
         written(tmp_path / "x/fsdp", rank, since=10**6)
     said = (
         f"NOT COMPARABLE: the traces in {tmp_path} are of several jobs:\n"
-        f"  {tmp_path}/x/ddp: ranks 0-1, world size 2\n  {tmp_path}/x/fsdp: ranks 0-1, world size 2\n"
+        f"  {tmp_path}/x/ddp: ranks 0-1\n  {tmp_path}/x/fsdp: ranks 0-1\n"
         "Report on the folder of one job"
     )
     with pytest.raises(InputError, match=re.escape(said)):
@@ -90,7 +90,7 @@ def test_traces_of_several_jobs_below_one_folder_are_refused_with_their_list(tmp
 def test_jobs_of_other_sizes_are_refused_whatever_their_steps_are(tmp_path: Path) -> None:
     written(tmp_path / "small", 0)
     written(tmp_path / "large", 0, since=10**6, first=10, world_size=4)
-    with pytest.raises(InputError, match=r"small: rank 0, world size 2\n.*large: rank 0, world size 4"):
+    with pytest.raises(InputError, match=r"large: rank 0\n.*small: rank 0"):
         load_traces(str(tmp_path))
 
 

@@ -220,6 +220,10 @@ class Rows:
             self._columns[name].append(np.asarray(values, np.int64))
         self.count += len(start)
 
+    def forget(self, name: str) -> None:
+        """Make a column unknown in every row."""
+        self._columns[name] = [np.full(self.count, NULL, np.int64)]
+
     def __getattr__(self, name: str) -> Int64:
         parts = self.__dict__.get("_columns", {}).get(name)
         if parts is None:

@@ -80,6 +80,10 @@ def _trace(columns: EventColumns, metadata: Metadata, path: str) -> Trace:
     host = columns.host
     on_device = host is None
     if host is None:
+        if columns.unlink():
+            notes.append(
+                f"{path}: merged of several processes, whose ids repeat: kernels are not linked to their calls"
+            )
         table, collectives = _device_intervals(columns)
         if named := columns.devices.names():
             notes.append(f"{path}: devices are named: " + ", ".join(f"{n} is {each!r}" for n, each in named.items()))

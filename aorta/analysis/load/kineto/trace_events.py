@@ -198,6 +198,18 @@ class EventColumns:
                 found.setdefault(external, arguments)
         return found
 
+    def unlink(self) -> bool:
+        """Drop what ties rows to the host where the trace was merged of processes, whose ids of calls and operators
+        are the same; return whether it was, by what stands in brackets before the ids of its devices.
+        """
+        if len({name.partition("]")[0] for name in self.devices.names().values() if name.startswith("[")}) <= 1:
+            return False
+        for name in ("origin", "correlation"):
+            self.device.forget(name)
+        self._parameter_texts.clear()
+        self.issued.clear()
+        return True
+
     def _mark_rows(self, events: list[Any], start: Int64, length: Int64) -> None:
         found = [match for event in events if (match := MARK.match(event.name))]
         self.marks.add(

@@ -14,15 +14,7 @@ from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import is_comparable, verdict_label
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Side
-from aorta.analysis.documents.dataset import (
-    MEANS,
-    CollectiveEntry,
-    DatasetEntry,
-    Described,
-    GainEntry,
-    MarginalEntry,
-    WhatIf,
-)
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition
 from aorta.analysis.formatting import PAGE, is_zero, json_text, p_value, rough_interval
 from aorta.analysis.metrics import metric_named
@@ -114,7 +106,7 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
     notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
     notes += [f"Not available on either side: {'; '.join(nulls)}."] if nulls else []
     note = " ".join(notes) or None
-    of_runs = MEANS.rstrip(",") if comparison.statistic == MEANS else "medians"
+    of_runs = "medians" if comparison.statistic == "median" else comparison.statistic.rstrip(",")
     caption = f"Metrics: {'medians of the medians of launches' if tested else of_runs}"
     return Table("metrics", caption, tuple(columns), tuple(rows), note)
 

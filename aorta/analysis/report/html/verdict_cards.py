@@ -228,10 +228,8 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
         ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient, 'ratio')}"
         lines = [signed(word) + ratio, *lines]
         facts = [("note", pair.judgement_reason)] if pair.judgement_reason else []
-    of_runs = "median"
-    if comparison.statistic == MEANS:
-        of_runs = "ratio of sums" if name in RATIO_PARTS else "mean"
-    middle = "median over launches" if comparison.tested else of_runs
+    over_all = "ratio of sums" if name in RATIO_PARTS else "mean"
+    middle = over_all if comparison.statistic == MEANS else "median over launches" if comparison.tested else "median"
     role = {"primary": "primary", "guard": "safeguard"}
     of = role.get(pair.role or "", "secondary") if pair.tested else middle
     if pair.tested:
