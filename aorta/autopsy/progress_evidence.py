@@ -185,7 +185,8 @@ def _exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
         return None
     if not isinstance(last, dict) or last.get("record") != "footer":
         return None
-    return RankExit(signal=last.get("signal"), exit_code=last.get("exit_code"), exception=last.get("error"))
+    code = last.get("exit_code")  # 0 beside an error: the disk was full, and the loop went on to its end
+    return RankExit(signal=last.get("signal"), exit_code=code, exception=last.get("error") if code else None)
 
 
 def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:

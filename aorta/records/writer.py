@@ -5,25 +5,33 @@
         record.write(step)
 
 Every line of the file is whole, whatever happens to the process or the disk. Must not buffer (a killed run keeps what
-it measured) or compute anything.
+it measured) or compute anything but the number of steps.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from aorta.errors import RecordWriteError
-from aorta.records.schema import Line
+from aorta.records.schema import Footer, Line, Step
+
+_LINES_TO_DROP: Final = 64
+"""At most so many lines make room for the last one."""
 
 
 class RecordWriter:
     """One open record. `write` either appends a whole line or leaves the file as it was and raises.
+
+    Attributes:
+        steps_written: how many steps the file holds.
 
     Raises:
         RecordWriteError: the file cannot be created or extended; names rank, path and the system's reason.
@@ -37,25 +45,47 @@ class RecordWriter:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._failed(error) from error
-        self._size = 0
+        self._size = self.steps_written = 0
         self._last = b""
+        self._before: deque[tuple[int, int]] = deque(maxlen=_LINES_TO_DROP)
+        """Size and steps of the file before each of its last lines."""
 
     def write(self, line: Line) -> None:
         """Append `line`; a line the disk takes only in part is cut off again."""
-        self._append(self._encoder.encode(line) + b"\n")
+        self._append(self._encoder.encode(line) + b"\n", steps=isinstance(line, Step))
+
+    def write_last(self, footer: Callable[[int], Footer]) -> Footer:
+        """Write and return the footer for as many steps as the file holds; on a full disk in place of as many of the
+        lines before it as make room.
+        """
+        end = self._size
+        while True:
+            line = footer(self.steps_written)
+            data = self._encoder.encode(line) + b"\n"
+            try:
+                self._append(data)
+                return line
+            except RecordWriteError:
+                if end - self._size >= len(data) or len(self._before) < 2:  # the header stays
+                    raise
+                self._drop()
 
     def replace_last(self, line: Line) -> None:
         """Write `line` in place of the last one; the last one stays where the disk does not take it."""
         last = self._last
-        os.ftruncate(self._file, self._size - len(last))
-        self._size -= len(last)
+        self._drop()
         try:
             self.write(line)
         except RecordWriteError:
             self._append(last)
             raise
 
-    def _append(self, data: bytes) -> None:
+    def _drop(self) -> None:
+        size, self.steps_written = self._before.pop()
+        os.ftruncate(self._file, size)
+        self._size = size
+
+    def _append(self, data: bytes, steps: int = 0) -> None:
         try:
             written = 0
             while written < len(data):
@@ -64,7 +94,9 @@ class RecordWriter:
             with suppress(OSError):  # the disk is gone: the reader skips a line that is cut off
                 os.ftruncate(self._file, self._size)
             raise self._failed(error) from error
+        self._before.append((self._size, self.steps_written))
         self._size += len(data)
+        self.steps_written += steps
         self._last = data
 
     def close(self) -> None:

@@ -98,8 +98,7 @@ class Recording:
     def step(self) -> None:
         """End an optimizer step, and begin the next one. Call it once at the end of every iteration.
 
-        Raises:
-            RecordWriteError: the record cannot be extended (disk full).
+        Where the record cannot be extended (the disk is full), it ends, which is logged once and stands in its footer.
         """
         self._must_be_open("step")
         self._recorder.end()
@@ -148,10 +147,9 @@ class Recording:
         """Why values of the open step are null, and what else has to be said of it; in the step's `reasons`."""
         return self._recorder.reasons
 
-    def ended(self) -> str:
-        """Return how many steps there are, and the command that reads them."""
-        count = self._next - self._first
-        if not count:
+    def ended(self, count: int) -> str:
+        """Return how many steps were recorded, and the command that reads them."""
+        if self._next == self._first:
             return (
                 f"0 steps recorded in {shown_path(self.path)}: recording.step() ends each of them, and was not called"
             )
@@ -310,6 +308,7 @@ def record(
             watchdog=watchdog,
         )
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        run.record.may_end_early = True
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
         if why_others is not None:
@@ -352,7 +351,7 @@ def record(
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
         if topology.rank == 0:
-            to_stderr(recording.ended())
+            to_stderr(recording.ended(run.record.writer.steps_written))
         try:
             profiler.settle(place)
         except TracesIncomplete as error:

@@ -19,7 +19,7 @@ from aorta.distributed.peers import Peers
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.clocks import read_clocks
-from aorta.records.schema import Anchor, DeviceClockFacts, Footer, Header, Step
+from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step
 from aorta.records.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
@@ -34,11 +34,18 @@ class Ending:
 
 
 class RankRecordWriter:
-    """One open record: its writer and its header. `before_footer` writes what stands behind the steps."""
+    """One open record: its writer and its header. `before_footer` writes what stands behind the steps.
+
+    Attributes:
+        may_end_early: when the disk takes no more, the record ends, and the loop, which is not AORTA's, goes on.
+        ended_early: why it did; None: it did not.
+    """
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
         self.writer, self.header = writer, header
         self._footer: Footer | None = None
+        self.may_end_early = False
+        self.ended_early: str | None = None
         self.before_footer: Callable[[], None] = lambda: None
         writer.write(header)
 
@@ -68,9 +75,21 @@ class RankRecordWriter:
 
     def step(self, line: Step, anchor_interval: int) -> None:
         """Write one finished step, and a reading of the clocks after every `anchor_interval` training steps (R7)."""
-        self.writer.write(line)
+        self.write(line)
         if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
-            self.writer.write(Anchor(line.global_step, read_clocks()))
+            self.write(Anchor(line.global_step, read_clocks()))
+
+    def write(self, line: Step | Anchor | Calibration) -> None:
+        """Write a line, unless the record has ended early."""
+        if self.ended_early is not None:
+            return
+        try:
+            self.writer.write(line)
+        except RecordWriteError as error:
+            if not self.may_end_early:
+                raise
+            self.ended_early = str(error)
+            _log.error("%s. The loop goes on and is not recorded", error)
 
     @contextmanager
     def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
@@ -129,13 +148,19 @@ class RankRecordWriter:
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """Write the footer of a loop that ended as it should, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
-        self._foot(instrument, ending, code, None, instrument.clock.facts())
+        try:
+            self._foot(instrument, ending, code, None, instrument.clock.facts())
+        except RecordWriteError as problem:
+            if not self.may_end_early:
+                raise
+            _log.error("the record ends without a footer: %s", problem)
 
     def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
         """Write the last steps that can be read, and a footer that says `error`; never raises over it."""
         ending.reason = "error"
         try:
-            instrument.recorder.salvage()
+            with suppress(RecordWriteError):  # which may be the error, and there is room for the footer
+                instrument.recorder.salvage()
             self._foot(instrument, ending, code, error)
         except RecordWriteError as problem:
             _log.error("the record ends without a footer: %s", problem)
@@ -149,16 +174,16 @@ class RankRecordWriter:
         device_clock: DeviceClockFacts | None = None,
     ) -> None:
         self.before_footer()
-        footer = Footer(
-            reason=ending.reason,
-            exit_code=code,
-            steps_written=instrument.recorder.steps_written,
-            clock=read_clocks(),
-            groups={name: list(group.ranks) for name, group in instrument.groups.items()},
-            signal=None if ending.signal is None else ending.signal.name,
-            error=error,
-            device_clock=device_clock,
-            outside=instrument.recorder.outside,
+        self._footer = self.writer.write_last(
+            lambda steps: Footer(
+                reason=ending.reason if self.ended_early is None else "error",
+                exit_code=code,
+                steps_written=steps,
+                clock=read_clocks(),
+                groups={name: list(group.ranks) for name, group in instrument.groups.items()},
+                signal=None if ending.signal is None else ending.signal.name,
+                error="; ".join(filter(None, (error, self.ended_early))) or None,
+                device_clock=device_clock,
+                outside=instrument.recorder.outside,
+            )
         )
-        self.writer.write(footer)
-        self._footer = footer

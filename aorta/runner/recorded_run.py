@@ -229,7 +229,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     }
     publish_manifest(site, request.asked, clocks, ranks, request.backend, request.plan, more)
     record = RankRecordWriter.open(site.folder, site.peers, header_of(request, site, devices.header, cutoff))
-    calibrator = Calibrator(request.calibration, site.device, record.writer.write)
+    calibrator = Calibrator(request.calibration, site.device, record.write)
     record.before_footer = calibrator.finish
     open_runs.append(request)
     try:

@@ -97,6 +97,34 @@ def test_a_full_disk_leaves_the_file_as_it_was(path, header, step, footer, monke
     assert ([line.global_step for line in record.steps], record.problems) == ([0, 2], [])
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_on_a_full_disk_the_footer_takes_the_place_of_the_last_steps(path, header, step, footer, monkeypatch, steps):
+    writer = RecordWriter(path, rank=3)
+    writer.write(header)
+    for number in range(steps):
+        writer.write(step(number))
+    before, write = path.read_bytes(), os.write
+
+    def fill_up(file, data):
+        if path.stat().st_size + len(data) <= len(before):
+            return write(file, data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fill_up)
+    lines = before.splitlines(keepends=True)
+    longer = msgspec.structs.replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
+    if not steps:
+        with pytest.raises(RecordWriteError, match="No space left"):
+            writer.write_last(lambda _: longer)
+        assert path.read_bytes() == before
+        return
+    written = writer.write_last(lambda count: msgspec.structs.replace(longer, steps_written=count))
+    writer.close()
+    assert path.read_bytes() == b"".join(lines[:4]) + msgspec.json.encode(written) + b"\n"
+    assert written.steps_written == writer.steps_written == 3
+    assert read_rank(path).problems == []
+
+
 def test_a_disk_that_is_gone_altogether_still_names_rank_and_path(path, header, step, monkeypatch):
     writer = RecordWriter(path, rank=3)
     writer.write(header)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -23,6 +25,8 @@ from torch._dynamo.testing import CompileCounter
 
 import aorta
 from aorta.analysis.load.records import load_run
+from aorta.autopsy.evidence import RankExit
+from aorta.autopsy.progress_evidence import _exit_in_record
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.instrument import instrumentation
@@ -162,6 +166,40 @@ def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason
     assert caught.value is error
     end = footer(tmp_path)
     assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("bad batch")])
+def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatch, caplog, capsys, error):
+    path, write = tmp_path / "rank_0_metrics.jsonl", os.write
+    with nullcontext() if error is None else pytest.raises(ValueError, match="bad batch"):  # noqa: SIM117
+        with aorta.record(tmp_path, model=model) as recording:
+            train(model, recording, 5)
+            full = path.stat()
+
+            def refuse(file, data):
+                if os.fstat(file).st_ino == full.st_ino and os.fstat(file).st_size + len(data) > full.st_size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return write(file, data)
+
+            monkeypatch.setattr(os, "write", refuse)
+            train(model, recording, 5)
+            if error is not None:
+                raise error
+    kept, said = record(tmp_path), [each.message for each in caplog.records if "cannot write" in each.message]
+    assert kept.problems == []
+    assert 3 <= len(kept.steps) == kept.footer.steps_written < 5
+    (line,) = said
+    assert line.endswith(". The loop goes on and is not recorded")
+    assert kept.footer.error.endswith(line.removesuffix(". The loop goes on and is not recorded"))
+    assert (kept.footer.reason, kept.footer.exit_code) == ("error", 0 if error is None else 1)
+    assert kept.footer.error.startswith("rank 0: " if error else "rank 0 cannot write its record")
+    (ending,) = load_run(tmp_path).health.endings.values()
+    if error is None:
+        assert f"{len(kept.steps)} steps recorded; " in capsys.readouterr().err
+        assert ending == f"recorded in part: {kept.footer.error}"
+        assert _exit_in_record(tmp_path, 0) == RankExit(exit_code=0)
+    else:
+        assert ending.startswith("ended by an error, exit code 1: rank 0: ValueError: bad batch; rank 0 cannot write")
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path: Path
         kept = record(tmp_path, rank)
         assert len(kept.steps) > 3
         assert not kept.problems
+        assert kept.footer.exit_code == 5
 
 
 @pytest.mark.parametrize("stopped_by", [None, signal.SIGTERM], ids=["completed", "stopped"])

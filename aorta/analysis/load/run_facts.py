@@ -147,6 +147,8 @@ def _ending(footer: Footer | None) -> str:
             return KILLED
         case Footer(reason="signal"):
             return f"stopped by {footer.signal or 'a signal'}, exit code {footer.exit_code}"
+        case Footer(reason="error", exit_code=0):
+            return f"recorded in part: {footer.error or 'not recorded why'}"
         case Footer(reason="error"):
             return f"ended by an error, exit code {footer.exit_code}: {footer.error or 'not recorded'}"
         case _:
