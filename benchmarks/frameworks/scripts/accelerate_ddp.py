@@ -1,0 +1,45 @@
+"""Accelerate with gradient accumulation, and an evaluation every fourth step."""
+
+import os
+
+import torch
+from accelerate import Accelerator
+from watched import STEPS, Net, Tokens, loss_of, watched
+
+import aorta  # AORTA
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+torch.manual_seed(0)
+loader = torch.utils.data.DataLoader(Tokens(), batch_size=2)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+
+def batches():
+    while True:
+        yield from loader
+
+
+with watched(model):
+    recording = aorta.start(os.environ["RECORD"], model=model)  # AORTA
+    step = 0
+    for tokens in batches():
+        with accelerator.accumulate(model):
+            loss = loss_of(model, tokens)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            recording.step()  # AORTA
+            step += 1
+            if step % 4 == 0:
+                model.eval()
+                with torch.no_grad():
+                    accelerator.gather(loss_of(model, tokens))
+                model.train()
+                recording.restart()  # AORTA
+            if step == STEPS:
+                break
+    recording.close()  # AORTA
+accelerator.end_training()
