@@ -118,7 +118,7 @@ def run(case: Case, way: str, python: Path | str, folder: Path) -> subprocess.Co
     if case.word:
         words.append(case.word)
     if way == "zero":
-        words[:0] = [str(python), "-m", "aorta", "record", str(folder / "record"), "--"]
+        words[:0] = [str(python), "-m", "aorta", "record", str(folder / "artifacts/mine"), "--"]
     own = {
         "WATCHED": str(folder / "watched"),
         "PYTHONPATH": str(ROOT),
@@ -126,8 +126,6 @@ def run(case: Case, way: str, python: Path | str, folder: Path) -> subprocess.Co
         "DS_ACCELERATOR": "cpu",
     }
     own |= {"HF_HUB_OFFLINE": "1", "RAY_DEDUP_LOGS": "0"}
-    if way == "lines":
-        own["RECORD"] = str(folder / "record")
     done = subprocess.run(
         words, cwd=folder, env=environment(**own), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -149,7 +147,7 @@ def judge(case: Case, way: str, folder: Path, plain: Path, code: int, plain_code
         witness = seen_by_profiler(folder, rank)
         if witness["weights"] != seen_by_profiler(plain, rank)["weights"]:
             problems.add("weights")
-        path = folder / "record" / f"rank_{rank}_metrics.jsonl"
+        path = folder / "artifacts/mine" / f"rank_{rank}_metrics.jsonl"
         if not path.exists():
             problems.add("no record")
             continue
@@ -164,7 +162,7 @@ def judge(case: Case, way: str, folder: Path, plain: Path, code: int, plain_code
             problems.add("footer")
         elif case.fails and "in the middle" not in str(record.footer.error):
             problems.add("the footer's error")
-    manifest = folder / "record" / "run.json"
+    manifest = folder / "artifacts/mine" / "run.json"
     blocks = json.loads(manifest.read_text())["plan"]["blocks"] if manifest.exists() else []
     if set(blocks) != set(case.blocks):
         problems.add("blocks")

@@ -107,6 +107,8 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             assert len(options.log_dir) == len(options.label)
         case ["aorta", "whatif", *rest]:
             parse_changes(AORTA_COMMANDS["whatif"].options().parse_args(rest).set or ())
+        case ["aorta", "record", *rest]:
+            AORTA_COMMANDS["record"].options().parse_args(rest[: rest.index("--")])
         case ["aorta", command, *rest]:
             AORTA_COMMANDS[command].options().parse_args(rest)
         case ["sbatch", *rest]:

@@ -1,7 +1,5 @@
 """Accelerate with gradient accumulation, and an evaluation every fourth step."""
 
-import os
-
 import torch
 from accelerate import Accelerator
 from watched import STEPS, Net, Tokens, loss_of, watched
@@ -15,18 +13,12 @@ model = Net()
 optimizer = torch.optim.AdamW(model.parameters())
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-
-def batches():
-    while True:
-        yield from loader
-
-
 with watched(model):
-    recording = aorta.start(os.environ["RECORD"], model=model)  # AORTA
+    recording = aorta.start("artifacts/mine", model=model)  # AORTA
     step = 0
-    for tokens in batches():
+    for batch in loader:
         with accelerator.accumulate(model):
-            loss = loss_of(model, tokens)
+            loss = loss_of(model, batch)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -36,7 +28,7 @@ with watched(model):
             if step % 4 == 0:
                 model.eval()
                 with torch.no_grad():
-                    accelerator.gather(loss_of(model, tokens))
+                    accelerator.gather(loss_of(model, batch))
                 model.train()
                 recording.restart()  # AORTA
             if step == STEPS:

@@ -1,6 +1,5 @@
 """Plain DistributedDataParallel. WAY: "" | raise (in the middle) | break (early) | compile_in_place."""
 
-import os
 import sys
 
 import torch
@@ -20,7 +19,7 @@ if way == "compile_in_place":
 model = DistributedDataParallel(net, bucket_cap_mb=0.05)
 optimizer = torch.optim.AdamW(model.parameters())
 with watched(model):
-    recording = aorta.start(os.environ["RECORD"], model=model)  # AORTA
+    recording = aorta.start("artifacts/mine", model=model)  # AORTA
     for step in range(STEPS):
         loss_of(model, batch(step)).backward()
         optimizer.step()

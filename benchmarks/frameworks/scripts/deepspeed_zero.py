@@ -1,6 +1,5 @@
 """DeepSpeed's ZeRO with gradient accumulation. WAY: the stage."""
 
-import os
 import sys
 
 import deepspeed
@@ -21,7 +20,7 @@ config = {
 net = Net()
 engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.AdamW(net.parameters()), config=config)
 with watched(engine.module):
-    recording = aorta.start(os.environ["RECORD"], model=engine)  # AORTA
+    recording = aorta.start("artifacts/mine", model=engine)  # AORTA
     for micro in range(2 * STEPS):
         loss = loss_of(engine, batch(micro))
         engine.backward(loss)

@@ -26,7 +26,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 beside = dist.new_group(backend="gloo")  # async_save issues collectives while the training issues its own
 folder = Path(os.environ["WATCHED"], "checkpoints")
 with watched(model):
-    recording = aorta.start(os.environ["RECORD"], model=model)  # AORTA
+    recording = aorta.start("artifacts/mine", model=model)  # AORTA
     for step in range(STEPS):
         for micro in range(2):
             model.set_requires_gradient_sync(micro == 1)

@@ -1,7 +1,5 @@
 """Two models and two optimizers that step in turn."""
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,7 +16,7 @@ discriminator = DistributedDataParallel(judge, bucket_cap_mb=0.05, broadcast_buf
 of_generator = torch.optim.AdamW(generator.parameters())
 of_discriminator = torch.optim.AdamW(discriminator.parameters())
 with watched(generator, discriminator):
-    recording = aorta.start(os.environ["RECORD"], model=[generator, discriminator])  # AORTA
+    recording = aorta.start("artifacts/mine", model=[generator, discriminator])  # AORTA
     for step in range(STEPS):
         tokens = batch(step)
         real = nn.functional.one_hot(tokens, VOCABULARY).float()

@@ -35,8 +35,6 @@ class Module(lightning.LightningModule):
 
 torch.manual_seed(0)
 module = Module()
-callbacks = [ModelCheckpoint(os.environ["WATCHED"], every_n_train_steps=5)]
-callbacks.append(AortaCallback(os.environ["RECORD"]))  # AORTA
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=2,
@@ -46,7 +44,10 @@ trainer = lightning.Trainer(
     val_check_interval=8,
     check_val_every_n_epoch=None,
     limit_val_batches=2,
-    callbacks=callbacks,
+    callbacks=[
+        ModelCheckpoint(os.environ["WATCHED"], every_n_train_steps=5),
+        AortaCallback("artifacts/mine"),  # AORTA
+    ],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,

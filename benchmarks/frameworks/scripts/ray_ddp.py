@@ -1,6 +1,6 @@
 """Ray Train: two workers on this machine, the model prepared by Ray."""
 
-import os
+from pathlib import Path
 
 import ray
 import torch
@@ -14,10 +14,10 @@ def train(config):
     import aorta  # AORTA
 
     torch.manual_seed(0)
-    model = prepare_model(Net(), parallel_strategy_kwargs={"bucket_cap_mb": 0.05})
+    model = prepare_model(Net())
     optimizer = torch.optim.AdamW(model.parameters())
     with watched(model):
-        recording = aorta.start(config["record"], model=model)  # an absolute path  # AORTA
+        recording = aorta.start(config["folder"], model=model)  # an absolute path  # AORTA
         for step in range(STEPS):
             loss = loss_of(model, batch(step))
             loss.backward()
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     TorchTrainer(
         train,
-        train_loop_config={"record": os.environ.get("RECORD")},
+        train_loop_config={"folder": str(Path("artifacts/mine").absolute())},
         scaling_config=ScalingConfig(num_workers=2),
         torch_config=TorchConfig(backend="gloo"),
     ).fit()

@@ -58,14 +58,15 @@ arguments = TrainingArguments(
     report_to=[],
     disable_tqdm=True,
 )
-callbacks = [Raise()]
-callbacks.append(AortaCallback(os.environ["RECORD"]))  # AORTA
 trainer = Trainer(
     model,
     arguments,
     train_dataset=Sentences(),
     eval_dataset=torch.utils.data.Subset(Sentences(), range(8)),
-    callbacks=callbacks,
+    callbacks=[
+        Raise(),
+        AortaCallback("artifacts/mine"),  # AORTA
+    ],
 )
 with watched(model):
     trainer.train()

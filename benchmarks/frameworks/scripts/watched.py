@@ -54,10 +54,10 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class Tokens(torch.utils.data.Dataset[torch.Tensor]):
-    """64 sentences of 8 tokens each, the same in every process."""
+    """128 sentences of 8 tokens each, the same in every process."""
 
     def __len__(self) -> int:
-        return 64
+        return 128
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.randint(VOCABULARY, (8,), generator=torch.Generator().manual_seed(index))
