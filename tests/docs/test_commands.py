@@ -138,6 +138,8 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             image = next(place for place, word in enumerate(rest) if word.startswith("aorta:"))
             if inside := rest[image + 1 :]:
                 test_command(shlex.join(inside), compose, monkeypatch)
+        case ["python", "-m", "benchmarks.frameworks"]:
+            pass  # tests/integrations/test_frameworks.py runs what needs no framework
         case words:
             start = ("source .venv/bin/activate", "jq ", "python3 -m venv .venv", "git clone URL aorta", "cd aorta")
             start += ("torchfrtrace ", "scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
