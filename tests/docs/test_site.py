@@ -19,7 +19,8 @@ OTHERS = ("artifacts/README.md", "LICENSE", "mkdocs.yml", "scripts/lib/site.py")
 def tree(tmp_path: Path) -> Path:
     """All that the site is made of."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*(page.name for page in ROOT.glob("*.md")), *OTHERS):
+    scripts = (str(script.relative_to(ROOT)) for script in ROOT.glob("benchmarks/frameworks/scripts/*.py"))
+    for name in (*(page.name for page in ROOT.glob("*.md")), *OTHERS, *scripts):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
     return tmp_path
