@@ -34,7 +34,7 @@ from typing import Final, ParamSpec
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, ToolMissing
 from aorta.installation import what_to_install
-from aorta.terminal_style import style_of
+from aorta.terminal_style import printable, style_of
 
 _INTERRUPTED_S: Final = 2.0
 """From Ctrl-C to the end of a process that has not heard of it: an import may swallow KeyboardInterrupt, and what waits
@@ -155,9 +155,9 @@ def _leave_for_launcher(message: str) -> bool:
 
 
 def to_stderr(line: str) -> None:
-    """Write a line to stderr."""
+    """Write a line to stderr, as `printable`."""
     with tolerate_closed_terminal():
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{printable(line)}\n")
         sys.stderr.flush()
 
 
@@ -168,9 +168,9 @@ def shown_path(path: Path) -> str:
 
 
 def to_stdout(line: str) -> None:
-    """Write a line to stdout."""
+    """Write a line to stdout, as `printable`."""
     with tolerate_closed_terminal():
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()
 
 

@@ -128,6 +128,16 @@ def table(
 
 
 _ESCAPE: Final = re.compile(r"\033\[[0-9;]*m")
+_UNPRINTABLE: Final = re.compile(
+    r"(\033\[(?:[0-2]|(?:1;)?3[1-3])m)|[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]"
+)
+
+
+def printable(text: str) -> str:
+    """Return text without control characters other than the escape sequences of `Style`: names in a trace may hold what
+    moves a terminal's cursor, or turns the direction of writing. They are written as in JSON, `\\u001b`.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", text)
 
 
 def _shown_width(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from aorta import commands
-from aorta.command_line import command, name_ranks
+from aorta.command_line import command, name_ranks, to_stderr, to_stdout
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
+from aorta.terminal_style import Style
 from tests.runs import HANGS_S, ROOT
 
 
@@ -28,6 +30,26 @@ def test_an_error_is_one_line_and_its_exit_code(
 
     assert main(["file"]) == code
     assert capsys.readouterr() == ("", "error: no file\n")
+
+
+def test_what_is_printed_moves_no_cursor_and_turns_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\033]0;title\007\033[2J\r\x9b1m\u202eb\033[8mc"
+    shown = r"a\u001b]0;title\u0007\u001b[2J\u000d\u009b1m\u202eb\u001b[8mc"
+    to_stdout(f"{Style(enabled=True).bold('title')}\n\t{hostile} é")
+    to_stderr(hostile)
+    assert capsys.readouterr() == (f"\033[1mtitle\033[0m\n\t{shown} é\n", f"{shown}\n")
+
+
+def test_only_the_functions_that_clean_it_print() -> None:
+    found = []
+    for path in sorted((ROOT / "aorta").rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        for call, name in ((call, ast.unparse(call.func)) for call in calls):
+            to_bar = name in ("tqdm.write", "self._bar.write") and "printable(" not in ast.unparse(call.args[0])
+            if to_bar or name in ("print", "sys.stdout.write", "sys.stderr.write"):
+                found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    cleaning = ("aorta/command_line.py", "aorta/config/reference.py")  # the second prints a page of ours
+    assert [place for place in found if not place.startswith(cleaning)] == []
 
 
 def test_without_an_error_the_exit_code_is_the_command_s_own(capsys: pytest.CaptureFixture[str]) -> None:

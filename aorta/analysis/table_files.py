@@ -47,9 +47,18 @@ def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:
     count = 0
     with _text_file(path) as file:
         for place, frame in enumerate(frames):
-            frame.to_csv(file, index=False, header=place == 0)
+            texts = frame.select_dtypes(exclude="number")
+            plain = frame.assign(**{str(name): texts[name].map(_plain, na_action="ignore") for name in texts})
+            plain.to_csv(file, index=False, header=place == 0)
             count += len(frame)
     return count
+
+
+def _plain(cell: object) -> object:
+    """Quote text that a spreadsheet would take for a formula, and keep in its row what `csv` does not quote."""
+    if not isinstance(cell, str):
+        return cell
+    return ("'" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else "") + cell.replace("\r", "\\r")
 
 
 @contextmanager

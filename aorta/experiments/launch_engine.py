@@ -40,6 +40,7 @@ from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
 from aorta.records.environment_variables import hide
 from aorta.records.files import NOT_UTF8, write_whole
+from aorta.terminal_style import printable
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class LaunchProgress:
         """Show that a launch started."""
         if self._bar is not None:
             with tolerate_closed_terminal():
-                self._bar.set_description(name)
+                self._bar.set_description(printable(name))
 
     def tick(self) -> None:
         """Refresh the elapsed time."""
@@ -295,7 +296,7 @@ class LaunchProgress:
             if done:
                 self._bar.update(1)
             else:
-                self._bar.write(line, file=sys.stderr)
+                self._bar.write(printable(line), file=sys.stderr)
 
     def close(self) -> None:
         """Leave the terminal clean."""

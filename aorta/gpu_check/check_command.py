@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from hydra.errors import HydraException
 
-from aorta.command_line import command, end_with_parent
+from aorta.command_line import command, end_with_parent, to_stdout
 from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.case import PAIRS, chosen
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
         _check_words(chosen(strategy, asked.words, count))
     # torchrun ends with 1 whatever its ranks end with, so the exit code comes from the report.
     report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs, asked.ranks_per_device)
-    sys.stdout.write(f"the same as JSON: {asked.json}\n")
+    to_stdout(f"the same as JSON: {asked.json}")
     return report.exit_code
 
 

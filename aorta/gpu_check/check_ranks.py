@@ -27,7 +27,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aorta.command_line import command
+from aorta.command_line import command, to_stdout
 from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
@@ -241,7 +241,7 @@ def main(
         "words": list(words),
     }
     report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
-    sys.stdout.write(render(report))
+    to_stdout(render(report).rstrip("\n"))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
     return report

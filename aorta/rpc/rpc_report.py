@@ -9,7 +9,6 @@ event of a worker's trace.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ran
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
 from aorta.analysis.merge.tracks import Causality
-from aorta.command_line import command
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 from aorta.records.run_files import CALL_MARK, TRACE_FILE, Call, CallMemory
 from aorta.rpc.rpc_records import (
@@ -200,18 +199,18 @@ def rpc_report(arguments: Sequence[str]) -> int:
     # One trace's operators in memory at a time.
     operators = ((trace.rank, row) for trace in run.traces for row in read_operators(trace, nested))
     rows = make_rows(run.calls, operators)
-    sys.stdout.write(render(rows, run.workers) + "\n")
+    to_stdout(render(rows, run.workers))
     output = Path(options.output) if options.output else folder / TRACE_FILE
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
     clocks = find_clocks(None, run.traces, [run.path])
     alignments = align_ranks(run.traces, clocks, options.align, notes)
     found = _merge(run, output, options, clocks, alignments)
     for note in notes:
-        sys.stderr.write(f"note: {note}\n")
+        to_stderr(f"note: {note}")
     last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
     if run.traces:
         last += f", {describe_alignment(options.align, alignments)}"
-    sys.stdout.write("\n".join([*found.lines(), last]) + "\n")
+    to_stdout("\n".join([*found.lines(), last]))
     if options.check and found.violations:
         raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
     if options.check and not found.pairs:

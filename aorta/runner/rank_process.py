@@ -31,6 +31,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import Topology, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
+from aorta.terminal_style import printable
 
 EVERY_RANK = {"every_rank": True}
 """`extra` of messages that every rank shows on the terminal."""
@@ -60,7 +61,7 @@ class _Terminal(logging.Handler):
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError, ValueError):  # a closed terminal or pipe must not end the training
             # One write for the line and its end, so that another rank's line cannot come between.
-            tqdm.write(f"{prefix}{level}{record.getMessage()}\n", file=sys.stderr, end="")
+            tqdm.write(f"{printable(prefix + level + record.getMessage())}\n", file=sys.stderr, end="")
 
 
 class _LogFile(logging.FileHandler):

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from aorta.command_line import to_stdout
 from aorta.config.groups.microbenchmarks import STREAMS_NEED_DEVICE
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Streams
@@ -186,8 +187,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
             path = site.folder.path / STREAMS_FILE
             write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1))
             for one in results:
-                sys.stdout.write(f"{report_text(one, settings.knee_tolerance, style_of(sys.stdout))}\n")
-            sys.stdout.flush()
+                to_stdout(report_text(one, settings.knee_tolerance, style_of(sys.stdout)))
             _log.info("written: %s", path)
     return None
 

@@ -39,6 +39,15 @@ def test_csv_holds_every_row_to_the_last_nanosecond_and_nothing_for_what_is_not_
     ]
 
 
+@pytest.mark.parametrize("kind", ["object", "category", "string"])
+def test_no_cell_is_a_formula(kind: str, tmp_path: Path) -> None:
+    names = ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "a=1", None]
+    write_table([pd.DataFrame({"name": pd.Series(names, dtype=kind), "ns": [-1] * 8})], tmp_path / "rows.csv")
+    rows = pd.read_csv(tmp_path / "rows.csv", keep_default_na=False)
+    assert rows["name"].tolist() == [*(f"'{name}" for name in names[:5]), "'\\r=1", "a=1", ""]
+    assert rows["ns"].tolist() == [-1] * 8
+
+
 def test_compressed_csv_is_the_same_text_and_the_same_bytes_under_any_name(tmp_path: Path) -> None:
     plain, compressed, renamed = (tmp_path / name for name in ("a.csv", "a.csv.gz", "b.csv.gz"))
     for path in (plain, compressed, renamed):

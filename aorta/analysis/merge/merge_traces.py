@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from aorta.analysis.merge.alignment import (
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
 from aorta.analysis.merge.trace_writer import TraceWriter, TrackIdentity, trace_file
 from aorta.analysis.merge.tracks import Causality, MergedCollective, RecordTracks, check_collectives
-from aorta.command_line import command
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 
 _NAMED_RANKS = 1024
@@ -217,8 +216,8 @@ def merge_traces(arguments: Sequence[str]) -> int:
         overwrite=options.overwrite,
     )
     for note in merged.notes:
-        sys.stderr.write(f"note: {note}\n")
-    sys.stdout.write("\n".join(_report(merged, options.output, options.align)) + "\n")
+        to_stderr(f"note: {note}")
+    to_stdout("\n".join(_report(merged, options.output, options.align)))
     if options.check and merged.causality.violations:
         count = len(merged.causality.violations)
         raise CausalityViolated(f"{count} effects come before their cause by more than the bound")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aorta.command_line import command
+from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, AortaError
 from aorta.instrument.native.build import build
 
@@ -16,7 +16,7 @@ def main() -> int:
         path = build()
     except (OSError, RuntimeError) as error:  # the folder cannot be written, or torch's build tool failed
         raise AortaError(str(error)) from error
-    sys.stdout.write(f"{path}\n")
+    to_stdout(str(path))
     return EXIT_OK
 
 

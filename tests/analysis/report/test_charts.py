@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +160,5 @@ def test_why_there_is_no_picture(tmp_path: Path) -> None:
 def test_labels_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     sides = two_ranks(tmp_path / "a", "$x_{$"), two_ranks(tmp_path / "b", "b")
     assert draw_side_by_side(*sides, tmp_path / "x.png") is None
+    for name, draw in pictures([replace(side, label=r"$\frac{$") for side in sides]):
+        draw(tmp_path / name)

@@ -148,14 +148,12 @@ def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path
         emulated = ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
         role = "reference" if ax is axes[0] else "candidate"
         who = role if dataset.label == role else f"{role} {dataset.label}"
-        title = ax.set_title(
+        ax.set_title(
             f"{who}: global step {number}, {TEXT.number(exposed, 'ms', fewer=2)} ms exposed "
             f"(mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
-        for text in (title, *ax.get_yticklabels()):
-            text.set_parse_math(False)  # a label or a group may hold a $
     axes[0].set_xlim(0, end_ms)
     axes[1].set_xlabel("ms since the start of the step on that rank (ranks are not clock-aligned)")
     figure.legend(handles=_legend(list(kinds)), loc="outside lower center", frameon=False, ncols=6, fontsize=8)
@@ -301,7 +299,6 @@ def _label(ax: Axes, span: Interval, row: float, names: Sequence[str], color: st
     text = ax.text(middle, row, name, ha="center", va="center_baseline", fontsize=_LABEL_SIZE, color=text_on(color))
     text.set_clip_on(True)
     text.set_path_effects([withStroke(linewidth=2, foreground=color, alpha=0.8)])  # legible over hatching
-    text.set_parse_math(False)
 
 
 def _ms(span: Interval) -> tuple[float, float]:

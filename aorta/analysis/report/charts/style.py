@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import ScalarFormatter
 
 from aorta.analysis.aggregate import LabelledRun
@@ -87,4 +89,7 @@ def legend(figure: Figure, axes: Iterable[Axes], more: Iterable[Artist] = ()) ->
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG, replacing what is there."""
-    figure.savefig(path, dpi=DPI, format="png")
+    with rc_context({"text.parse_math": False}):  # a name with two dollar signs is no formula
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)
+        figure.savefig(path, dpi=DPI, format="png")
