@@ -23,7 +23,9 @@ import resource
 import secrets
 import shutil
 import signal
+import socket
 import sqlite3
+import struct
 import sys
 import tempfile
 import time
@@ -41,6 +43,7 @@ import msgspec
 import pandas as pd
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from msgspec import structs
 
 import aorta
 from aorta import analysis
@@ -55,6 +58,10 @@ from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.analysis.report.html import page_content
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.summary import summarize
+from aorta.autopsy.dump_writer import write_dumps
+from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
+from aorta.autopsy_command import main as autopsy
 from aorta.config.groups.profiling import selected_ranks
 from aorta.config.override_words import translate
 from aorta.config.templates import problem_of
@@ -63,7 +70,16 @@ from aorta.experiments.journal import PLAN_JOURNAL, Journal, read_plan_history
 from aorta.experiments.launch_folder import open_folder, run_of
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
+from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
+from aorta.records.progress_file import (
+    NOWHERE,
+    PHASES,
+    ProgressFile,
+    ProgressWatch,
+    UnreadableProgress,
+    progress_files,
+)
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.rpc.rpc_report import rpc_report
@@ -72,11 +88,13 @@ from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.compare.builders import launch, launch_set
 from tests.analysis.load.nsys_files import write_nsys
-from tests.analysis.load.rocprof_files import as_csv, write_rocpd
+from tests.analysis.load.rocprof_files import GUID, as_csv, write_rocpd
 from tests.analysis.load.rocprof_files import as_json as rocprof_json
 from tests.analysis.merge.test_tracks import run_folder
 from tests.analysis.merge.traces import BASE_NS, text, x
+from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.config.conftest import Noting
+from tests.records.test_progress_file import facts as progress_facts
 from tests.runner.test_checkpoint import checkpointed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -244,6 +262,36 @@ def words(folder: Path) -> None:
     _put(folder / "json", "words.txt", b'WARNING: x\n{"card0": {"GPU use (%)": "7", "Temperature (C)": "31.0"}}')
 
 
+def autopsies(folder: Path) -> None:
+    for name, evidence in (("dumps", run(clipped(4), {1: resized(5)})), ("late", run(ddp(3), {2: stuck_in("data")}))):
+        write_dumps(evidence, folder / name)
+        for at in (folder / name).iterdir():
+            dumped = msgspec.json.encode(pickle.loads(at.read_bytes()))
+            _put(folder / f"{name}-json", f"{at.name.removeprefix('comm_lib_trace_')}.json", dumped)
+    processes = [{"rank": rank, "host": "h", "pid": rank, "status": {}} for rank in range(3)]
+    communicators = [{"hash": "0x1", "size": 3, "ranks": processes[:2], "missing_ranks": processes[2:]}]
+    _put(folder / "late", "ras.json", json.dumps({"communicators": communicators}).encode())
+    fatal = b'Fatal Python error: Aborted\n\nThread 0x1 [x] (most recent call first):\n  File "a.py", line 3 in f\n'
+    for name, host in (("died", socket.gethostname()), ("elsewhere", "another")):
+        for rank in range(3):
+            about = structs.replace(progress_facts(rank), world_size=4, host=host, boot_id=boot_id(), start_ticks=1)
+            about = structs.replace(about, error_file="error.json", stack_signal=40, phases=PHASES)
+            file = ProgressFile.create(folder / name / "progress" / f"rank_{rank}.bin", about)
+            group = file.group("0", (0, 1, 2, 3))
+            for number in range(3 + (rank == 0)):
+                file.begin_step(number)
+                index = file.issue(group, number, 0, "float32", 4096, NOWHERE, 10**9 * number + rank)
+                if number < 3:
+                    file.completed(index, 10**9 * number + 5)
+                    file.end_step()
+        write_rank(folder / name, header(0, 4), [step(0, 4, 0, overlap=metrics(10, 8, 4, 2))])
+        _put(folder / name, "progress/rank_1.stacks", fatal)
+        _put(folder / name, "error.json", b'{"message": {"message": "ValueError: x", "extraInfo": {}}}')
+        for one in progress_evidence(folder / name)[1:]:
+            _put(folder / name, f"autopsy/rank_{one.rank}.json", msgspec.json.encode(one))
+        write_verdict(folder / name, verdict_on_run(folder / name))
+
+
 def checkpoints(folder: Path) -> None:
     with checkpointed(folder / "one") as (kept, _):
         kept.save(3)
@@ -318,6 +366,18 @@ def _words(case: Path, out: Path) -> None:
                 normalised(card)
 
 
+def _autopsy(case: Path, out: Path) -> int:
+    ras = ["--ras", str(case / "ras.json")] if (case / "ras.json").exists() else []
+    dumps = ["--write-dumps", str(out / "dumps")] if len(list(case.rglob("*"))) % 2 else ["--json"]
+    os.chdir(case)  # where the seeds' error file lies
+    ended = [autopsy([str(case), "--stacks", *words]) for words in ([*dumps, *ras], ["--live", "--json"])]
+    read_autopsy(case), verdict_on_run(case), write_verdict(out, verdict_on_run(case))
+    for file in progress_files(case):
+        with contextlib.suppress(OSError, UnreadableProgress):
+            ProgressWatch(file).state()
+    return ended[0]
+
+
 def _checkpoints(case: Path, out: Path) -> None:
     available(case)
     with checkpointed(case) as (kept, _):
@@ -339,6 +399,7 @@ DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path], int | None
     "plan": (plan, _plan),
     "configuration": (configuration, _configuration),
     "words": (words, _words),
+    "autopsy": (autopsies, _autopsy),
     "checkpoints": (checkpoints, _checkpoints),
 }
 
@@ -360,6 +421,8 @@ _TOKENS: Final = (
     *(bytes([byte]) for byte in b"\x00\xff\n\r\",{}[]:\\ '"),
 )
 """Values at which readers break: edges of number formats, other types, broken Unicode, depth, length, paths."""
+GROWN, GROWN_BYTES = 0.04, 1 << 20
+"""How often a part of a file is repeated, and to how many bytes."""
 _PLACES: Final = ("fifo", "nowhere", ".", "..", "/dev/zero", "/dev/null", "/proc/self/mem", "/")
 _NAMES: Final = ("rank7", "rank_1_metrics.jsonl", "-", "*", "a::b", "\u0661", "\udcff\udcfe", "a\nb", "x" * 240)
 
@@ -387,9 +450,11 @@ def mutated(random: Random, tree: Tree) -> Tree:
 
 def _content(random: Random, content: bytes) -> bytes:
     """Return one file's content with one change, inside what it is packed in more often than outside."""
-    with contextlib.suppress(OSError, EOFError, ValueError, IndexError, RecursionError, zlib.error):
+    with contextlib.suppress(OSError, EOFError, ValueError, LookupError, RecursionError, zlib.error, sqlite3.Error):
         if content.startswith(b"\x1f\x8b") and random.random() < 0.85:
             return gzip.compress(_content(random, gzip.decompress(content)), 1, mtime=0)
+        if len(content) < 1 << 20 and random.random() < GROWN:
+            return _grown(random, content)
         if content[:1] in (b"{", b"[") and len(content) < 1 << 20 and random.random() < 0.7:
             return _json(random, content)
     at = random.randrange(len(content) + 1)
@@ -399,6 +464,45 @@ def _content(random: Random, content: bytes) -> bytes:
     byte = content[:at] + bytes([random.randrange(256)]) + content[at + 1 :]
     cut, short, twice = content[:at], content[:at] + content[end:], content[:end] + content[at:]
     return random.choice((token, token, token, byte, cut, short, twice, content[:at] + new + content[at:]))
+
+
+def _grown(random: Random, content: bytes) -> bytes:
+    """Return one file's content with one row, line or element of a list many times, and one value of it different each
+    time: what a reader does for each of them, or compares them in, shows in its time and memory.
+    """
+    if content.startswith(b"SQLite"):
+        database = sqlite3.connect(":memory:", isolation_level=None)
+        database.deserialize(content)
+        table = random.choice(
+            [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        )
+        names = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")') if not row[5]]
+        name = random.choice(names)
+        values = [f'"{each}" || n' if each == name else f'"{each}"' for each in names]
+        numbers = f"WITH RECURSIVE n(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM n LIMIT {GROWN_BYTES // 100})"
+        to, first = ", ".join(f'"{each}"' for each in names), f'(SELECT * FROM "{table}" LIMIT 1)'
+        database.execute(f'{numbers} INSERT OR IGNORE INTO "{table}" ({to}) SELECT {", ".join(values)} FROM n, {first}')
+        return bytes(database.serialize())
+    lists = [content[: content.index(b"\n") + 1], *content.splitlines(keepends=True)[1:]] if b"\n" in content else []
+    if content[:1] in (b"{", b"[") and b"}\n{" not in content:
+        document = json.loads(content)
+        holders, left = [], [document]
+        while left:
+            each = left.pop()
+            if isinstance(each, list) and each:
+                holders.append(each)
+            left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
+        holder = random.choice(holders)
+        part = json.dumps(holder.pop(random.randrange(len(holder)))).encode()
+        holder.append("@put-here@")
+        before, _, after = json.dumps(document).encode().partition(b'"@put-here@"')
+    else:
+        at = random.randrange(len(lists))
+        before, part, after = b"".join(lists[:at]), lists[at], b"".join(lists[at + 1 :])
+    value = random.choice([*re.finditer(rb'(?<![\w.])-?\d+|(?<=")\w[^"\\\n]{0,200}(?=")|\w+', part)])
+    begin, end = part[: value.end()], part[value.end() :]
+    between = b"" if lists and before + part + after == content else b","
+    return before + between.join(b"%b%d%b" % (begin, n, end) for n in range(GROWN_BYTES // len(part))) + after
 
 
 def _json(random: Random, content: bytes) -> bytes:
@@ -548,6 +652,47 @@ class Runs:
 DEEP, BOMB = b"[" * 100_000, gzip.compress(b" " * (16 << 20), 9, mtime=0) * 64
 """Lists in each other; 1 GiB of blanks in a megabyte: members of a gzip file count as one after the other."""
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+
+
+def shares_pages(table: str) -> Callable[[bytes], bytes]:
+    """Give a table of a database three levels of pages of which every entry is the same page below it."""
+
+    def changed(content: bytes) -> bytes:
+        database = sqlite3.connect(":memory:")
+        database.deserialize(content)
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table]).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        pages = [content[at : at + size] for at in range(0, len(content), size)]
+        pages.append(pages[root - 1])
+        for _ in range(3):
+            count, page = (size - 12) // 7, bytearray(size)
+            entry = struct.pack(">IB", len(pages), 1)  # the page below, and a key
+            page[:12] = struct.pack(">BHHHBI", 5, 0, count, size - 5 * count, 0, len(pages))
+            page[12 : 12 + 2 * count] = struct.pack(f">{count}H", *range(size - 5 * count, size, 5))
+            page[size - 5 * count :] = entry * count
+            pages.append(bytes(page))
+        pages[root - 1] = pages.pop()
+        pages[0] = pages[0][:28] + struct.pack(">I", len(pages)) + pages[0][32:]  # how many there are
+        return b"".join(pages)
+
+    return changed
+
+
+def shared_lists(depth: int) -> bytes:
+    holds: list[Any] = ["x"]
+    for _ in range(depth):
+        holds = [holds, holds]
+    return pickle.dumps({"version": "2.1", "nccl_version": holds})
+
+
+def dump_of(**members: Any) -> bytes:
+    return json.dumps({"version": "2.1", **members}).encode()
+
+
+DUMP, FOOTER = "comm_lib_trace_rank_0", b'{"record":"footer","reason":'
+COUNTERS = b"Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value\n" + b"".join(b"1,k,c%d,1\n" % n for n in range(40_000))
+ENTRY = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:send 0->1", "collective_seq_id": 1}
+SENT = ENTRY | {"state": "started", "p2p_seq_id": 1}
 LINE, CALLS = "rank_0_metrics.jsonl", "torch_profiler/worker0/rpc_calls_0000.jsonl"
 WINDOW, FACTS = "torch_profiler/worker0/rpc_window_0000.json", b'{"card0": {"GPU use (%)": '
 BATCH = b'"training": {"batch_size": "' + b"9" * 300_000 + b'"}, "workload": {'
@@ -568,6 +713,33 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (ANSWER, "rpc/whole", WINDOW, (b'"profile_memory": 1', b'"profile_memory": ' + b"7" * 40)),
     (ANSWER, "sweep/three", "sweep.jsonl", (b'{"job": "01"', DEEP)),
     (ANSWER, "plan/asked", "plan.yaml", (b"launches: 4", b"launches: ???")),
+    (ANSWER, "traces/nsys", "nsys.db", f"UPDATE StringIds SET value = '{'nccl' * 50_000}'"),
+    (ANSWER, "traces/direct", "4242_counter_collection.csv", COUNTERS),
+    (ANSWER, "autopsy/dumps", DUMP, bytes.fromhex("80025d720000000a2e")),
+    (ANSWER, "autopsy/dumps", DUMP, shared_lists(27)),
+    (ANSWER, "autopsy/dumps", DUMP, pickle.dumps({n * (2**61 - 1): None for n in range(20_000)})),
+    (ANSWER, "autopsy/dumps", DUMP, pickle.dumps({"version": "\ud800"})),
+    (ANSWER, "autopsy/dumps", DUMP, b"\x80\x02J\x00"),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(pg_config={"0": {"ranks": "[0, 30000000]", "desc": "default_pg"}})),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(pg_config={"0": {"ranks": "7" * 5000}})),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(version="two")),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(entries=[SENT | {"profiling_name": "nccl:send 0->" + "7" * 5000}])),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(entries=[SENT | {"input_sizes": [[2**61] * 9], "input_dtypes": ["Int"]}])),
+    (ANSWER, "autopsy/dumps", DUMP, dump_of(entries=[ENTRY | {"collective_seq_id": 10**400}])),
+    (ANSWER, "autopsy/dumps", DUMP, "\udcff_0"),
+    (ANSWER, "autopsy/died", "progress/rank_1.bin", "fifo"),
+    (ANSWER, "autopsy/died", "progress/rank_1.bin", "/dev/zero"),
+    (ANSWER, "autopsy/died", "progress/rank_1.bin", b""),
+    (ANSWER, "autopsy/died", "progress/rank_1.bin", (b'"world_size":4', b'"world_size":' + b"9" * 400)),
+    (ANSWER, "autopsy/died", "progress/rank_1.bin", (b'"phases":[', b'"phases":' + b"[" * 4000)),
+    (ANSWER, "autopsy/died", "progress/rank_1.stacks", "fifo"),
+    (ANSWER, "autopsy/died", LINE, "/dev/zero"),
+    (ANSWER, "autopsy/died", LINE, lambda lines: lines + FOOTER + DEEP + b"\n"),
+    (ANSWER, "autopsy/died", LINE, lambda lines: lines.replace(b'"exit_code":0', b'"signal":{},"exit_code":[0]')),
+    (ANSWER, "autopsy/died", "error.json", DEEP),
+    (ANSWER, "autopsy/died", "error.json", b'["message"]'),
+    (ANSWER, "autopsy/died", "autopsy/rank_2.json", DEEP),
+    (ANSWER, "autopsy/died", "autopsy/rank_2.json", (b'"rank":2', b'"rank":-2')),
     (ANSWER, "words/lines", "words.txt", b"x" * 5000 + b"\nhost:/" + b"x" * 5000),
     (ANSWER, "words/lines", "words.txt", b"{rank:>999999999}\n{epoch_wct:.999999999f}"),
     (ANSWER, "words/json", "words.txt", FACTS + b"7" * 5000 + b"}}"),
@@ -580,6 +752,11 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (REFUSAL, "configuration/own", "mine.yaml", b"defaults: [default, _self_]\n" + LAUGHS.encode()),
     (REFUSAL, "configuration/0", "words.txt", b"--config\n" + b"x" * 5000),
     (REFUSAL, "traces/nsys", "nsys.db", "UPDATE StringIds SET value = zeroblob(3000000)"),
+    (REFUSAL, "traces/nsys", "nsys.db", shares_pages("StringIds")),
+    (REFUSAL, "traces/nsys", "nsys.db", shares_pages("CUPTI_ACTIVITY_KIND_KERNEL")),
+    (REFUSAL, "traces/rocpd", "rocpd.db", shares_pages(f"rocpd_string_{GUID.replace('-', '_')}")),
+    (ANSWER, "autopsy/died", "progress/rank_99999999999.bin", lambda _none: b""),
+    (REFUSAL, "autopsy/late", "ras.json", (b'"rank": 0', b'"rank": ' + b"7" * 5000)),
     (REFUSAL, "traces/rocprofv3-gz", "4242_results.json.gz", gzip.compress(b"{") + BOMB + gzip.compress(b"}")),
     (REFUSAL, "merge/run", "clock_sync.json", DEEP),
     (REFUSAL, "rpc/whole", CALLS, CALLS.replace("0/", "\u00b2/")),
@@ -608,7 +785,9 @@ def seeds_of(tmp_path_factory):
 def test_what_was_found_is_answered_or_refused(outcome, seed, name, change, seeds_of, tmp_path):
     door, _, seed_name = seed.partition("/")
     tree = dict(seeds_of(door)[seed_name])
-    if isinstance(change, tuple):
+    if callable(change):
+        tree[name] = change(tree.get(name))
+    elif isinstance(change, tuple):
         assert change[0] in tree[name]
         tree[name] = tree[name].replace(*change, 1)
     elif isinstance(change, bytes) or change in _PLACES:

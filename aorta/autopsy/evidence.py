@@ -7,9 +7,11 @@ host and clock only. A field is None where the source does not say it.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+
+from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
 UNKNOWN_KIND: Final = "unknown"
 """`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
@@ -27,7 +29,7 @@ class GroupEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     description: str | None = None
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Rank, ...] = ()
 
 
 class CollectiveEvidence(msgspec.Struct, kw_only=True):
@@ -46,17 +48,17 @@ class CollectiveEvidence(msgspec.Struct, kw_only=True):
     """
 
     group: str
-    number: int
+    number: Integer
     kind: str
     state: CollectiveState
-    bytes: int | None = None
+    bytes: Integer | None = None
     dtype: str | None = None
-    input_sizes: tuple[tuple[int, ...], ...] | None = None
-    output_sizes: tuple[tuple[int, ...], ...] | None = None
-    peer: int | None = None
-    issued_ns: int | None = None
-    started_ns: int | None = None
-    completed_ns: int | None = None
+    input_sizes: tuple[tuple[Integer, ...], ...] | None = None
+    output_sizes: tuple[tuple[Integer, ...], ...] | None = None
+    peer: Integer | None = None
+    issued_ns: Integer | None = None
+    started_ns: Integer | None = None
+    completed_ns: Integer | None = None
     issued_by: str | None = None
 
 
@@ -74,7 +76,7 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     """How a rank ended: by a signal ("SIGKILL"), with an exit code, or with an exception ("RuntimeError: ...")."""
 
     signal: str | None = None
-    exit_code: int | None = None
+    exit_code: Integer | None = None
     exception: str | None = None
 
 
@@ -90,14 +92,14 @@ class RankState(msgspec.Struct, kw_only=True):
         phase: data, forward, backward, optimizer, checkpoint, ...; None outside of a step.
     """
 
-    rank: int
+    rank: Rank
     state: ProcessState = "unknown"
     exit: RankExit | None = None
-    taken_ns: int | None = None
-    progress_ns: int | None = None
-    step: int | None = None
+    taken_ns: Integer | None = None
+    progress_ns: Integer | None = None
+    step: Integer | None = None
     phase: str | None = None
-    phase_since_ns: int | None = None
+    phase_since_ns: Integer | None = None
 
 
 class RankEvidence(RankState, kw_only=True):
@@ -118,15 +120,15 @@ class RankEvidence(RankState, kw_only=True):
 
     source: Source
     path: str
-    world_size: int | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=0, le=WORLD_LIMIT)] | None = None
     clock: str | None = None
     host: str | None = None
-    pid: int | None = None
+    pid: Integer | None = None
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
-    lost: int = 0
-    not_after_ns: int | None = None
+    lost: Integer = 0
+    not_after_ns: Integer | None = None
     completed_late: bool = False
-    device_seen_ns: int | None = None
+    device_seen_ns: Integer | None = None
     stacks: list[ThreadStack] = []
     torn: str | None = None

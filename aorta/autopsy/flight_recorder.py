@@ -13,18 +13,20 @@ import io
 import math
 import pickle
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
 from aorta.errors import InputError
-from aorta.records.files import decode_json, read_small
+from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
-_RANK: Final = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle))?$")
+_RANK: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
 _KINDS: Final = {
     "_broadcast_oop": "broadcast",
@@ -56,35 +58,52 @@ _ITEM_BYTES: Final = {
 """Bytes of an element, by torch's name of its type."""
 
 
+_PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
+_PLAIN: Final = (
+    "PROTO FRAME MARK STOP EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 "
+    "TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
+    "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET"
+)
+"""Opcodes of lists, dictionaries, tuples, text and numbers, by their names in Python's `pickle`."""
+_VALUES_PER_BYTE: Final = 4
+"""Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
+_Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
+
+
 class _Frame(msgspec.Struct):
     name: str = ""
     filename: str = ""
-    line: int = 0
+    line: Integer = 0
 
 
 class _Group(msgspec.Struct):
     desc: str = ""
-    ranks: str | list[int] = ""
+    ranks: str | list[Rank] = ""
+
+    def __post_init__(self) -> None:
+        """Take the ranks as numbers: torch writes them as text."""
+        if isinstance(self.ranks, str):
+            self.ranks = msgspec.convert(re.findall(r"\d+", self.ranks), list[Rank], strict=False)
 
 
 class _Status(msgspec.Struct):
-    last_completed_collective: int = -1
+    last_completed_collective: Integer = -1
 
 
 class _Entry(msgspec.Struct):
-    process_group: tuple[str | int, str]
+    process_group: tuple[str | Integer, str]
     profiling_name: str
-    collective_seq_id: int
+    collective_seq_id: Integer
     state: Literal["scheduled", "started", "completed"]
-    p2p_seq_id: int = 0
-    record_id: int = 0
-    pg_id: int | None = None
-    time_created_ns: int | None = None
-    time_discovered_started_ns: int | None = None
-    time_discovered_completed_ns: int | None = None
-    input_sizes: list[list[int]] = []
+    p2p_seq_id: Integer = 0
+    record_id: Integer = 0
+    pg_id: Integer | None = None
+    time_created_ns: Integer | None = None
+    time_discovered_started_ns: Integer | None = None
+    time_discovered_completed_ns: Integer | None = None
+    input_sizes: list[_Shape] = []
     input_dtypes: list[str] = []
-    output_sizes: list[list[int]] = []
+    output_sizes: list[_Shape] = []
     retired: bool = False
     is_p2p: bool = False
     frames: list[_Frame] = []
@@ -99,11 +118,40 @@ class _Dump(msgspec.Struct):
     entries: list[_Entry] = []
 
 
-class _NoGlobals(pickle.Unpickler):
-    """Builds containers, text and numbers, and refuses whatever a pickle would import."""
+class _TextKeys(dict[str, Any]):
+    """A dictionary that refuses other keys, which may all have one hash."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants to import {module}.{name}, which no dump needs")
+    def __setitem__(self, key: str, value: Any) -> None:
+        if type(key) is not str:
+            raise ValueError(f"it has the key {key!r:.40}; those of a dump are text")
+        super().__setitem__(key, value)
+
+
+def _refuse(_unpickler: Any) -> None:
+    raise ValueError("it imports or calls something, or has another opcode that no dump needs")
+
+
+class _PlainUnpickler(_PYTHONS):  # type: ignore[misc]
+    """Takes no memory but for what it has read: the compiled one reserves as much memo as an index says."""
+
+    dispatch: Final = dict.fromkeys(range(256), _refuse) | {
+        opcode[0]: _PYTHONS.dispatch[opcode[0]] for opcode in map(vars(pickle).__getitem__, _PLAIN.split())
+    }
+    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(_TextKeys())
+
+
+def _unpickled(content: bytes) -> Any:
+    """Return the plain data in a pickle, unless it repeats its parts until they fill the memory."""
+    value = _PlainUnpickler(io.BytesIO(content)).load()
+    seen, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, (dict, list, tuple)):
+            seen += len(each)
+            if seen > _VALUES_PER_BYTE * len(content):
+                raise ValueError(f"its {len(content)} bytes repeat each other to more than {seen} values")
+            left += each.values() if isinstance(each, dict) else each
+    return value
 
 
 def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
@@ -115,7 +163,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     files: dict[int, Path] = {}
     for path in sorted(_files(paths), key=lambda each: (each.suffix == ".json", each)):
         match = _RANK.search(path.name)
-        if match is None:
+        if match is None or int(match[1]) >= WORLD_LIMIT:
             raise InputError(f"{path}: the name of a dump ends with its rank, as comm_lib_trace_rank_3; rename it")
         rank = int(match[1])
         if rank in files and files[rank].stem != path.stem:
@@ -128,7 +176,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         raise InputError(f"{', '.join(map(str, paths))}: no dump of torch's Flight Recorder there")
     dumps = {rank: _read(path) for rank, path in files.items()}
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
-    listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in _ranks(group.ranks)]
+    listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
     world = max([*files, *listed]) + 1 if listed else None
     whole = not any(one.entries and (one.entries[0].record_id or _is_of_unfinished(one)) for one in readable.values())
     messaging = {str(one.process_group[0]) for dump in readable.values() for one in dump.entries if one.p2p_seq_id}
@@ -152,7 +200,7 @@ def is_dump(path: Path) -> bool:
     if _RANK.search(path.name) is None:
         return False
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(1) in (b"\x80", b"{", b"")
     except OSError:
         return False
@@ -176,30 +224,25 @@ def _read(path: Path) -> _Dump | str:
         content = read_small(path)
         if not content:
             return f"{path.name} is empty: the disk was full, or the process ended while it wrote"
-        raw = decode_json(content, _JSON) if content[:1] == b"{" else _NoGlobals(io.BytesIO(content)).load()
+        raw = decode_json(content, _JSON) if content[:1] == b"{" else _unpickled(content)
         dump = msgspec.convert(raw, _Dump, strict=False)
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror or error}"
     except (
         pickle.UnpicklingError, ValueError, EOFError, TypeError, KeyError, IndexError, AttributeError, ImportError,
-        OverflowError, MemoryError, RecursionError,
+        OverflowError, MemoryError, RecursionError, struct.error,
     ) as error:  # fmt: skip
         return f"{path.name} is torn, or no dump: {error}"
-    if int(dump.version.partition(".")[0] or 0) != 2:
+    if dump.version.partition(".")[0] != "2":
         return f"{path.name} is of version {dump.version}; versions 2.x (torch 2.5 and later) can be read"
     return dump
-
-
-def _ranks(text: str | list[int]) -> tuple[int, ...]:
-    """Return the ranks of a group, which torch writes as text."""
-    return tuple(sorted(map(int, re.findall(r"\d+", text)) if isinstance(text, str) else text))
 
 
 def _evidence(
     rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]
 ) -> RankEvidence:
     groups = {
-        name: GroupEvidence(name=name, description=each.desc or None, ranks=_ranks(each.ranks))
+        name: GroupEvidence(name=name, description=each.desc or None, ranks=tuple(sorted({*map(int, each.ranks)})))
         for name, each in dump.pg_config.items()
         if name  # gloo lists one without a name, with the ranks of the last group that was made
     }
@@ -329,7 +372,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
     sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
-    whole = len(known) == len(items) == len(sizes) > 0
+    whole = len(known) == len(items) == len(sizes) > 0 and max(sizes) < 2**62
     return CollectiveEvidence(
         group=group,
         number=number,
@@ -349,7 +392,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
 
 def _peer(rank: int, name: str, group: GroupEvidence) -> int:
     """Return the global rank of the other side of `send 0->1` or `recv 1<-0`, whose numbers count in the group."""
-    sides = [int(number) for number in re.findall(r"\d+", name)]
+    sides = [int(number) for number in re.findall(r"\d{1,9}", name)]
     if len(sides) != 2:
         return rank
     other = sides[1]

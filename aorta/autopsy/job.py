@@ -173,7 +173,7 @@ class JobEvidence:
     contradictions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def missing(self) -> list[int]:
         """Ranks of which nothing is known."""
         return [rank for rank in self.world if rank not in self.ranks]

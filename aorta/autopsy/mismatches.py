@@ -14,7 +14,8 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -165,6 +166,8 @@ def _from(one: CollectiveEvidence) -> str:
 
 _CONTEXT: Final = 64
 """Collectives before the one in question that are compared with the past, at most."""
+_MOST_SINCE: Final = 1024
+"""Collectives in which a rank is seen to depart from its past, at most; a step has fewer."""
 _LEAST_CONTEXT: Final = 2
 """Fewer are no context: after one all-reduce anything may follow."""
 
@@ -174,20 +177,21 @@ def _sequence(rank: Rank) -> list[Signature]:
     return [signature(one, rank.rank) for one in rank.collectives]
 
 
-def _expected(issued: Sequence[Signature], at: int) -> Signature | None:
-    """Return what followed earlier wherever the most of what precedes position `at` preceded too; None where nothing
-    did, or different things.
+def _expected(issued: Sequence[Signature], places: range) -> Iterator[Signature | None]:
+    """Yield for each of `places` what followed earlier wherever the most of what precedes it preceded too; None where
+    nothing did, or different things.
     """
-    best, followers = _LEAST_CONTEXT - 1, set[Signature]()
-    for earlier in range(1, at):
-        length = 0
-        while length < min(earlier, _CONTEXT) and issued[earlier - 1 - length] == issued[at - 1 - length]:
-            length += 1
-        if length > best:
-            best, followers = length, set()
-        if length == best and length >= _LEAST_CONTEXT:
-            followers.add(issued[earlier])
-    return followers.pop() if len(followers) == 1 else None
+    alike: dict[int, int] = {}  # position -> how much before it is the same as before the place, `_CONTEXT` at most
+    following: dict[Signature, list[int]] = defaultdict(list)
+    for at in range(1, places.stop):
+        before = issued[at - 1]
+        if at > places.start - _CONTEXT:
+            alike = {earlier: min(alike.get(earlier - 1, 0) + 1, _CONTEXT) for earlier in following[before]}
+        following[before].append(at)
+        if at >= places.start:
+            best = max(alike.values(), default=0)
+            followers = {issued[earlier] for earlier, length in alike.items() if length == best >= _LEAST_CONTEXT}
+            yield followers.pop() if len(followers) == 1 else None
 
 
 def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
@@ -196,7 +200,7 @@ def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     if not places:
         return None
     issued = _sequence(rank)
-    awaited = _expected(issued, places[0])
+    (awaited,) = _expected(issued, range(places[0], places[0] + 1)) if places[0] else (None,)
     return None if awaited is None else awaited == issued[places[0]]
 
 
@@ -207,10 +211,11 @@ def passed_by(rank: Rank, waiting: Rank, channel: Channel, number: int) -> bool:
         return False
     issued = _sequence(rank)
     since = range(next(at for at, one in enumerate(rank.collectives) if one is newest) + 1, len(issued))
-    return any(_expected(issued, at) not in (None, issued[at]) for at in since)
+    since = since[:_MOST_SINCE]
+    return any(awaited not in (None, issued[at]) for at, awaited in zip(since, _expected(issued, since), strict=True))
 
 
 def _next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:
     """Return what the rank's past lets one expect behind a collective."""
     places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
-    return _expected(_sequence(rank), places[0] + 1) if places else None
+    return next(_expected(_sequence(rank), range(places[0] + 1, places[0] + 2))) if places else None

@@ -7,7 +7,6 @@ Must not change or wake a rank, unless stacks are asked for.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from aorta.autopsy.processes import exit_of_zombie, pid_namespace, process_state
 from aorta.autopsy.stacks import fatal_in, stacks_of
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
-from aorta.records.files import read_small
+from aorta.records.files import decode_json, open_regular, read_small
 from aorta.records.progress_file import (
     STACKS_FILE,
     WHEN_UNKNOWN,
@@ -32,7 +31,11 @@ from aorta.records.progress_file import (
     read_progress,
 )
 from aorta.records.run_files import AUTOPSY_DIR, RANK_FILE
+from aorta.records.schema import Footer
+from aorta.records.step_line import decode_line
 
+_EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
+_ERROR: Final = msgspec.json.Decoder(dict[str, str | dict[str, Any]])
 EVIDENCE_FILE: Final = "rank_{rank}.json"
 _TAIL_BYTES: Final = 1 << 20
 _KINDS: Final = {
@@ -55,11 +58,13 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
 
 
 def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> RankEvidence:
+    rank = int(path.stem.removeprefix("rank_"))
     try:
         seen = read_progress(path)
+        if seen.facts.rank != rank:
+            raise UnreadableProgress(f"{path}: it is of rank {seen.facts.rank}")
         taken_ns = time.perf_counter_ns()  # before stacks are asked for, which takes its time
     except (OSError, UnreadableProgress) as error:
-        rank = int(path.stem.removeprefix("rank_"))
         return RankEvidence(rank=rank, source="progress", path=str(path), torn=str(error))
     earlier = saved_evidence(run_folder, seen.facts.rank) if saved else None
     if earlier is not None and earlier.pid == seen.facts.pid and earlier.progress_ns == seen.state.progress_ns:
@@ -109,9 +114,8 @@ def _rank_evidence(
 def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
     """Return what the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
     try:
-        return msgspec.json.decode(
-            read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), type=RankEvidence
-        )
+        found = decode_json(read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), _EVIDENCE)
+        return found if found.rank == rank else None
     except (OSError, ValueError):
         return None
 
@@ -123,7 +127,9 @@ def stacks_file(progress_file: Path) -> Path:
 
 def _collective(row: ProgressCollective) -> CollectiveEvidence:
     group = row.group
-    peer = row.peer if group is None or row.peer is None or row.peer >= len(group.ranks) else group.ranks[row.peer]
+    peer = row.peer
+    if group is not None and peer is not None:
+        peer = group.ranks[peer] if 0 <= peer < len(group.ranks) else None
     return CollectiveEvidence(
         group="" if group is None else group.name,
         number=row.number,
@@ -178,23 +184,22 @@ def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | 
 def _exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
     """Return what the footer of the rank's record says; None where the record ends without one."""
     try:
-        with (run_folder / RANK_FILE.format(rank=rank)).open("rb") as file:
+        with open_regular(run_folder / RANK_FILE.format(rank=rank)) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            last = json.loads(file.read().splitlines()[-1])
+            last = decode_line(file.read().splitlines()[-1])
     except (OSError, ValueError, IndexError):
         return None
-    if not isinstance(last, dict) or last.get("record") != "footer":
+    if type(last) is not Footer:
         return None
-    code = last.get("exit_code")  # 0 beside an error: the disk was full, and the loop went on to its end
-    return RankExit(signal=last.get("signal"), exit_code=code, exception=last.get("error") if code else None)
+    # 0 beside an error: the disk was full, and the loop went on to its end.
+    return RankExit(signal=last.signal, exit_code=last.exit_code, exception=last.error if last.exit_code else None)
 
 
 def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
     """Return the exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
     try:
-        content: Any = json.loads(read_small(Path(facts.error_file or "")))
-        message = content["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+        message = decode_json(read_small(Path(facts.error_file or "")), _ERROR)["message"]
+    except (OSError, ValueError, KeyError):
         return None
-    text = message.get("message") if isinstance(message, dict) else message
-    return RankExit(exception=str(text).strip().splitlines()[0]) if str(text).strip() else None
+    text = str(message.get("message") if isinstance(message, dict) else message).strip()
+    return RankExit(exception=text.splitlines()[0]) if text else None

@@ -22,11 +22,13 @@ from aorta.autopsy.evidence import ProcessState, RankEvidence
 from aorta.autopsy.job import UNRESPONSIVE
 from aorta.errors import InputError
 from aorta.records.files import SMALL_BYTES, decode_json, read_small
+from aorta.records.schema import Integer, Rank
 
 _QUESTION: Final = b"SET FORMAT json\nSTATUS\n"
 """The protocol of NCCL's `ncclras` client: lines; the answer of STATUS ends with the connection."""
 _ANSWER_S: Final = 30.0
 """Limit for the whole answer. RAS collects for 5 s by default, and longer where processes do not answer."""
+_ADDRESS: Final = re.compile(r"[^/]{0,253}:\d{1,5}")
 _MISSING_COMMA: Final = re.compile(rb'("nvml_dev": *-?\d+)(\s+"status")')
 """NCCL 2.28 leaves out a comma in `missing_ranks`."""
 
@@ -37,15 +39,15 @@ class _Status(msgspec.Struct):
 
 
 class _Process(msgspec.Struct):
-    rank: int
+    rank: Rank
     host: str
-    pid: int
+    pid: Integer
     status: _Status = msgspec.field(default_factory=_Status)
 
 
 class _Communicator(msgspec.Struct):
     hash: str
-    size: int
+    size: Integer
     ranks: list[_Process] = []
     missing_ranks: list[_Process] = []
 
@@ -72,7 +74,7 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
     Raises:
         InputError: nobody answers there, or it is no such answer.
     """
-    content = _query(place) if not Path(place).exists() and ":" in place else _read(place)
+    content = _query(place) if _ADDRESS.fullmatch(place) and not Path(place).exists() else _read(place)
     begin = content.find(b"{")  # the answer of SET FORMAT stands before it
     try:
         answer = decode_json(_MISSING_COMMA.sub(rb"\1,\2", content[max(begin, 0) :].rstrip(b"\0")), _DECODER)

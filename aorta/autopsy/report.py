@@ -20,7 +20,7 @@ from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Verdict
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.errors import InputError
-from aorta.records.files import decode_json, read_small, write_whole
+from aorta.records.files import NOT_UTF8, decode_json, json_text, read_small, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 
@@ -91,7 +91,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     output = folder / AUTOPSY_DIR
     output.mkdir(exist_ok=True)
     write_whole(output / JSON_FILE, as_json(verdict))
-    write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n".encode())
+    write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n".encode(errors=NOT_UTF8))
 
 
 def read_autopsy(folder: Path) -> Verdict | None:
@@ -111,4 +111,4 @@ def read_autopsy(folder: Path) -> Verdict | None:
 
 def as_json(verdict: Verdict) -> bytes:
     """Return the document that `docs/schemas/autopsy-1.schema.json` describes."""
-    return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
+    return json_text(msgspec.to_builtins(verdict)).encode()

@@ -27,6 +27,7 @@ from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
 from aorta.autopsy.processes import catches, has_mapped, start_ticks
+from aorta.records.files import read_small
 from aorta.records.progress_file import ProgressFacts
 
 _THREAD: Final = re.compile(
@@ -124,7 +125,7 @@ def stacks_of(facts: ProgressFacts, progress_file: Path, path: Path) -> list[Thr
             _signal(facts, progress_file)
     except OSError:
         return []
-    text = _settled(lambda: path.read_bytes()[before:]).decode(errors="replace")
+    text = _settled(lambda: read_small(path)[before:]).decode(errors="replace")
     stacks = parse_stacks(text, facts.main_thread)
     return [each for each in stacks if not (each.frames and each.frames[0].startswith(f"{__file__}:"))]
 
@@ -188,7 +189,7 @@ def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
 def fatal_in(path: Path, main_thread: int | None) -> tuple[RankExit | None, list[ThreadStack]]:
     """Return how a process ended by its faulthandler's account, and its stacks then; (None, []) if it left none."""
     try:
-        text = path.read_text(errors="replace")
+        text = read_small(path).decode(errors="replace")
     except OSError:
         return None, []
     found = list(_FATAL.finditer(text))

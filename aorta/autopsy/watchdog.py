@@ -23,6 +23,7 @@ from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, is_visible, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
+from aorta.command_line import to_stderr
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import write_whole
 from aorta.records.progress_file import (
@@ -255,9 +256,7 @@ def _is_dead(facts: ProgressFacts) -> bool:
 
 
 def _say(what: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"aorta watchdog: {what}\n")
-        sys.stderr.flush()
+    to_stderr(f"aorta watchdog: {what}")
 
 
 def _explained(folder: Path) -> str:

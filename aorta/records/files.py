@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,6 +81,15 @@ def decode_json(content: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T]) 
         raise ValueError(str(error)) from error
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+_HALF: Final = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\(ud[c-f][0-9a-f]{2})")
+"""A byte that is not UTF-8 as `json.dumps` writes it, which is not JSON: its backslash is doubled (`NOT_UTF8`)."""
+
+
+def json_text(document: Any) -> str:
+    """Return a document of built-in types as indented JSON."""
+    return _HALF.sub(r"\\\\\1", json.dumps(document, indent=2, allow_nan=False)) + "\n"
 
 
 def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:

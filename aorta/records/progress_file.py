@@ -27,11 +27,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from aorta.records.files import open_regular, whole_file
+from aorta.records.files import decode_json, open_regular, read_small, whole_file
+from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
 PROGRESS_DIR: Final = "progress"
 PROGRESS_FILE: Final = "rank_{rank}.bin"
@@ -87,23 +88,23 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
         kinds, dtypes, phases: names of the numbers in the file.
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    pid: int
-    start_ticks: int
-    pid_namespace: int
+    rank: Rank
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=WORLD_LIMIT)]
+    local_rank: Integer
+    pid: Integer
+    start_ticks: Integer
+    pid_namespace: Integer
     host: str
     boot_id: str
     run_id: str
-    attempt: int
-    opened_ns: int
-    warmup_steps: int
+    attempt: Integer
+    opened_ns: Integer
+    warmup_steps: Integer
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
     phases: tuple[str, ...] = PHASES
-    main_thread: int | None = None
-    stack_signal: int | None = None
+    main_thread: Integer | None = None
+    stack_signal: Integer | None = None
     completed_late: bool = False
     error_file: str | None = None
 
@@ -112,7 +113,7 @@ class ProgressGroup(msgspec.Struct, frozen=True):
     """A process group of the rank: its global ranks, by rank within the group."""
 
     name: str
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,12 +383,12 @@ def read_progress(path: Path) -> ProgressSeen:
         UnreadableProgress: it is no progress file, of another version, or too short.
     """
     for _ in range(_TRIES):
-        data = path.read_bytes()
+        data = read_small(path)
         words = _words_of(path, data)
         facts = _facts(path, data)
         state = words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
         groups, torn = _groups(data, state[_GROUPS_BYTES])
-        collectives, lost = _collectives(words, _words_of(path, path.read_bytes()), facts, groups)
+        collectives, lost = _collectives(words, _words_of(path, read_small(path)), facts, groups)
         if lost:
             torn.append(f"{lost} of the newest collectives: they were being written")
         if (state[_STEP_AND_PHASE] ^ state[_SINCE]) & _SINCE_MASK:
@@ -412,7 +413,8 @@ def progress_files(run_folder: Path) -> list[Path]:
     except OSError:
         return []
     numbered = [(path.stem.removeprefix("rank_"), path) for path in found]
-    return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
+    ranked = sorted((int(number), path) for number, path in numbered if number.isdecimal())
+    return [path for rank, path in ranked if rank < WORLD_LIMIT]
 
 
 def _state(state: memoryview, facts: ProgressFacts) -> ProgressState:
@@ -441,16 +443,16 @@ def _words_of(path: Path, data: bytes) -> memoryview:
 def _facts(path: Path, data: bytes) -> ProgressFacts:
     size = _HEADER.unpack_from(data)[3]
     try:
-        return msgspec.json.decode(data[_FACTS_AT : _FACTS_AT + size], type=ProgressFacts)
-    except msgspec.DecodeError as error:
+        return decode_json(data[_FACTS_AT : _FACTS_AT + size], msgspec.json.Decoder(ProgressFacts))
+    except ValueError as error:
         raise UnreadableProgress(f"{path}: its facts cannot be read: {error}") from error
 
 
 def _groups(data: bytes, size: int) -> tuple[tuple[ProgressGroup, ...], list[str]]:
     try:
-        lines = data[_GROUPS_AT : _GROUPS_AT + size].splitlines()
-        return tuple(msgspec.json.decode(line, type=ProgressGroup) for line in lines), []
-    except msgspec.DecodeError as error:
+        lines, decoder = data[_GROUPS_AT : _GROUPS_AT + size].splitlines(), msgspec.json.Decoder(ProgressGroup)
+        return tuple(decode_json(line, decoder) for line in lines), []
+    except ValueError as error:
         return (), [f"groups: {error}"]
 
 

@@ -24,6 +24,7 @@ that says more is damaged."""
 
 Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 """What a 64-bit column holds, with room for the difference of two values: 146 years in nanoseconds."""
+Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=WORLD_LIMIT)]
 Reading: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 """What a sensor says; means and medians of it stay finite."""
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
-from aorta.records.files import open_regular
+from aorta.records.files import NOT_UTF8, open_regular
 from aorta.timeline.arrays import Int64
 
 _DAMAGED: Final = (zlib.error, cast("type[Exception]", igzip_lib.IsalError))
@@ -257,10 +257,15 @@ def _fsspec_open(location: str) -> Any:
         raise InputError(f"{location}: no file system for this URL: {error}") from error
 
 
-CHUNK: Final = 16_384
+CHUNK: Final = 256
 """Rows held as Python objects at a time."""
-_LONGEST_BYTES: Final = 1 << 20
+_LONGEST_BYTES: Final = 1 << 18
 """Longest text of a row; the longest names of kernels have some 10,000 characters."""
+_LEAST_WORK: Final = 1_000_000
+_WORK_PER_BYTE: Final = 4
+"""Instructions of SQLite's machine and bytes of text in one pass over a table, at most. A row takes five bytes and two
+for each column; a file that uses its pages many times has no end.
+"""
 
 
 class Database:
@@ -280,7 +285,9 @@ class Database:
         except sqlite3.Error as error:
             raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
         try:
-            self._connection.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
+            self._work, self._most = 0, _LEAST_WORK + _WORK_PER_BYTE * path.stat().st_size
+            self._connection.text_factory = self._text
+            self._connection.set_progress_handler(self._is_endless, 1000)
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
             self._connection.execute("PRAGMA trusted_schema=OFF")
             self.tables = {
@@ -291,6 +298,15 @@ class Database:
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._connection.close()
             raise InputError(f"{place}: not a SQLite database that can be read: {str(error)[:200]}") from error
+
+    def _is_endless(self, work: int = 1000) -> bool:
+        self._work += work
+        return self._work > self._most
+
+    def _text(self, text: bytes) -> str:
+        if self._is_endless(len(text)):
+            raise sqlite3.DataError
+        return text.decode("utf-8", NOT_UTF8)
 
     def close(self) -> None:
         """Close the file."""
@@ -320,6 +336,7 @@ class Database:
             )
         wanted = [*required, *(name if name in present else None for name in optional)]
         words = ", ".join("NULL" if name is None else _quoted(name) for name in wanted)
+        self._work = 0
         with self._named(table):
             cursor = self._connection.execute(f"SELECT {words} FROM {_quoted(table)}")
             while chunk := cursor.fetchmany(CHUNK):
@@ -376,7 +393,8 @@ class Database:
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-            raise InputError(f"{self.place}: table {table}: cannot be read: {str(error)[:200]}") from error
+            why = "it has more rows than fit into the file" if self._work > self._most else str(error)[:200]
+            raise InputError(f"{self.place}: table {table}: cannot be read: {why}") from error
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:

@@ -282,12 +282,13 @@ def _joined(process: _Process, where: str, notes: list[str]) -> CounterValues | 
             strays += 1
     if strays:
         notes.append(f"{where}: {strays} values of hardware counters belong to no kernel of this trace; left out")
-    codes = list(dict.fromkeys(code for _, code in sums))
+    names, columns = process.names.strings, dict[int, int]()
+    counters = [columns.setdefault(code, len(columns)) for _, code in sums]
     joined = CounterValues(
         np.array([origin for origin, _ in sums], np.int64),
-        np.array([codes.index(code) for _, code in sums], np.int64),
+        np.array(counters, np.int64),
         np.array([*sums.values()], np.float64),
-        tuple(process.names.strings[code] for code in codes),
+        tuple(names[code] for code in columns),
     )
     return with_derived(joined, process.gpus)
 

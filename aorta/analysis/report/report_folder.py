@@ -8,8 +8,6 @@ Must not leave a picture or a table of an earlier report beside the numbers of t
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,13 +40,11 @@ from aorta.analysis.report.terminal_text import (
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.analysis.table_files import FORMATS
 from aorta.errors import InputError
-from aorta.records.files import whole_file
+from aorta.records.files import json_text, whole_file
 from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
 from aorta.terminal_style import PLAIN, Style, wrapped
 
 TABLES_DIR: Final = "tables"
-_HALF: Final = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\(ud[c-f][0-9a-f]{2})")
-"""A byte that is not UTF-8 as `json.dumps` writes it, which is not JSON: its backslash is doubled (`NOT_UTF8`)."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +146,7 @@ def _files(
     not_drawn: dict[str, str] = {}
     output.mkdir(parents=True, exist_ok=True)
     written = [output / SUMMARY_FILE]
-    text = json.dumps(as_json(summary), indent=2, allow_nan=False)
-    files.enter_context(whole_file(written[0])).write_text(_HALF.sub(r"\\\\\1", text) + "\n", encoding="utf-8")
+    files.enter_context(whole_file(written[0])).write_text(json_text(as_json(summary)), encoding="utf-8")
     datasets = {label: subject.dataset for label, subject in subjects.items()}
 
     def page(path: Path) -> str | None:
