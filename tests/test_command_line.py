@@ -45,11 +45,12 @@ def test_only_the_functions_that_clean_it_print() -> None:
     for path in sorted((ROOT / "aorta").rglob("*.py")):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call, name in ((call, ast.unparse(call.func)) for call in calls):
-            to_bar = name in ("tqdm.write", "self._bar.write") and "printable(" not in ast.unparse(call.args[0])
-            if to_bar or name in ("print", "sys.stdout.write", "sys.stderr.write"):
+            prints = name in ("print", "sys.stdout.write", "sys.stderr.write", "tqdm.write", "self._bar.write")
+            if prints and "printable(" not in ast.unparse(call.args[0]):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
-    cleaning = ("aorta/command_line.py", "aorta/config/reference.py")  # the second prints a page of ours
-    assert [place for place in found if not place.startswith(cleaning)] == []
+    # The first prints a page of ours; the second speaks where AORTA cannot be imported.
+    ours = ("aorta/config/reference.py", "aorta/runner/injected/sitecustomize.py")
+    assert [place for place in found if not place.startswith(ours)] == []
 
 
 def test_without_an_error_the_exit_code_is_the_command_s_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from aorta.runner.api import Recording
+    from aorta.terminal_style import printable
+from aorta.runner.api import Recording
 
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the arguments of `aorta.start` as JSON, `folder` among them."""
@@ -270,7 +271,7 @@ class _ZeroLines:
 
 def _say(text: str) -> None:
     try:
-        sys.stderr.write(f"aorta record: {text}\n")
+        sys.stderr.write(f"aorta record: {printable(text)}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass  # a closed terminal
