@@ -68,6 +68,8 @@ class Health:
     coverage_reasons: Mapping[str, int] = field(default_factory=dict)
     outside: Mapping[int, int] = field(default_factory=dict)
     """Rank -> collectives that are part of no step, as of checkpoints; ranks without any are left out."""
+    unwatched: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> share of the collectives seen that were issued by a model that is not recorded."""
     fabric: Mapping[str, object] | None = None
     held: EmulationCounts | None = None
     """In how many rows the emulated network determined the times; None on a real one."""
@@ -139,6 +141,11 @@ class Health:
                 f"{max(self.outside.values())} collectives of a rank were issued between steps (checkpoints, "
                 "evaluation) and are in no metric"
             )
+        if self.unwatched:
+            notes.append(
+                f"unwatched: {max(self.unwatched.values()):.0%} of a rank's collectives are of the backward pass of a "
+                "model that is not recorded, whose computation counts as idle time: give all, model=[first, second]"
+            )
         if self.timed_from_python is not None:
             notes.append(
                 f"collectives were timed from Python ({self.timed_from_python}): {python_cost(self.platform)}, so less "
@@ -165,6 +172,7 @@ class Health:
             steps_not_covered={str(rank): count for rank, count in self.uncovered_steps.items()},
             coverage_reasons=dict(self.coverage_reasons),
             collectives_outside_steps={str(rank): count for rank, count in self.outside.items()},
+            collectives_unwatched_share={str(rank): share for rank, share in self.unwatched.items()},
             timed_from_python=self.timed_from_python,
             instrument_modes=list(self.instrument_modes),
             emulated_fabric=dict(self.fabric) if self.fabric is not None else None,

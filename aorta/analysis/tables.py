@@ -301,6 +301,7 @@ class CoverageFacts:
         reasons: why -> in how many of them.
         first_missed: the first global step in which fewer or more were seen than issued.
         outside: number of collectives that are part of no step.
+        unwatched: share of the collectives seen that were issued by a model that is not recorded (`Coverage`).
     """
 
     end_sources: Mapping[str | None, int] = field(default_factory=dict)
@@ -308,6 +309,7 @@ class CoverageFacts:
     reasons: Mapping[str, int] = field(default_factory=dict)
     first_missed: int | None = None
     outside: int = 0
+    unwatched: float = 0.0
 
 
 @dataclass(frozen=True)

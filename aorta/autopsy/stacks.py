@@ -27,7 +27,7 @@ from typing import BinaryIO, Final
 
 from aorta.autopsy.evidence import RankExit, ThreadStack
 from aorta.autopsy.processes import catches, has_mapped, start_ticks
-from aorta.records.files import read_small
+from aorta.records.files import OF_THIS_PROCESS, read_small
 from aorta.records.progress_file import ProgressFacts
 
 _THREAD: Final = re.compile(
@@ -62,6 +62,8 @@ def stacks_on_request(path: Path) -> Iterator[int | None]:
         OSError: `path` cannot be written.
     """
     with path.open("wb", buffering=0) as file, ExitStack() as stack:
+        OF_THIS_PROCESS.add(file.fileno())  # a worker that dies by a signal is not the rank
+        stack.callback(OF_THIS_PROCESS.discard, file.fileno())
         free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
         number = next((each for each in free if signal.getsignal(each) == signal.SIG_DFL), None)
         if number is not None:
@@ -85,6 +87,7 @@ def _answering(file: BinaryIO) -> Iterator[None]:
         return
     server.setblocking(True)  # whatever the program's default is
     server.listen()
+    OF_THIS_PROCESS.add(server.fileno())
     thread = threading.Thread(target=_answer, args=(server, file), name="aorta stacks", daemon=True)
     thread.start()
     try:
@@ -92,6 +95,7 @@ def _answering(file: BinaryIO) -> Iterator[None]:
     finally:
         server.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closing it would not
         thread.join()
+        OF_THIS_PROCESS.discard(server.fileno())
         server.close()
 
 

@@ -7,7 +7,6 @@ is not this project's, or mix two runs (docs in `artifacts/README.md`).
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
@@ -22,7 +21,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.files import lock_file, unused, write_whole
+from aorta.records.files import OF_THIS_PROCESS, lock_file, unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
@@ -46,9 +45,6 @@ RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 LOCK_FILE = ".aorta.lock"
 """It is never removed: who had opened it before would lock a file that nobody else sees."""
 _LONGEST_HOLDER = 1000
-_locks: set[BinaryIO] = set()
-# A worker that a rank forks may live a moment longer, and must not hold the folder.
-os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 
 @dataclass(frozen=True)
@@ -97,8 +93,8 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
                 if mine:
                     path.mkdir(parents=True, exist_ok=True)
                     file = stack.enter_context((path / LOCK_FILE).open("a+b", buffering=0))
-                    _locks.add(file)
-                    stack.callback(_locks.discard, file)
+                    OF_THIS_PROCESS.add(file.fileno())
+                    stack.callback(OF_THIS_PROCESS.discard, file.fileno())
                     _lock(file, folder, topology, alone=of_node)
         yield folder
 

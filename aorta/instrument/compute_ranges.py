@@ -61,12 +61,17 @@ class BlockRanges:
         clock: takes the marks.
         on_range: called with each range when it opens.
         on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
+        on_watched: called with 1 when a backward pass reaches what is watched, and with -1 when it ends.
     """
 
     def __init__(
-        self, clock: EventClock, on_range: Callable[[Range], None], on_tail: Callable[[Mark, Mark], None]
+        self,
+        clock: EventClock,
+        on_range: Callable[[Range], None],
+        on_tail: Callable[[Mark, Mark], None],
+        on_watched: Callable[[int], None] = lambda _passes: None,
     ) -> None:
-        self._clock, self._on_range, self._on_tail = clock, on_range, on_tail
+        self._clock, self._on_range, self._on_tail, self._on_watched = clock, on_range, on_tail, on_watched
         self._handles: list[Any] = []
         self._backward: dict[str, Range] = {}
         self._asked_in: int | None = None
@@ -142,6 +147,7 @@ class BlockRanges:
         # Compared by id: a pass that failed never ends, and must not hide the next one.
         if self._handles and (current := backward_pass()) != self._asked_in:
             self._asked_in = current
+            self._on_watched(1)
             when_backward_ends(self._nodes_ran)
 
     def _nodes_ran(self) -> None:
@@ -151,6 +157,7 @@ class BlockRanges:
         self._backward.clear()
         begin = self._clock.mark()
         when_backward_ends(lambda: self._on_tail(begin, self._clock.mark()))
+        when_backward_ends(lambda: self._on_watched(-1))
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:

@@ -6,7 +6,9 @@ passes finished ones to a sink. Must not leave a hook or a kernel installed afte
 
 from __future__ import annotations
 
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -37,6 +39,17 @@ from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
+
+_open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for each in list(_open):
+        each._ranges.close()
+        each.recorder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 class Instrumentation:
@@ -118,7 +131,7 @@ class Instrumentation:
         self._ranges: BlockRanges | NativeRanges = (
             self._interceptor.ranges
             if isinstance(self._interceptor, NativeCpuInterceptor)
-            else BlockRanges(clock, self.recorder.on_range, self.recorder.on_backward_tail)
+            else BlockRanges(clock, self.recorder.on_range, self.recorder.on_backward_tail, self.recorder.add_watched)
         )
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
         self._interception: Interception | None = None
@@ -127,6 +140,7 @@ class Instrumentation:
             self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
         else:
             self._install()
+        _open.add(self)  # until then nothing is to be left in a forked child (a data worker)
 
     def watch(self, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Bracket the computation of named blocks; call after the parallel strategy has registered its own hooks on
@@ -189,6 +203,7 @@ class Instrumentation:
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""
+        _open.discard(self)
         if self._interception is not None:
             self._uninstall()
         if self._interceptor is not None:

@@ -110,6 +110,8 @@ class OpenStep:
         noted: indices of its collectives in the rank's progress file.
         continues: it has all that was issued since the step before it ended.
         outside: how many collectives were issued since then that are part of no step.
+        unwatched: how many collectives were issued in backward passes before, or without, a gradient of what is
+            watched.
         ahead_before, ahead_after: how few and how many collectives `issued_before` and `issued_after` may be ahead of
             what was recorded until then, as other threads issue some at that moment.
         reasons: of the caller: why the loss is null, say.
@@ -144,6 +146,7 @@ class OpenStep:
     noted: range = range(0)
     continues: bool = False
     outside: int = 0
+    unwatched: int = 0
     ahead_before: tuple[int, int] = (0, 0)
     ahead_after: tuple[int, int] = (0, 0)
     reasons: dict[str, str] = field(default_factory=dict)

@@ -326,9 +326,10 @@ class StepBuilder:
         # Collectives that the backend does not count itself are left out of the comparison.
         seen = sum(issued.counted for issued in step.collectives)
         issued = self._issued_between(step)
+        covered = partial(Coverage, outside=step.outside, unwatched=step.unwatched)
         if step.unseen is not None:
             self._ahead = step.ahead_after
-            return Coverage(seen, issued, complete=False, reason=step.unseen.reason, outside=step.outside)
+            return covered(seen, issued, complete=False, reason=step.unseen.reason)
         unfinished = sum(row.end_ns is None for row in rows)
         untimed = [one.untimed for one in step.collectives if one.untimed is not None]
         if issued is not None and self._accounts_for(step, issued - seen):
@@ -344,8 +345,8 @@ class StepBuilder:
         elif issued != seen:
             reason = f"the backends counted {issued} collectives, AORTA saw {seen}"
         else:
-            return Coverage(seen, issued, complete=True, outside=step.outside)
-        return Coverage(seen, issued, complete=False, reason=reason, outside=step.outside)
+            return covered(seen, issued, complete=True)
+        return covered(seen, issued, complete=False, reason=reason)
 
     def _accounts_for(self, step: OpenStep, more: int) -> bool:
         """Return whether calls of other threads, underway when the step began or ended, explain that the backends

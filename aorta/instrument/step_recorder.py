@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.dispatcher import backward_pass
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight, Name, Waited
@@ -136,6 +137,7 @@ class StepRecorder:
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
+        self._watched_passes = 0
         self.steps_written = self.outside = 0
         self.reasons: dict[str, str] = {}
 
@@ -168,7 +170,7 @@ class StepRecorder:
         self._clock.new_epoch()
         self.progress.begin_step(facts.global_step)
         self.on_begin()
-        self._thread, self._between = threading.get_ident(), False
+        self._thread, self._between, self._watched_passes = threading.get_ident(), False, 0
         if self.compiled_interceptor is not None:
             self.outside += self.compiled_interceptor.begin(continues=continues)
         # A mark would become part of a graph that is being captured: then only the host's clock tells.
@@ -204,6 +206,12 @@ class StepRecorder:
         self._unread.append(done)
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
             self.catch_up()
+
+    def leave(self) -> None:
+        """In a forked child: record nothing. Locks may have been held by threads that the child does not have."""
+        self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
+        self._sink, self.gradients = lambda _step: None, None
+        self.progress.leave()
 
     def abandon(self) -> None:
         """Discard the open step, if any, and record nothing until the next one begins."""
@@ -273,10 +281,17 @@ class StepRecorder:
     def on_issue(self, issued: InFlight) -> None:
         """Note that a collective is about to be issued."""
         with self._lock:
-            if self._current is not None:
-                self._current.collectives.append(issued)
-            else:
+            if self._current is None:
                 self.outside += 1
+                return
+            self._current.collectives.append(issued)
+            self._current.unwatched += self._watched_passes == 0 and backward_pass() != -1
+
+    def add_watched(self, passes: int) -> None:
+        """Note that backward passes that reached what is watched begin (1) or end (-1); one may run within another, of
+        a checkpoint.
+        """
+        self._watched_passes = max(self._watched_passes + passes, 0)
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
         """Note that the caller was waiting for a collective between these marks."""

@@ -37,6 +37,21 @@ SMALL_BYTES: Final = 16 << 20
 """Longest file that is read whole. Decoded it takes some twenty times as much; the manifest of 1,000 ranks is 1 MB."""
 
 
+OF_THIS_PROCESS: Final[set[int]] = set()
+"""Open descriptors that a forked child (a data worker) must not write to or keep open: there they become /dev/null."""
+
+
+def _give_up() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in OF_THIS_PROCESS:
+        os.dup2(null, number, inheritable=False)
+    os.close(null)
+    OF_THIS_PROCESS.clear()
+
+
+os.register_at_fork(after_in_child=_give_up)
+
+
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     """Open a file for reading its bytes.
 

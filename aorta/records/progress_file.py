@@ -224,6 +224,9 @@ class Progress:
         """How many collectives have been issued."""
         return 0
 
+    def leave(self) -> None:
+        """In a forked child: note nothing in the file any more, which is the parent's."""
+
     def end(self, exit_code: int) -> None:
         """Note that the rank leaves the recorded part of its program; what follows is not noted."""
 
@@ -235,14 +238,22 @@ class ProgressFile(Progress):
 
     def __init__(self, path: Path, memory: mmap.mmap, facts: ProgressFacts) -> None:
         self.path = path
-        self._memory, self._words = memory, memoryview(memory).cast("q")
-        self._state = self._words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        self._map(memory)
         self._phase_numbers = {name: number for number, name in enumerate(facts.phases)}
         self._dtypes = {name: number for number, name in enumerate(facts.dtypes)}
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._step, self._phase = NOWHERE, facts.phases[0]
         self._state[_STEP_AND_PHASE] = NOWHERE << _STEP_SHIFT | facts.opened_ns & _SINCE_MASK
         self._state[_SINCE] = facts.opened_ns
+
+    def _map(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory, self._words = memory, memoryview(memory).cast("q")
+        self._state = self._words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+
+    def leave(self) -> None:
+        for name in ("enter", "begin_step"):
+            self.__dict__.pop(name, None)  # compiled functions
+        self._map(bytearray(_BYTES))
 
     @classmethod
     def create(cls, path: Path, facts: ProgressFacts) -> ProgressFile:

@@ -263,7 +263,8 @@ class Coverage(msgspec.Struct, frozen=True):
     """Collectives seen at the dispatcher, against those the process groups' own sequence counters say were issued (R8).
     Sends and receives of NCCL and RCCL are in neither: their counters leave them out. `issued` is null where a backend
     keeps no counter; `reason` says why coverage is incomplete or unknown. `outside`: how many collectives were seen
-    between this step and the one before it that are part of no step (checkpoints, evaluation).
+    between this step and the one before it that are part of no step (checkpoints, evaluation). `unwatched`: how many
+    were issued in backward passes before, or without, a gradient of a watched module: by a model that is not recorded.
     """
 
     seen: Integer
@@ -271,6 +272,7 @@ class Coverage(msgspec.Struct, frozen=True):
     complete: bool
     reason: str | None = None
     outside: Integer = 0
+    unwatched: Integer = 0
 
 
 class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):

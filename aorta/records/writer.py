@@ -21,6 +21,7 @@ from typing import Final, Self
 import msgspec
 
 from aorta.errors import RecordWriteError
+from aorta.records.files import OF_THIS_PROCESS
 from aorta.records.schema import Footer, Line, Step
 
 _LINES_TO_DROP: Final = 64
@@ -45,6 +46,7 @@ class RecordWriter:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._failed(error) from error
+        OF_THIS_PROCESS.add(self._file)
         self._size = self.steps_written = 0
         self._last = b""
         self._before: deque[tuple[int, int]] = deque(maxlen=_LINES_TO_DROP)
@@ -102,6 +104,7 @@ class RecordWriter:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._file >= 0:
+            OF_THIS_PROCESS.discard(self._file)
             os.close(self._file)
             self._file = -1
 

@@ -11,8 +11,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +23,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
 
 import aorta
 from aorta.analysis.load.records import load_run
@@ -30,6 +36,7 @@ from aorta.autopsy.progress_evidence import _exit_in_record
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.instrument import instrumentation
+from aorta.records.progress_file import read_progress
 from aorta.records.schema import Footer
 from aorta.runner import api_arguments
 from tests.runner import talking_threads
@@ -595,6 +602,71 @@ def test_two_models_and_two_optimizers(tmp_path: Path, timed_by: str) -> None:
     for step in record(tmp_path).steps:
         found = Counter((each.block[0], each.phase) for each in step.compute)
         assert found == {("0", "forward"): 4, ("1", "forward"): 6, ("0", "backward"): 2, ("1", "backward"): 5}
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("watched", ["one", "both", "checkpoints"])
+def test_collectives_of_a_model_that_is_not_recorded_are_said(
+    tmp_path: Path, timed_by: str, watched: str, world_of_one: None
+) -> None:
+    first, second = (nn.Sequential(Net(), Net()) for _ in range(2))
+    if watched == "checkpoints":  # whose backward passes run within that of the model
+        first = nn.Sequential(*(checkpoint_wrapper(each, CheckpointImpl.REENTRANT) for each in first))
+    models = [DistributedDataParallel(each, bucket_cap_mb=1e-5) for each in (first, second)]
+    recorded = models if watched == "both" else models[:1]
+    with aorta.record(tmp_path, model=recorded, warmup_steps=1) as recording:
+        for _ in range(3):
+            for each in models[: 1 if watched == "checkpoints" else 2]:
+                each(X.clone().requires_grad_()).square().mean().backward()
+            recording.step()
+    found = [step.coverage for step in record(tmp_path).steps]
+    assert found[-1].unwatched == (found[-1].seen // 2 if watched == "one" else 0)
+    assert found[-1].seen >= 4
+    health = load_run(tmp_path).health
+    assert sum(note.startswith("unwatched: ") for note in health.notes()) == (watched == "one")
+    share = sum(coverage.unwatched for coverage in found) / sum(coverage.seen for coverage in found)
+    assert health.facts([]).collectives_unwatched_share == ({"0": share} if share else {})
+
+
+def _in_a_child(model: nn.Module, recording: aorta.Recording) -> None:
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with recording.range("tokenize"):
+        recording.step()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(4))
+    assert not model.layers[0]._forward_hooks
+
+
+def test_a_forked_child_has_no_part_in_the_recording(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        recorder, progress = recording._recorder, tmp_path / "progress" / "rank_0.bin"
+        train(model, recording, 2)
+        before = read_progress(progress)
+        # As other threads of the parent may hold them, which the child does not have.
+        with recorder._lock, recorder.user_marks._lock:
+            child = get_context("fork").Process(target=_in_a_child, args=(model, recording))
+            child.start()
+        child.join(HANGS_S)
+        assert child.exitcode == 0
+        assert read_progress(progress) == before
+        assert model.layers[0]._forward_hooks
+        train(model, recording, 1)
+        worker = get_context("fork").Process(target=time.sleep, args=(HANGS_S,))
+        worker.start()
+    with aorta.record(tmp_path, model=model) as recording:  # while it lives
+        train(model, recording, 1)
+    worker.kill()
+    worker.join()
+    assert passes_of(tmp_path) == [4]
+    assert passes_of(next((tmp_path / "history").iterdir())) == [4, 4, 4]
 
 
 def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(

@@ -72,6 +72,7 @@ def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
             for step in seen.steps:
                 assert step.coverage.complete, step.coverage.reason
                 assert step.coverage.seen == step.coverage.issued == len(step.collectives)
+                assert step.coverage.unwatched == 0
             check_waits(seen.steps)
             witness = profiler_rows(folder / run, rank)
             assert set(witness) == {5, 6}

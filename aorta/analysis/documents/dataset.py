@@ -118,6 +118,7 @@ class HealthFacts(msgspec.Struct, kw_only=True):
     steps_not_covered: Unpublished[dict[str, int]]
     coverage_reasons: Unpublished[dict[str, int]]
     collectives_outside_steps: Unpublished[dict[str, int]]
+    collectives_unwatched_share: Unpublished[dict[str, float]]
     timed_from_python: Unpublished[str | None]
     instrument_modes: list[str]
     emulated_fabric: dict[str, Any] | None

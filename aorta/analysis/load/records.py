@@ -129,6 +129,7 @@ def _health(
         uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
         coverage_reasons=dict(reasons.most_common()),
         outside={rank: tables.covered.outside for rank, tables in ranks.items() if tables.covered.outside},
+        unwatched={rank: tables.covered.unwatched for rank, tables in ranks.items() if tables.covered.unwatched},
         instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
         fabric=fabric,
         # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.

@@ -178,11 +178,12 @@ def coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None
     for name, count in zip(collectives.names, counts, strict=True):
         if count:
             found[name.end_source] += count
-    outside = sum(
-        steps.coverages[code].outside * count for code, count in enumerate(np.bincount(steps.coverage).tolist())
-    )
+    times = [(steps.coverages[code], count) for code, count in enumerate(np.bincount(steps.coverage).tolist())]
+    outside = sum(coverage.outside * count for coverage, count in times)
     outside += 0 if footer is None else footer.outside
-    return CoverageFacts(dict(found), uncovered, dict(reasons), first, outside)
+    seen = sum(coverage.seen * count for coverage, count in times)
+    unwatched = sum(coverage.unwatched * count for coverage, count in times) / max(seen, 1)
+    return CoverageFacts(dict(found), uncovered, dict(reasons), first, outside, unwatched)
 
 
 _ANOTHER_LINE: Final = "another line stands there now"

@@ -5,6 +5,9 @@
 // issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -133,6 +136,9 @@ class Label {
   std::optional<at::RecordFunction> scope_;
 };
 
+// The running process, also in a forked child: what a data worker issues there is none of its parent's recording.
+std::atomic<pid_t> process{::getpid()};
+
 class Tap;
 
 // The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
@@ -242,10 +248,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     const Operator& op = operators_[index].second;
     const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
-    Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
     const at::Tensor* tensor = first_tensor(arguments);
     const bool on_host = tensor != nullptr && tensor->is_cpu();
     const c10::DispatchKeySet key(on_host ? c10::DispatchKey::CPU : device_key_);
+    if (owner_ != process) {  // its locks may have been held by a thread that the child does not have
+      handle.redispatchBoxed(key, stack);
+      return;
+    }
+    Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
     if (device_ && aorta::is_capturing(device_->current())) {
       ++captured_;
       handle.redispatchBoxed(key, stack);
@@ -606,6 +616,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Progress> progress_;
   c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
+  const pid_t owner_ = process;
   std::atomic<int64_t> captured_{0};
   std::atomic<int64_t> launches_{0};
   const std::shared_ptr<Step> step_ = std::make_shared<Step>();
@@ -626,6 +637,7 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  ::pthread_atfork(nullptr, nullptr, [] { process = ::getpid(); });
   pybind11::class_<End, std::shared_ptr<End>>(module, "End")
       .def("ended", [](const End& end) -> std::optional<std::pair<int64_t, const char*>> {
         const int64_t both = end.both();

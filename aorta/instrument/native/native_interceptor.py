@@ -123,7 +123,8 @@ class NativeCpuInterceptor:
         return int(self._tap.abandon())
 
     def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
-        rows, calls, waits, copies = noted.rows()
+        rows, calls, waits, copies, unwatched = noted.rows()
+        step.unwatched += unwatched
         operators = self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]

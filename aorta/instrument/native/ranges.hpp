@@ -102,6 +102,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   void gradient_came() {
     const int pass = torch::autograd::get_current_graph_task_id();
     if (looks() && asked_in_.exchange(pass) != pass) {
+      step_->add_watched(1);
       when_backward_ends([self = shared_from_this()] { self->nodes_ran(); });
     }
   }
@@ -131,6 +132,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
         }
       }
       self->step_->settle(self->clock_ ? now_ns() : end);
+      self->step_->add_watched(-1);
     });
   }
 

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -150,12 +151,14 @@ struct Copied {
   bool computes;
 };
 
-// The events of one finished step. `calls`: of the backend, those that took long.
+// The events of one finished step. `calls`: of the backend, those that took long. `unwatched`: how many collectives were
+// issued in backward passes before, or without, a gradient of what is watched.
 struct Noted {
   std::vector<Collective> collectives;
   Stretches calls;
   std::vector<Waited> waits;
   std::vector<Copied> copies;
+  int64_t unwatched = 0;
 };
 
 // The events of one step, and from its end on those of the next one. Written from any thread.
@@ -167,19 +170,19 @@ class Step {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = true;
     trains_ = std::this_thread::get_id();
-    return continues ? Noted{} : std::exchange(noted_, {});
+    return continues ? Noted{} : taken();
   }
 
   Noted end() {
     const std::lock_guard<std::mutex> held(mutex_);
-    return std::exchange(noted_, {});
+    return taken();
   }
 
   // Record nothing more until the next step begins.
   Noted abandon() {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
-    return std::exchange(noted_, {});
+    return taken();
   }
 
   // How many collectives were recorded since the last step ended.
@@ -200,7 +203,14 @@ class Step {
     row.issue_ns = now_ns();
     if (open_) {
       noted_.collectives.push_back(row);
+      noted_.unwatched += static_cast<int64_t>(watched_passes_ == 0 && in_backward());
     }
+  }
+
+  // Backward passes that reached what is watched begin (1) or end (-1); one may run within another, of a checkpoint.
+  void add_watched(int64_t passes) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    watched_passes_ = std::max<int64_t>(watched_passes_ + passes, 0);
   }
 
   // How many calls of backends have begun and not returned: they may have counted their collectives or not.
@@ -249,18 +259,30 @@ class Step {
 
   // The caller continued at `at_ns` because collectives were over: those that are ended by then.
   void settle(int64_t at_ns) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    for (const Collective& row : noted_.collectives) {
-      if (row.end && row.end->both() == 0) {
-        row.end->settle(at_ns);
+    std::vector<std::shared_ptr<End>> open;
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      for (const Collective& row : noted_.collectives) {
+        if (row.end && row.end->both() == 0) {
+          open.push_back(row.end);
+        }
       }
+    }
+    for (const auto& end : open) {  // without the lock: what a future releases may wait for the interpreter
+      end->settle(at_ns);
     }
   }
 
  private:
+  Noted taken() {
+    watched_passes_ = 0;  // one that failed has no end
+    return std::exchange(noted_, {});
+  }
+
   mutable std::mutex mutex_;
   bool open_ = false;
   std::thread::id trains_;
+  int64_t watched_passes_ = 0;
   int64_t underway_ = 0;
   Noted noted_;
 };
