@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json, known
@@ -39,12 +41,14 @@ from aorta.analysis.report.terminal_text import (
 )
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.analysis.table_files import FORMATS
+from aorta.command_line import to_stderr
 from aorta.errors import InputError
-from aorta.records.files import json_text, whole_file
+from aorta.records.files import decode_json, json_text, read_small, whole_file
 from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
 from aorta.terminal_style import PLAIN, Style, wrapped
 
 TABLES_DIR: Final = "tables"
+_SUMMARY: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,8 @@ def _files(
     not_drawn: dict[str, str] = {}
     output.mkdir(parents=True, exist_ok=True)
     written = [output / SUMMARY_FILE]
+    if others := _reported_on(written[0]) - set(_runs(as_json(summary))):
+        to_stderr(f"{output}: replaces the report on {', '.join(sorted(others))}; --output DIR keeps both")
     files.enter_context(whole_file(written[0])).write_text(json_text(as_json(summary)), encoding="utf-8")
     datasets = {label: subject.dataset for label, subject in subjects.items()}
 
@@ -166,6 +172,20 @@ def _files(
         else:
             not_drawn[name] = reason
     return written, not_drawn
+
+
+def _reported_on(path: Path) -> set[str]:
+    """Return the runs of an earlier report; none where there is none, or it cannot be read."""
+    try:
+        return set(_runs(decode_json(read_small(path), _SUMMARY)))
+    except (OSError, ValueError, AttributeError, LookupError, TypeError):
+        return set()
+
+
+def _runs(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the runs of a `summary.json` by their ids; traces of other tools, which have none, by where they are."""
+    for entry in summary.get("datasets", {}).values():
+        yield str(entry["source"].get("run_id") or entry["source"]["path"])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from aorta.analysis.report import report_folder
 from aorta.analysis.report.figure_data import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
+from aorta.records.reader import header_of
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.analysis.report.page_states import save_autopsy
 from tests.autopsy import hangs
@@ -125,6 +126,24 @@ def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path: Path, monkeypatch
     with pytest.raises(InputError, match="No space left"):
         write_report({"x": simulated_run(tmp_path / "two", label="x", ranks=2, steps=9)}, output, tables="csv")
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_the_report_of_another_run_is_not_replaced_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [simulated_run(tmp_path / name, label="x", ranks=1, steps=5) for name in "ab"]
+    ids = [f"2026112{number}T000000Z-abcd" for number in range(2)]
+    for run, run_id in zip(runs, ids, strict=True):
+        for path in run.glob("rank_*"):
+            path.write_text(path.read_text().replace(header_of(path).run_id, run_id))
+    output = tmp_path / "out"
+    for run in (runs[0], runs[0], runs[1]):
+        assert capsys.readouterr().err == ""
+        write_report({"x": run}, output, html=False)
+    assert capsys.readouterr().err == f"{output}: replaces the report on {ids[0]}; --output DIR keeps both\n"
+    (output / "summary.json").write_text('{"datasets": {"x": {"source": 3}}}')  # not ours
+    write_report({"x": runs[0]}, output, html=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
