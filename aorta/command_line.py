@@ -30,6 +30,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
+from types import TracebackType
 from typing import Final, ParamSpec
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, ToolMissing
@@ -51,11 +52,20 @@ def begin_process() -> None:
     parent = os.getppid()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(parent)()
+    sys.excepthook = _say_interrupted
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     threading.Thread(target=_end_when_asked, args=(reader, parent), name="aorta-signals", daemon=True).start()
+
+
+def _say_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Show an error that ends the process as Python does; Ctrl-C during an import is none."""
+    if issubclass(kind, KeyboardInterrupt):
+        to_stderr("interrupted")
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _end_when_asked(reader: int, parent: int) -> None:

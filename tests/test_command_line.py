@@ -83,6 +83,15 @@ def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=HANGS_S, check=False).returncode == 2
 
 
+def test_ctrl_c_in_an_import_is_no_traceback() -> None:
+    code = "from aorta.command_line import begin_process\nbegin_process()\nraise {error}"
+    for error, said in (("KeyboardInterrupt", "interrupted\n"), ("KeyError(3)", "KeyError: 3\n")):
+        words = [sys.executable, "-c", code.format(error=error)]
+        done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=HANGS_S, check=False)
+        assert done.stderr.endswith(said)
+        assert ("Traceback" in done.stderr) == (error != "KeyboardInterrupt")
+
+
 def test_ctrl_c_ends_a_process_that_has_not_heard_of_it() -> None:
     code = (
         "import time\nfrom aorta.command_line import begin_process\nbegin_process()\n"
