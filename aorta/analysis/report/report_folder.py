@@ -177,7 +177,8 @@ def _files(
 def _reported_on(path: Path) -> set[str]:
     """Return the runs of an earlier report; none where there is none, or it cannot be read."""
     try:
-        return set(_runs(decode_json(read_small(path), _SUMMARY)))
+        earlier = decode_json(read_small(path), _SUMMARY)
+        return set(_runs(earlier))
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return set()
 
