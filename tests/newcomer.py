@@ -28,7 +28,7 @@ HERE: Final[dict[str, int]] = {
     f"{TWO} label=sharded parallel=fsdp training.max_steps=20": 0,
     "aorta report two": 0,
     "aorta report two sharded": 0,
-    "torchrun --nproc_per_node 2 docs/examples/ddp.py artifacts/mine": 0,
+    "aorta record artifacts/mine -- torchrun --nproc_per_node 2 docs/examples/plain.py": 0,
     "aorta report artifacts/mine": 0,
 }
 """Command -> exit code."""
@@ -43,7 +43,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "bash scripts/rocprof_capture.sh": "needs rocprofv3; tests/scripts has the exit code without it",
     "python analysis/overlap_report.py --reference cuda --candidate rocm": "tests/test_main_job.py runs it on two runs",
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
-    "aorta ab --output artifacts/own --launches 4 --command 'torchrun --nproc_per_node 2 docs/examples/ddp.py {output}'"
+    "aorta ab --output artifacts/own --launches 4 --command 'torchrun --nproc_per_node 2 docs/examples/plain.py'"
     " --candidate env.OMP_NUM_THREADS=2": "tests/experiments/test_plan_real.py runs it with one launch a side",
     "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'overlap_ratio<-0.05'": _PLAN,
     "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",

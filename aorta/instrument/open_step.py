@@ -114,7 +114,7 @@ class OpenStep:
             watched.
         ahead_before, ahead_after: how few and how many collectives `issued_before` and `issued_after` may be ahead of
             what was recorded until then, as other threads issue some at that moment.
-        reasons: of the caller: why the loss is null, say.
+        boundary: why it is unclear where the step begins or ends; None: it is not.
     """
 
     facts: StepFacts
@@ -149,7 +149,7 @@ class OpenStep:
     unwatched: int = 0
     ahead_before: tuple[int, int] = (0, 0)
     ahead_after: tuple[int, int] = (0, 0)
-    reasons: dict[str, str] = field(default_factory=dict)
+    boundary: str | None = None
 
     def marks(self) -> Iterator[Mark | None]:
         """Yield all marks recorded by Python code."""

@@ -149,11 +149,11 @@ class StepBuilder:
             ("lr", step.facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
         ):
             if value is None:
-                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else step.reasons.get(name, why)
+                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
             elif not math.isfinite(value):
                 reasons[name] = f"was {value}"  # not representable in JSON: written as null
-        if (boundary := step.reasons.get("boundary")) is not None:
-            reasons["boundary"] = boundary
+        if step.boundary is not None:
+            reasons["boundary"] = step.boundary
         per_stream_ms = overlap.per_stream_ms(unseen)
         undecided = (
             {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}

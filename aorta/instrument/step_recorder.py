@@ -106,7 +106,7 @@ class StepRecorder:
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
         steps_written: how many steps the sink has received.
-        reasons: of the caller, for the `reasons` of the step that ends next.
+        boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
     """
 
@@ -139,7 +139,7 @@ class StepRecorder:
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
         self._watched_passes = 0
         self.steps_written = self.outside = 0
-        self.reasons: dict[str, str] = {}
+        self.boundary: str | None = None
 
     # --- while a step runs -------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class StepRecorder:
         done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
         self.progress.end_step()
         done.user_marks = self.user_marks.take()
-        done.reasons, self.reasons = self.reasons, {}
+        done.boundary, self.boundary = self.boundary, None
         if self.gradients is not None:
             if done.facts.warmup:  # slower than others, and not in the same way everywhere
                 self.gradients.forget()

@@ -142,10 +142,9 @@ class Recording:
         self._must_be_open("range")
         return self._recorder.user_marks.range(name)
 
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Why values of the open step are null, and what else has to be said of it; in the step's `reasons`."""
-        return self._recorder.reasons
+    def unclear(self, why: str) -> None:
+        """Say in the record why it is unclear where the current step begins or ends."""
+        self._recorder.boundary = self._recorder.boundary or why
 
     def ended(self, count: int) -> str:
         """Return how many steps were recorded, and the command that reads them."""

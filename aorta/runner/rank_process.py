@@ -155,12 +155,13 @@ def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
         return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # The count is the same on every rank: a second recording must not read what the first one left.
-    store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", _store())
+    store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", default_store())
     peers = Peers(store, rank, world_size, timeout_s)
     return _topology(rank, peers.gather("host", socket.gethostname())), peers
 
 
-def _store() -> dist.Store:
+def default_store() -> dist.Store:
+    """Return the store of the default process group."""
     group = dist.group.WORLD
     if group is None or not hasattr(group, "get_group_store"):
         raise InstrumentError(

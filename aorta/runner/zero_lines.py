@@ -13,65 +13,66 @@ let an error of AORTA reach the script: it is one line, and the training goes on
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+
+from aorta.errors import AortaError, ConfigError, InstrumentError
+from aorta.terminal_style import printable
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from aorta.terminal_style import printable
-from aorta.runner.api import Recording
+    from aorta.runner.api import Recording
 
 VARIABLE: Final = "AORTA_RECORD"
-"""Environment variable with the arguments of `aorta.start` as JSON, `folder` among them."""
+"""Environment variable with the folder of the run."""
 _MEETING_S: Final = 60.0
 """How long a rank waits at its first optimizer step for the others to come to theirs."""
-_REASONS: Final = {
-    name: f"aorta record does not see the {what}; give it to recording.note in a loop of your own"
-    for name, what in (("loss", "loss"), ("grad_norm", "norm of the gradients"))
-}
-
-
-class _Stops(Exception):
-    """Nothing is recorded, or nothing more; `told`: another rank says why."""
-
-    def __init__(self, text: str, *, told: bool = False) -> None:
-        super().__init__(text)
-        self.told = told
 
 
 class _ZeroLines:
-    """What one process knows of its training."""
+    """The recording of this process."""
 
     def __init__(self) -> None:
         self.is_over = False
-        self.recording: Recording | None = None
-        self.first: Optimizer | None = None
-        self.thread, self.process = 0, 0
-        self.exiting: SystemExit | None = None
+        self._recording: Recording | None = None
+        self._first: Optimizer | None = None
+        self._process = self._thread = 0
         self._depth = threading.local()
         self._hooks: list[Any] = []
-        self._before: BaseException | None = None
-        self._trains = self._passes = self._interrupted = False
+        self._handled: BaseException | None = None
+        self._exit: SystemExit | None = None
+        self._trains = self._may_train = self._interrupted = False
         self._others: set[int] = set()
-        self._usual: frozenset[int] | None = None
+        self._usual_others: set[int] | None = None
 
-    # --- what the script calls ----------------------------------------------------------------------------------------
+    def guarded(self, do: Callable[..., None], *args: Any) -> None:
+        """Do something of AORTA's; an error of it ends the recording, and not the script."""
+        recording = self._recording
+        try:
+            here = self._process == os.getpid() and (self._thread == threading.get_ident() or do == self.end)
+            if not self.is_over and (here or recording is None):
+                do(*args)
+        except Exception as error:  # noqa: BLE001
+            with suppress(Exception):
+                self.is_over = True
+                if recording is not None or _rank() == 0:  # all ranks know why none of them begins
+                    text = str(error) if isinstance(error, AortaError) else f"{type(error).__name__}: {error}"
+                    _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
+                self.end(None, error)
 
     def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Return `step`, which calls `completed` with its argument `place` unless it runs inside of another one."""
+        """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
 
         @wraps(step)
-        def stepped(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             import torch
 
             if self.is_over or torch.compiler.is_compiling():
@@ -83,108 +84,11 @@ class _ZeroLines:
             finally:
                 self._depth.value = depth
             if depth == 0:
-                self.guarded(self.completed, args[place] if len(args) > place else kwargs["optimizer"])
+                optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
             return result
 
-        return stepped
-
-    def around(
-        self,
-        function: Callable[..., Any],
-        before: Callable[..., None] | None = None,
-        after: Callable[[], None] | None = None,
-    ) -> Callable[..., Any]:
-        """Return `function` with calls around it."""
-
-        @wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                self.guarded(before, *args, **kwargs)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                if after is not None:
-                    self.guarded(after)
-
-        return called
-
-    def guarded(self, do: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Do what AORTA does here; an error of it ends the recording, and not the script."""
-        try:
-            if not self.is_over:
-                do(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001
-            self._give_up(error)
-
-    # --- steps --------------------------------------------------------------------------------------------------------
-
-    def completed(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped: the first time recording begins, later a step may end."""
-        if self.recording is None:
-            self._begin(optimizer)
-            return
-        if not self._is_here():
-            return
-        if optimizer is not self.first:
-            self._others.add(id(optimizer))
-            return
-        if not self._hooks:  # everything was compiled in place
-            self._unclear("no forward pass can be seen in what was compiled in place")
-        elif not (self._trains or self._passes):
-            return  # a further group of parameters
-        others, self._others = frozenset(self._others), set()
-        if self._usual is None:
-            self._usual = others
-        elif others != self._usual:
-            self._unclear("other optimizers stepped in it than in the first step")
-        lr = optimizer.param_groups[0].get("lr")
-        self.recording.note(lr=lr if isinstance(lr, float) else None)
-        self.recording.step()
-        self.exiting = None
-        self._trains = self._passes = self._interrupted = False
-        self._explain()
-
-    def forward(self, module: nn.Module, *, is_root: bool) -> None:
-        """A watched module is called: it trains, or evaluates, or cannot tell (in eval mode, with gradients)."""
-        import torch
-
-        grad = torch.is_grad_enabled()
-        if grad and (module.training or not is_root):
-            if not self._trains and self._is_here():
-                if self._interrupted or self._passes:
-                    self.guarded(self._restart)
-                self._trains = True
-        elif grad:
-            self._passes = True
-        elif not module.training:
-            self.interrupted()
-
-    def interrupted(self) -> None:
-        """An evaluation, a barrier or a checkpoint: no part of a step that has not trained yet."""
-        if self.recording is None or not self._is_here():
-            return
-        if self._trains:
-            self._unclear("an evaluation, a barrier or a checkpoint came between its forward pass and its end")
-        else:
-            self._interrupted = True
-
-    def _restart(self) -> None:
-        assert self.recording is not None
-        self.recording.restart()
-        self._interrupted = self._passes = False
-
-    def _explain(self) -> None:
-        assert self.recording is not None
-        self.recording.reasons.update(_REASONS)
-
-    def _unclear(self, why: str) -> None:
-        assert self.recording is not None
-        self.recording.reasons["boundary"] = f"unclear: {why}"
-
-    def _is_here(self) -> bool:
-        return threading.get_ident() == self.thread and os.getpid() == self.process
-
-    # --- beginning ----------------------------------------------------------------------------------------------------
+        return wrapped
 
     def _begin(self, optimizer: Optimizer) -> None:
         import torch
@@ -192,163 +96,187 @@ class _ZeroLines:
 
         together = dist.is_available() and dist.is_initialized()
         if not together and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-            return  # a step before the process group is there
-        arguments, error = {}, None
+            return  # the process group is not there yet
         try:
-            if torch._C._current_graph_task_id() != -1:
-                raise _Stops("an optimizer steps inside of the backward pass, where no step ends; use aorta.record")
-            arguments = json.loads(os.environ.pop(VARIABLE, "{}"))  # which no child of this process is to find
             from aorta.runner import api, recorded_run
 
-            if not arguments or recorded_run.open_runs:
-                raise _Stops("the program records itself")
-            models = list(_trained_models(optimizer))
-            if not models:
-                raise _Stops("no module in this process holds parameters that an optimizer trains")
-        except Exception as problem:  # noqa: BLE001
-            error = problem
+            if torch._C._current_graph_task_id() != -1:
+                raise InstrumentError("an optimizer steps inside of the backward pass, where no step ends")
+            if recorded_run.open_runs:
+                raise ConfigError("the program records itself")
+            folder = os.environ.pop(VARIABLE)  # which no child of this process is to find
+            models = _trained_models(optimizer)
+        except Exception as error:
+            if together:
+                _agree(f"{type(error).__name__}: {error}")
+            raise
         if together:
-            _agree(error)
-        if error is not None:
-            raise error
-        self._before = sys.exc_info()[1]
-        self.first, self.thread, self.process = optimizer, threading.get_ident(), os.getpid()
-        self.recording = api.start(**arguments, model=models, timeout_s=_MEETING_S, start_step=1)
+            _agree(None)
+        self._first, self._handled = optimizer, sys.exc_info()[1]
+        self._recording = api.start(folder, model=models, timeout_s=_MEETING_S, start_step=1)
+        self._process, self._thread = os.getpid(), threading.get_ident()
         from multiprocessing.util import Finalize
 
-        Finalize(None, self.guarded, (self.end,), exitpriority=1000)  # in children of multiprocessing too
-        api.standing_aside.append(partial(self.guarded, self._stand_aside))
-        self._watch(models, self.recording.watched)
-        self._explain()
-        if not together or dist.get_rank() == 0:
-            named = ", ".join(type(one).__name__ for one in models)
-            _say(f"recording {named} from the second optimizer step on; blocks: {', '.join(self.recording.blocks)}")
-
-    def _watch(self, models: list[nn.Module], modules: Iterable[nn.Module]) -> None:
-        """Have `forward` called, before any hook of a strategy: by blocks too, as a framework's module need not be."""
         from aorta.instrument.compute_ranges import ModuleHook
 
-        roots = {id(one) for one in models}
-        trained = (one for one in modules if any(parameter.requires_grad for parameter in one.parameters()))
-        for module in dict.fromkeys(trained):
-            called = partial(self.forward, is_root=id(module) in roots)
-            hook = ModuleHook(module, lambda module, _inputs, called=called: called(module))
-            self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
+        Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
+        api.standing_aside.append(self._stand_aside)
+        for module in dict.fromkeys(self._recording.watched):
+            # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                hook = ModuleHook(module, partial(self.guarded, self._forward))
+                self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
+        if not together or dist.get_rank() == 0:
+            named = ", ".join(type(model).__name__ for model in models)
+            _say(f"recording {named} from its second step on; blocks: {', '.join(self._recording.blocks)}")
 
-    # --- end ----------------------------------------------------------------------------------------------------------
-
-    def end(self, error: BaseException | None = None) -> None:
-        """End the recording, with what ends the program where that is known."""
-        if self.recording is None or os.getpid() != self.process:
+    def _stepped(self, optimizer: Optimizer) -> None:
+        assert self._recording is not None
+        if optimizer is not self._first:
+            self._others.add(id(optimizer))
             return
-        for hook in self._hooks:
-            hook.remove()
-        self.is_over = True
-        in_flight = sys.exc_info()[1]
-        if in_flight is self._before:
-            in_flight = None
-        self.recording.close(error or in_flight or getattr(sys, "last_value", None) or self.exiting)
+        if not self._hooks:
+            self._recording.unclear(
+                "no forward pass is seen in a model compiled in place; each optimizer step ends a step"
+            )
+        elif not (self._trains or self._may_train):
+            return  # DeepSpeed steps once for each group of parameters
+        if self._others != (self._usual_others or self._others):
+            self._recording.unclear("other optimizers stepped in it than in other steps")
+        self._usual_others, self._others = self._usual_others or self._others, set()
+        lr = optimizer.param_groups[0].get("lr")
+        self._recording.note(lr=lr if isinstance(lr, float) else None)
+        self._recording.step()
+        self._exit = None
+        self._trains = self._may_train = self._interrupted = False
+
+    def _forward(self, module: nn.Module, _inputs: object) -> None:
+        import torch
+
+        assert self._recording is not None
+        if torch.is_grad_enabled() and module.training:
+            if not self._trains and (self._interrupted or self._may_train):
+                self._recording.restart()
+            self._trains = True
+        elif torch.is_grad_enabled():
+            self._may_train = True  # or evaluates
+        elif not module.training:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """An evaluation, a barrier or a checkpoint: no part of a step that has not trained yet."""
+        if self._recording is None:
+            return
+        if self._trains:
+            self._recording.unclear(
+                "an evaluation, a barrier or a checkpoint came between its forward pass and its end"
+            )
+        self._interrupted = True
+
+    def exit(self, status: Any = None) -> None:
+        """The script calls `sys.exit`."""
+        self._exit = SystemExit(status)
 
     def _stand_aside(self) -> None:
-        raise _Stops("the program records itself")
+        if self._recording is not None:
+            _say(error := "the program records itself from here on")
+            self.guarded(self.end, None, ConfigError(error))
 
-    def destroying(self, group: Any = None) -> None:
-        """The process group is about to be destroyed."""
+    def _end_with_program(self) -> None:
+        # Set by the interpreter once it has printed what ended the program.
+        self.guarded(self.end, None, sys.exc_info()[1] or getattr(sys, "last_value", None) or self._exit)
+
+    def end(self, group: Any = None, error: BaseException | None = None) -> None:
+        """End the recording: before its process group is destroyed, or with what ends the program."""
         import torch.distributed as dist
 
-        if group is None or group is dist.group.WORLD:
-            self.end()
-
-    def _give_up(self, error: Exception) -> None:
-        told = getattr(error, "told", type(error).__name__ == "PeerFailed" and os.environ.get("RANK", "0") != "0")
-        if not told:
-            text = str(error) if isinstance(error, _Stops) else f"{type(error).__name__}: {error}"
-            _say(f"{'nothing' if self.recording is None else 'nothing more'} is recorded: {text}")
-        with suppress(Exception):  # said above
-            self.end(error)
-        self.is_over = True
+        if self._recording is None or (group is not None and group is not dist.group.WORLD):
+            return
+        recording, self._recording, self.is_over = self._recording, None, True
+        for hook in self._hooks:
+            hook.remove()
+        in_flight = sys.exc_info()[1]
+        recording.close(error or (None if in_flight is self._handled else in_flight))
 
 
 def _say(text: str) -> None:
-    try:
+    with suppress(OSError, ValueError):  # a closed terminal
         sys.stderr.write(f"aorta record: {printable(text)}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
-        pass  # a closed terminal
 
 
-def _agree(error: Exception | None) -> None:
-    """Tell the other ranks that this one is ready, or why it is not, and wait for theirs.
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _agree(error: str | None) -> None:
+    """Tell the other ranks why this one cannot record, if so, and wait for theirs; through the store, as a collective
+    would be one of the script's.
 
     Raises:
-        _Stops: a rank is not ready, or did not come.
+        PeerFailed: a rank cannot, or did not come.
     """
     import torch.distributed as dist
 
-    world = dist.group.WORLD
-    assert world is not None
-    rank, size = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore("aorta/zero_lines", world.get_group_store())
-    store.set(str(rank), "" if error is None else "not ready")
-    if error is not None:
-        return
-    keys = [str(one) for one in range(size)]
-    try:
-        store.wait(keys, timedelta(seconds=_MEETING_S))
-    except (RuntimeError, OSError):
-        late = [key for key in keys if not store.check([key])]
-        first = next(one for one in range(size) if str(one) not in late)
-        raise _Stops(
-            f"rank {', '.join(late)} did not come to a first optimizer step within {_MEETING_S:g} s", told=rank != first
-        ) from None
-    if any(store.multi_get(keys)):
-        raise _Stops("another rank is not ready", told=True)
+    from aorta.distributed.peers import Peers
+    from aorta.runner.rank_process import default_store
+
+    store = dist.PrefixStore("aorta/zero_lines", default_store())
+    Peers(store, dist.get_rank(), dist.get_world_size(), _MEETING_S).agree("first optimizer step", error)
 
 
-def _trained_models(optimizer: Optimizer) -> Iterator[nn.Module]:
-    """Yield the outermost modules that hold parameters of any optimizer. Where none does, as an optimizer of flat
+def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters of any optimizer. Where none does, as an optimizer of flat
     partitions (DeepSpeed's) has parameters of its own: those that can be trained.
     """
     import torch
 
     alive = [one for one in gc.get_objects() if issubclass(type(one), (torch.nn.Module, torch.optim.Optimizer))]
-    optimizers = [one for one in alive if isinstance(one, torch.optim.Optimizer)]
-    groups = [group for one in (*optimizers, optimizer) for group in getattr(one, "param_groups", ())]
+    groups = [group for one in (*alive, optimizer) for group in getattr(one, "param_groups", ())]
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     modules = [one for one in alive if isinstance(one, torch.nn.Module) and "_modules" in one.__dict__]
-    inner = {id(child) for one in modules for child in one._modules.values()}
-    outermost = [one for one in modules if id(one) not in inner]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    outermost = [module for module in modules if id(module) not in inner]
     holding = [one for one in outermost if any(id(parameter) in trained for parameter in one.parameters())]
-    if holding:
-        yield from holding
-    else:
-        yield from (one for one in outermost if one.training and any(p.requires_grad for p in one.parameters()))
+    return holding or [one for one in outermost if one.training and any(p.requires_grad for p in one.parameters())]
 
 
 _zero = _ZeroLines()
 
 
+def _call(
+    owner: Any, name: str, *, before: Callable[..., None] | None = None, after: Callable[[], None] | None = None
+) -> None:
+    """Have AORTA called around a function of `owner`."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            _zero.guarded(before, *args, *kwargs.values())
+        result = function(*args, **kwargs)
+        if after is not None:
+            _zero.guarded(after)
+        return result
+
+    setattr(owner, name, called)
+
+
 def patch(module: ModuleType) -> None:
-    """Put a call to AORTA around what a script calls of one of torch's modules, which has just been executed."""
+    """Put calls of AORTA around what scripts call of one of torch's modules, which has just been executed."""
     target: Any = module
     match module.__name__:
         case "torch.optim.optimizer":
-            hooked = target.Optimizer.profile_hook_step  # what makes the `step` of every class of optimizers
+            hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
             target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
-            leave = sys.exit
-
-            @wraps(leave)
-            def exit_(status: Any = None, /) -> Any:
-                if _zero._is_here():
-                    _zero.exiting = SystemExit(status)
-                return leave(status)
-
-            sys.exit = exit_
-        case "torch.amp.grad_scaler":  # whose step may skip that of the optimizer
+            _call(sys, "exit", before=_zero.exit)
+        case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer
             target.GradScaler.step = _zero.around_step(target.GradScaler.step, 1)
         case "torch.distributed.distributed_c10d":
-            target.barrier = _zero.around(target.barrier, after=_zero.interrupted)
-            target.destroy_process_group = _zero.around(target.destroy_process_group, before=_zero.destroying)
+            _call(target, "barrier", after=_zero.interrupt)
+            _call(target, "destroy_process_group", before=_zero.end)
         case "torch.distributed.checkpoint.state_dict_saver":
-            for name in ("save", "async_save"):
-                setattr(target, name, _zero.around(getattr(target, name), after=_zero.interrupted))
+            _call(target, "save", after=_zero.interrupt)
+            _call(target, "async_save", after=_zero.interrupt)

@@ -63,7 +63,7 @@ def main(kind: str, steps: int) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    model = spread(Net())
+    model = Net() if kind == "alone" else spread(Net())
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, enabled=kind == "scaler")
     for step in range(steps):

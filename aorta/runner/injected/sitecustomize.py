@@ -31,29 +31,21 @@ class _AfterImport:
         _WATCHED.discard(name)
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((one for one in found if one is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            _patch(module)
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                execute(module)
+                _patch(module)
 
-        loader.exec_module = exec_module
+            loader.exec_module = exec_module
         return spec
 
 
 def _patch(module: ModuleType) -> None:
     try:
-        if "aorta" not in sys.modules and util.find_spec("aorta") is None:
-            # Only for this import: the program must not find what else lies beside AORTA.
-            sys.path.append(root := os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))  # noqa: PTH120
-            try:
-                import aorta  # noqa: F401
-            finally:
-                sys.path.remove(root)
         from aorta.runner import zero_lines
 
         zero_lines.patch(module)
@@ -62,15 +54,11 @@ def _patch(module: ModuleType) -> None:
         sys.stderr.write(f"aorta record: nothing is recorded: {type(error).__name__}: {error}\n")
 
 
-def _run_hidden() -> None:
-    spec = PathFinder.find_spec("sitecustomize", [one for one in sys.path if os.path.realpath(one or ".") != _HERE])
-    if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = hidden = util.module_from_spec(spec)
-        spec.loader.exec_module(hidden)
-
-
 try:
-    _run_hidden()
+    _hidden = PathFinder.find_spec("sitecustomize", [one for one in sys.path if os.path.realpath(one or ".") != _HERE])
+    if _hidden is not None and _hidden.loader is not None:
+        sys.modules["sitecustomize"] = _module = util.module_from_spec(_hidden)
+        _hidden.loader.exec_module(_module)
 finally:
     if "AORTA_RECORD" in os.environ:
         sys.meta_path.insert(0, _AfterImport())
