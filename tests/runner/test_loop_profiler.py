@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.analysis.merge.merge_traces import merge_traces
-from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.output_folder import LOCK_FILE, RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete
 from aorta.runner.loop_profiler import LoopProfiler, must_be_empty
@@ -93,7 +93,7 @@ def test_E8_a_folder_that_is_not_empty_stops_every_rank_before_anything_is_writt
     assert done.returncode != 0
     assert done.stderr.count("FileExistsError: ") >= 2  # each of the two says it
     assert "old.json exists" in done.stderr
-    assert files_below(tmp_path) == ["y/torch_traces/old.json"]
+    assert files_below(tmp_path) == [f"y/{LOCK_FILE}", "y/torch_traces/old.json"]
 
 
 @pytest.mark.spec("E8")
