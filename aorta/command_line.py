@@ -189,13 +189,13 @@ def tolerate_closed_terminal() -> Iterator[None]:
     """Wrap writing to stdout or stderr: where that fails (EIO: the terminal is closed), the text is lost, no more."""
     try:
         yield
-    except OSError:
+    except (OSError, ValueError):
         # What is left in a buffer would fail again when the interpreter ends, which then ends with 120.
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except OSError:
-                with suppress(OSError):
+            except (OSError, ValueError):
+                with suppress(OSError, ValueError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, stream.fileno())
                     os.close(nowhere)

@@ -134,8 +134,8 @@ _UNPRINTABLE: Final = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return text without control characters other than the escape sequences of `Style`: names in a trace may hold what
-    moves a terminal's cursor, or turns the direction of writing. They are written as in JSON, `\\u001b`.
+    """Return text with control characters as JSON writes them, but for what `Style` adds: a name in a trace may hold
+    what moves the cursor of a terminal, or turns the direction of writing.
     """
     return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", text)
 

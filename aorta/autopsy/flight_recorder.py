@@ -59,12 +59,8 @@ _ITEM_BYTES: Final = {
 
 
 _PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
-_PLAIN: Final = (
-    "PROTO FRAME MARK STOP EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 "
-    "TUPLE3 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 "
-    "BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET"
-)
-"""Opcodes of lists, dictionaries, tuples, text and numbers, by their names in Python's `pickle`."""
+_UNBOUNDED: Final = b"".join((pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8))
+"""Opcodes of what may take much more time or memory than bytes; a dump has none of them."""
 _VALUES_PER_BYTE: Final = 4
 """Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
 _Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
@@ -127,17 +123,16 @@ class _TextKeys(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-def _refuse(_unpickler: Any) -> None:
-    raise ValueError("it imports or calls something, or has another opcode that no dump needs")
-
-
 class _PlainUnpickler(_PYTHONS):  # type: ignore[misc]
-    """Takes no memory but for what it has read: the compiled one reserves as much memo as an index says."""
+    """Builds containers, text and numbers, and refuses whatever a pickle would import. The compiled unpickler reserves
+    as much memo as an index says.
+    """
 
-    dispatch: Final = dict.fromkeys(range(256), _refuse) | {
-        opcode[0]: _PYTHONS.dispatch[opcode[0]] for opcode in map(vars(pickle).__getitem__, _PLAIN.split())
-    }
+    dispatch: Final = {code: load for code, load in _PYTHONS.dispatch.items() if code not in _UNBOUNDED}
     dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(_TextKeys())
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it wants to import {module}.{name}, which no dump needs")
 
 
 def _unpickled(content: bytes) -> Any:

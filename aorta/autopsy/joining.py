@@ -22,7 +22,7 @@ from aorta.errors import InputError
 _DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
 _MOST_ABSENT = 1 << 23
-"""A thousand ranks of which each may wait for eight thousand."""
+"""To list whom ranks may wait for must not fill the memory: 1,000 may each wait for 8,000 others."""
 _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
 
@@ -46,7 +46,9 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
     world = tuple(range(max([0, *sizes, *(rank + 1 for rank in known)])))
     groups = {name: _with_users(group, name in listed, ranks.values(), world) for name, group in groups.items()}
-    _check_absent(ranks, groups)
+    absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
+    if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:
+        raise InputError(f"evidence of {len(ranks)} ranks, which used groups with {max(absent.values())} other ranks")
     if any(sizes):  # or else there may be ranks that nobody speaks of
         listed |= {name for name, group in groups.items() if group.ranks == world}
     unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
@@ -58,13 +60,6 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
         # What one rank has noted of a collective that needs all ranks, holds on all of them.
         return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
     return job
-
-
-def _check_absent(ranks: Mapping[int, Rank], groups: Mapping[str, GroupEvidence]) -> None:
-    """Refuse evidence of so few ranks that to list whom they may wait for would fill the memory."""
-    absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
-    if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:
-        raise InputError(f"evidence of {len(ranks)} ranks, which used groups with {max(absent.values())} other ranks")
 
 
 def _noted(job: JobEvidence, channel: Channel) -> int:

@@ -35,7 +35,7 @@ from aorta.records.schema import Footer
 from aorta.records.step_line import decode_line
 
 _EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
-_ERROR: Final = msgspec.json.Decoder(dict[str, str | dict[str, Any]])
+_ERROR: Final = msgspec.json.Decoder(dict[str, Any])
 EVIDENCE_FILE: Final = "rank_{rank}.json"
 _TAIL_BYTES: Final = 1 << 20
 _KINDS: Final = {

@@ -226,7 +226,8 @@ class HostWatchdog:
             explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {output}: {why}"
         else:
             explanation = _explained(self._folder)
-        _say(f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))} {what}; {explanation}")
+        named = f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))}"
+        to_stderr(f"aorta watchdog: {named} {what}; {explanation}")
 
     def _has_resumed(self) -> bool:
         """Return whether every rank has made progress since the report."""
@@ -237,7 +238,7 @@ class HostWatchdog:
         """Have the report written again: the ranks were late and not stuck. What was saved of them then stays."""
         idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
         self._reported = {}
-        _say(f"every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
+        to_stderr(f"aorta watchdog: every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
 
     def _progress_ns(self) -> dict[int, int]:
         return {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
@@ -253,10 +254,6 @@ class HostWatchdog:
 
 def _is_dead(facts: ProgressFacts) -> bool:
     return process_state(facts.pid, facts.start_ticks) == "dead"
-
-
-def _say(what: str) -> None:
-    to_stderr(f"aorta watchdog: {what}")
 
 
 def _explained(folder: Path) -> str:

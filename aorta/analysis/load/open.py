@@ -261,7 +261,6 @@ CHUNK: Final = 256
 """Rows held as Python objects at a time."""
 _LONGEST_BYTES: Final = 1 << 18
 """Longest text of a row; the longest names of kernels have some 10,000 characters."""
-_LEAST_WORK: Final = 1_000_000
 _WORK_PER_BYTE: Final = 4
 """Instructions of SQLite's machine and bytes of text in one pass over a table, at most. A row takes five bytes and two
 for each column; a file that uses its pages many times has no end.
@@ -285,7 +284,7 @@ class Database:
         except sqlite3.Error as error:
             raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
         try:
-            self._work, self._most = 0, _LEAST_WORK + _WORK_PER_BYTE * path.stat().st_size
+            self._work, self._most = 0, 1_000_000 + _WORK_PER_BYTE * path.stat().st_size
             self._connection.text_factory = self._text
             self._connection.set_progress_handler(self._is_endless, 1000)
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
