@@ -12,6 +12,8 @@ TORCHELASTIC_ERROR_FILE, so that the launcher's summary names it, and speaks onl
     error: training.device=cuda: torch sees no CUDA or HIP device; ...
     error: rank 3: ValueError: ...; the traceback is in its log file
 
+Whatever a command prints, argparse, Hydra and tracebacks too, is without secrets (`redaction`).
+
 Must not let a command lose its exit code or its journal over text that nobody can read (whoever started it may have
 closed the terminal meanwhile), or catch an error that AORTA did not raise on purpose.
 """
@@ -25,16 +27,18 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, ToolMissing
 from aorta.installation import what_to_install
+from aorta.redaction import redact
 from aorta.terminal_style import printable, style_of
 
 _INTERRUPTED_S: Final = 2.0
@@ -106,6 +110,23 @@ def name_ranks(ranks: Sequence[int]) -> str:
 _Arguments = ParamSpec("_Arguments")
 
 
+class _Redacting:
+    """A stream of text to which secrets are not written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> Any:
+        return self._stream.write(redact(text))
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    to_stderr("".join(traceback.format_exception(kind, error, trace)).rstrip())
+
+
 def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
     """Make a function a command: an `AortaError` that it raises becomes the line `error: ...` and its exit code.
 
@@ -118,8 +139,10 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
         def ended(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+            sys.excepthook = _show_traceback
             try:
-                return main(*arguments, **named)
+                with redirect_stdout(_Redacting(sys.stdout)), redirect_stderr(_Redacting(sys.stderr)):
+                    return main(*arguments, **named)
             except AortaError as error:
                 _say_error(speaker, str(error))
                 return error.exit_code
@@ -155,7 +178,7 @@ def _leave_for_launcher(message: str) -> bool:
     """Leave an error where torchrun reads it (the format is that of torch.distributed.elastic's `ErrorHandler`); return
     whether that worked.
     """
-    content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    content = {"message": {"message": redact(message), "extraInfo": {"timestamp": str(int(time.time()))}}}
     try:
         with Path(os.environ["TORCHELASTIC_ERROR_FILE"]).open("x") as file:
             json.dump(content, file)

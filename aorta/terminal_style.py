@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
+from aorta.redaction import redact
+
 MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "not tested": "-"}
 """Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
 UNDECIDED: Final = "?"
@@ -134,10 +136,10 @@ _UNPRINTABLE: Final = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return text with control characters as JSON writes them, but for what `Style` adds: a name in a trace may hold
-    what moves the cursor of a terminal, or turns the direction of writing.
+    """Return text without secrets, and with control characters as JSON writes them, but for what `Style` adds: a
+    name in a trace may hold what moves the cursor of a terminal, or turns the direction of writing.
     """
-    return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", redact(text))
 
 
 def _shown_width(text: str) -> int:

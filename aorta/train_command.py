@@ -14,10 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import hydra
-from hydra.core.config_store import ConfigStore
+from hydra._internal import hydra as _hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -31,6 +33,7 @@ from aorta.config.schema import Rpc, Streams
 from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
+from aorta.records.files import write_whole
 from aorta.version import __version__
 
 _HYDRA_OPTIONS: Final = (
@@ -118,6 +121,37 @@ class Sweep(Protocol):
         """Return the exit code of the sweep."""
 
 
+class _Loader(ConfigLoaderImpl):
+    """Composes a configuration that may be somebody else's: nothing in it is called before it is checked."""
+
+    def load_configuration(self, *arguments: Any, **named: Any) -> DictConfig:
+        composed = super().load_configuration(*arguments, **named)
+        installed = {target for _, target in _called(ConfigStore.instance().repo["hydra"])}
+        plain = OmegaConf.to_container(composed.hydra)
+        refused = [key for key, target in _called(plain) if target not in installed]
+        keys = ("callbacks", "searchpath", "job.env_set")
+        refused += [f"hydra.{key}" for key in keys if OmegaConf.select(composed.hydra, key)]
+        if refused:
+            raise ConfigError(
+                f"{', '.join(refused)}: could run any program; a configuration may only choose among the launchers and "
+                "sweepers of Hydra that are installed, as in hydra/sweeper=NAME. Remove it"
+            )
+        return composed
+
+    def _process_config_searchpath(self, *_: Any) -> None:
+        """Leave the search path as it is: Hydra would import the packages that a file names there."""
+
+
+def _called(node: Any, key: str = "hydra") -> Iterator[tuple[str, str]]:
+    """Yield the keys by which Hydra and `logging` find what they call, and its name."""
+    node = OmegaConf.to_container(node.node) if isinstance(node, ConfigNode) else node
+    if isinstance(node, dict | list):
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if name in {"_target_", "class", "()"}:
+                yield f"{key}.{name}", str(value)
+            yield from _called(value, f"{key}.{name}")
+
+
 class _Task:
     """What Hydra calls: keeps the configuration of a single run, or launches the jobs of a sweep one after another."""
 
@@ -136,6 +170,8 @@ class _Task:
             return math.nan
         if self.jobs is None:
             self.jobs = self._sweep()
+            settings = Path(str(hydra.sweep.dir), "multirun.yaml")
+            write_whole(settings, settings.read_text(encoding="utf-8"))  # Hydra writes every word, secrets too
         try:
             return self.jobs.launch(list(hydra.overrides.task), Path(str(hydra.sweep.dir)).absolute())
         except AortaError as error:  # Hydra would go on with the next job
@@ -230,6 +266,7 @@ def _compose(config_dir: Path, task: _Task) -> None:
     schema.register()
     # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    _hydra.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
     except AortaError:

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Final
 from aorta.errors import InputError
 from aorta.installation import install_command
 from aorta.records.files import NOT_UTF8
+from aorta.redaction import redact
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,17 @@ def write_table(frames: Iterable[pd.DataFrame], path: Path) -> int:
     """Write all rows of frames that have the same columns; the suffix of `path` says in which format. A Parquet file
     has a row group per frame. Returns the number of rows.
     """
+    frames = map(_redacted, frames)
     return _write_parquet(frames, path) if path.suffix == ".parquet" else _write_csv(frames, path)
+
+
+def _redacted(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame without secrets in its texts."""
+    for name, column in frame.select_dtypes(exclude="number").items():
+        shown = {value: redact(value) for value in column.unique() if isinstance(value, str)}
+        if any(value != text for value, text in shown.items()):
+            frame = frame.assign(**{str(name): column.map(lambda value, shown=shown: shown.get(value, value))})
+    return frame
 
 
 def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:

@@ -20,7 +20,7 @@ from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Verdict
 from aorta.autopsy.verdict_text import verdict_text
 from aorta.errors import InputError
-from aorta.records.files import NOT_UTF8, decode_json, json_text, read_small, write_whole
+from aorta.records.files import decode_json, json_text, read_small, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 
@@ -90,8 +90,8 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     """
     output = folder / AUTOPSY_DIR
     output.mkdir(exist_ok=True)
-    write_whole(output / JSON_FILE, as_json(verdict))
-    write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n".encode(errors=NOT_UTF8))
+    write_whole(output / JSON_FILE, as_json(verdict).decode())
+    write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n")
 
 
 def read_autopsy(folder: Path) -> Verdict | None:

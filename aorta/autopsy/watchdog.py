@@ -249,7 +249,7 @@ class HostWatchdog:
         for each in evidence:
             if each.rank in self._watches:
                 each.exit = each.exit or self._exits.get(each.rank)
-                write_whole(folder / EVIDENCE_FILE.format(rank=each.rank), msgspec.json.encode(each))
+                write_whole(folder / EVIDENCE_FILE.format(rank=each.rank), msgspec.json.encode(each).decode())
 
 
 def _is_dead(facts: ProgressFacts) -> bool:

@@ -195,7 +195,7 @@ class ClockSynchronisation:
             return
         path = self._folder.path / CLOCK_SYNC_FILE
         try:
-            write_whole(path, encode(sync))
+            write_whole(path, encode(sync).decode())
         except OSError as error:
             _log.error("cannot write %s: %s; the ranks' clocks stay unknown to the merge", path, error)
 

@@ -165,7 +165,7 @@ def prepare(
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
     """Write `run.json` atomically."""
-    write_whole(folder.path / MANIFEST_FILE, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_whole(folder.path / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
 
 
 def _identity(path: Path, topology: Topology) -> tuple[str, int]:

@@ -22,8 +22,9 @@ from aorta.distributed.cuda import nccl_version
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.installation import checkout, commit_of
-from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, SECRET, hide
+from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.records.schema import SCHEMA_VERSION
+from aorta.redaction import SECRET, hide, redact
 from aorta.version import __version__
 
 
@@ -41,7 +42,7 @@ class RequestedConfig:
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables that change a measurement, with effective values (W18); nothing that looks like a secret."""
     return {
-        name: value
+        name: redact(value)
         for name, value in sorted(environment.items())
         if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)) and not SECRET.search(name)
     }
@@ -113,13 +114,8 @@ def build_manifest(
         },
         "devices": sorted({facts["device"] for facts in ranks}),
         "topology": ranks,
-        "command": recorded_command(sys.argv),
+        "command": hide(sys.argv),
     }
-
-
-def recorded_command(words: list[str]) -> list[str]:
-    """Return the command line, without the values of options and keys whose names look like secrets."""
-    return hide(words)
 
 
 def _versions() -> dict[str, str | None]:

@@ -3,7 +3,8 @@
     python -m aorta.distributed.torchrun --standalone --nproc_per_node 2 train.py ...
 
 torchrun itself ends with 1, a traceback of its own and a list of exit codes. Rank 0 has said its error itself; that of
-another rank, which left it in a file, is said here. Must not hide an error of the launcher.
+another rank, which left it in a file, is said here. All ranks are on this host, so the stores by which they meet
+listen on the loopback interface alone. Must not hide an error of the launcher.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any, Final
 
 from aorta.command_line import begin_process, to_stderr
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
@@ -21,9 +24,14 @@ from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, PeerFailed
 if __name__ == "__main__":
     begin_process()  # before torch, whose import may swallow Ctrl-C
 
+import torch.distributed
+from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 from torch.distributed.run import determine_local_world_size, get_args_parser, main
+
+_LOOPBACK: Final = "127.0.0.1"
 
 
 def launch(arguments: Sequence[str]) -> int:
@@ -34,6 +42,9 @@ def launch(arguments: Sequence[str]) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(_says_more_than_a_signal)
     _set_threads(arguments)
+    if "--standalone" in arguments:
+        torch.distributed.TCPStore = c10d_rendezvous_backend.TCPStore = _LoopbackStore  # type: ignore
+        arguments = ["--local-addr", _LOOPBACK, *arguments]
     try:
         main(list(arguments))
     except ChildFailedError as error:
@@ -48,6 +59,17 @@ def launch(arguments: Sequence[str]) -> int:
     except SignalException as stopped:
         return SIGNAL_EXIT_BASE + int(stopped.sigval)
     return EXIT_OK
+
+
+class _LoopbackStore(TCPStore):
+    """A store whose server cannot be reached from another host; torch's own listens on every interface."""
+
+    def __init__(self, host_name: str, port: int, *, is_master: bool, **named: Any) -> None:
+        if is_master:
+            listener = socket.create_server((_LOOPBACK, port))
+            host_name, port = listener.getsockname()
+            named["master_listen_fd"] = listener.detach()
+        super().__init__(host_name, port, is_master=is_master, **named)
 
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:

@@ -22,6 +22,7 @@ import msgspec
 
 from aorta.errors import ConfigError, RecordWriteError
 from aorta.records.files import lock_file, read_lines
+from aorta.redaction import redact
 
 PLAN_JOURNAL: Final = "journal.jsonl"
 DONE: Final = "done"
@@ -114,12 +115,12 @@ class Journal:
             raise ConfigError(f"{path.parent}: {in_use}")
 
     def write(self, *lines: msgspec.Struct) -> None:
-        """Append lines; they are on the disk when this returns.
+        """Append lines, without secrets; they are on the disk when this returns.
 
         Raises:
             RecordWriteError: the file cannot be written.
         """
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        data = redact(msgspec.json.Encoder().encode_lines(lines).decode()).encode()
         try:
             if self._torn():
                 data = b"\n" + data

@@ -38,8 +38,8 @@ from aorta.experiments.journal import (
 from aorta.experiments.launch_folder import host, last_error, last_lines, log_file, put_aside, run_of
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
-from aorta.records.environment_variables import hide
-from aorta.records.files import NOT_UTF8, write_whole
+from aorta.records.files import whole_file, write_whole
+from aorta.redaction import hide, redact
 from aorta.terminal_style import printable
 
 
@@ -186,8 +186,14 @@ class _PlanRunner:
                 tick=self.progress.tick,
             )
         except ToolMissing as error:  # a launch that failed, as it would be in a shell
-            write_whole(log, f"{error}\n".encode(errors=NOT_UTF8))
+            write_whole(log, f"{error}\n")
             found = Outcome(FAILED, error.exit_code, 0.0, f"exit code {error.exit_code}", 0)
+        with (
+            log.open(encoding="utf-8", errors="surrogateescape", newline="") as said,
+            whole_file(log) as part,
+            part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as shown,
+        ):
+            shown.writelines(map(redact, said))
         done = found.status == DONE
         self.journal.write(
             Ended(

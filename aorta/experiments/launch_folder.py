@@ -26,9 +26,10 @@ from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
-from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES, hide, shown_values
+from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.records.files import NOT_UTF8, decode_json, read_small, unused, whole_file
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
+from aorta.redaction import hide, redact, shown_values
 from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"
@@ -165,7 +166,7 @@ def _made(path: Path, text: str) -> bool:
     """Write a whole file where there is none; False, and nothing written, where there is one."""
     try:
         with whole_file(path, new=True) as part:
-            part.write_text(text, encoding="utf-8", errors=NOT_UTF8)
+            part.write_text(redact(text), encoding="utf-8", errors=NOT_UTF8)
     except FileExistsError:
         return False
     return True

@@ -172,7 +172,7 @@ def write_json(path: Path, content: object) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+        write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
 

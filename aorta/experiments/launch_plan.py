@@ -17,7 +17,8 @@ from typing import Any, Final
 from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import InputError
 from aorta.installation import training_program
-from aorta.records.environment_variables import check_variable, hide, shown_values
+from aorta.records.environment_variables import check_variable
+from aorta.redaction import hide, shown_values
 
 REFERENCE, CANDIDATE = SIDES
 TORCHRUN: Final = "{torchrun}"

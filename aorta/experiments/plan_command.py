@@ -19,7 +19,7 @@ from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
-from aorta.records.environment_variables import hide, shown_variables
+from aorta.redaction import hide, shown_variables
 
 _DESCRIPTION: Final = """\
 Independent launches of train.py or of your own program, in the order A B B A A B B A ..., each in a folder of its own.

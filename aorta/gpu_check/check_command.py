@@ -74,7 +74,7 @@ def checked(
         RunIncomplete: they ended without it.
     """
     path.unlink(missing_ok=True)  # an earlier report must not be taken for this one
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+    launch = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", str(count)]
     numbers = (str(pairs), str(ranks_per_device))
     command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), *numbers, *words]
     ranks = subprocess.Popen(

@@ -243,7 +243,7 @@ def main(
     report = report_of(facts, msgspec.convert(everybody, list[list[CheckRow]]))
     to_stdout(render(report).rstrip("\n"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=2))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(report).decode(), indent=2))
     return report
 
 

@@ -18,6 +18,7 @@ import torch
 
 from aorta.errors import ConfigError
 from aorta.records.schema import UserRange
+from aorta.redaction import redact
 
 TRACE_NAME: Final = "range {name}"
 """In torch's traces. The word in front keeps a name such as `ProfilerStep#3` from being taken for a step."""
@@ -106,7 +107,7 @@ class UserMarks:
         if len(self._names) >= MOST_NAMES:
             return OTHER_NAMES
         # A lone surrogate is no character of any encoding, so JSON cannot hold it.
-        clean = key[:MOST_NAME_CHARS].encode("utf-8", "replace").decode("utf-8")
+        clean = redact(name)[:MOST_NAME_CHARS].encode("utf-8", "replace").decode("utf-8")
         return self._names.setdefault(key, clean + ("..." if len(key) > MOST_NAME_CHARS else ""))
 
 

@@ -20,7 +20,7 @@ from aorta.config.templates import fill
 from aorta.errors import ConfigError
 from aorta.profiling.trace_files import error_line
 from aorta.profiling.trace_names import compressed
-from aorta.records.files import whole_file
+from aorta.records.files import remote_files, whole_file
 
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
@@ -238,10 +238,9 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _file_system(address: str) -> tuple[Any, str]:
-    import fsspec  # torch brings it; loaded only where something is uploaded
-
     scheme = address.partition("://")[0] if "://" in address else "file"
     try:
+        fsspec = remote_files(address)
         fs, root = fsspec.core.url_to_fs(address)
     except ImportError as error:
         package = _PACKAGES.get(scheme)

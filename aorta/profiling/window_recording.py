@@ -26,6 +26,7 @@ from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, expor
 from aorta.profiling.trace_files import free_name
 from aorta.profiling.trace_names import STEP_BASE, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
+from aorta.redaction import redact
 
 _log = logging.getLogger(__name__)
 _ACTIONS = {
@@ -202,7 +203,7 @@ class WindowRecording(profile):
             "partial": window.partial,
             **self._plan.metadata,
         }.items():
-            self.add_metadata_json(key, json.dumps(value))
+            self.add_metadata_json(key, redact(json.dumps(value)))
 
     def _window(self) -> TraceWindow:
         now, kept = time.monotonic(), self._kept

@@ -1,11 +1,9 @@
-"""Environment variables that change a measurement: which are recorded, what they mean, and what must not be shown.
+"""Environment variables that change a measurement: which are recorded, and what they mean.
 
     check_variable("GPU_MAX_HW_QUEUES", "0")            InputError: ...: a whole number from 1
-    hide(["--env=HF_TOKEN=abc", "--password", "x"])     ["--env=HF_TOKEN=...", "--password", "..."]
 
 Runs record the variables of `ENVIRONMENT_PREFIXES` and `ENVIRONMENT_NAMES`, plans keep them equal. A variable that is
-not known may be given all the same. Must not set or read any, load torch (plans use it), or pass on the value of a name
-that looks like a secret's: the rule for words of command lines too, in run manifests and plans.
+not known may be given all the same. Must not set or read any, or load torch (plans use it).
 
 Sources of meanings and values: the environment variable pages of the user guides of NCCL 2.30, RCCL, HIP and
 ROCR-Runtime 7, the appendix "CUDA Environment Variables" of the CUDA programming guide, and that of torch.distributed.
@@ -14,7 +12,6 @@ ROCR-Runtime 7, the appendix "CUDA Environment Variables" of the CUDA programmin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,44 +40,6 @@ ENVIRONMENT_NAMES: Final = frozenset(
         "TORCH_NCCL_AVOID_RECORD_STREAMS",
     }
 )
-
-HIDDEN: Final = "..."
-SECRET: Final = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
-"""Matches names of variables, options or keys whose value is a secret."""
-
-
-def hide(words: Sequence[str]) -> list[str]:
-    """Return the arguments with secrets replaced by `...`.
-
-    A secret is what follows `NAME=`, however many `=` come before it (`--env=HF_TOKEN=abc`), or the argument after an
-    option (`--password abc`), where the name matches `SECRET`.
-    """
-    shown: list[str] = []
-    before = ""
-    for word in words:
-        of_option = before.startswith("-") and "=" not in before and not word.startswith("-")
-        shown.append(HIDDEN if of_option and SECRET.search(before) else _hidden(word))
-        before = word
-    return shown
-
-
-def _hidden(word: str) -> str:
-    parts = word.split("=")
-    for at, name in enumerate(parts[:-1]):
-        if SECRET.search(name):
-            return "=".join([*parts[: at + 1], HIDDEN])
-    return word
-
-
-def shown_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Return values by name, in their order; those whose names look like secrets are hidden."""
-    return {name: HIDDEN if SECRET.search(name) else value for name, value in values.items()}
-
-
-def shown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the same as NAME=VALUE."""
-    return [f"{name}={value}" for name, value in shown_values(environment).items()]
-
 
 _FLAG: Final = ("0", "1")
 _DISTANCES: Final = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")

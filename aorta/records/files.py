@@ -24,10 +24,13 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
+
+from aorta.redaction import redact
 
 T = TypeVar("T")
 
@@ -71,6 +74,34 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
         raise
 
 
+def remote_files(location: str) -> Any:
+    """Return fsspec. For an address with sftp:// it refuses hosts without a known key, as ssh does; left to itself it
+    takes any key.
+
+    Raises:
+        ImportError: what such an address needs is not installed.
+    """
+    import fsspec  # loaded only where something is not on this disk
+
+    if "sftp://" in location or "ssh://" in location:
+        from fsspec.implementations import sftp
+
+        sftp.SFTPFileSystem._connect = partial(_connect, sftp.paramiko)
+    return fsspec
+
+
+def _connect(paramiko: Any, system: Any) -> None:
+    system.client = paramiko.SSHClient()  # whose policy is to refuse
+    for known in ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts"):
+        with suppress(FileNotFoundError):
+            system.client.load_system_host_keys(str(Path(known).expanduser()))
+    try:
+        system.client.connect(system.host, **system.ssh_kwargs)
+    except paramiko.SSHException as error:
+        raise OSError(f"{error}; if its key is not known, log in once with ssh and compare it") from error
+    system.ftp = system.client.open_sftp()
+
+
 def read_small(path: Path) -> bytes:
     """Return the whole content of a file.
 
@@ -103,8 +134,8 @@ _HALF: Final = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\(ud[c-f][0-9a-f]{2})")
 
 
 def json_text(document: Any) -> str:
-    """Return a document of built-in types as indented JSON."""
-    return _HALF.sub(r"\\\\\1", json.dumps(document, indent=2, allow_nan=False)) + "\n"
+    """Return a document of built-in types as indented JSON, without secrets."""
+    return _HALF.sub(r"\\\\\1", redact(json.dumps(document, indent=2, allow_nan=False))) + "\n"
 
 
 def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:
@@ -166,10 +197,12 @@ def _linked(part: Path, path: Path) -> bool:
     return True
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears under its name only when it is complete; an error leaves an earlier one as it was."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that appears under its name only when it is complete; an error leaves an earlier one as it was. Text
+    is written without secrets, bytes as they are.
+    """
     with whole_file(path) as part:
-        part.write_bytes(content)
+        part.write_bytes(redact(content).encode(errors=NOT_UTF8) if isinstance(content, str) else content)
 
 
 def lock_file(file: BinaryIO, *, shared: bool = False) -> bool:

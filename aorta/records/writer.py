@@ -23,6 +23,7 @@ import msgspec
 from aorta.errors import RecordWriteError
 from aorta.records.files import OF_THIS_PROCESS
 from aorta.records.schema import Footer, Line, Step
+from aorta.redaction import redact
 
 _LINES_TO_DROP: Final = 64
 """At most so many lines make room for the last one."""
@@ -53,8 +54,8 @@ class RecordWriter:
         """Size and steps of the file before each of its last lines."""
 
     def write(self, line: Line) -> None:
-        """Append `line`; a line the disk takes only in part is cut off again."""
-        self._append(self._encoder.encode(line) + b"\n", steps=isinstance(line, Step))
+        """Append `line`, without secrets; a line the disk takes only in part is cut off again."""
+        self._append(self._encoded(line), steps=isinstance(line, Step))
 
     def write_last(self, footer: Callable[[int], Footer]) -> Footer:
         """Write and return the footer for as many steps as the file holds; on a full disk in place of as many of the
@@ -63,7 +64,7 @@ class RecordWriter:
         end = self._size
         while True:
             line = footer(self.steps_written)
-            data = self._encoder.encode(line) + b"\n"
+            data = self._encoded(line)
             try:
                 self._append(data)
                 return line
@@ -71,6 +72,10 @@ class RecordWriter:
                 if end - self._size >= len(data) or len(self._before) < 2:  # the header stays
                     raise
                 self._drop()
+
+    def _encoded(self, line: Line) -> bytes:
+        data = self._encoder.encode(line) + b"\n"
+        return data if isinstance(line, Step) else redact(data.decode()).encode()
 
     def replace_last(self, line: Line) -> None:
         """Write `line` in place of the last one; the last one stays where the disk does not take it."""

@@ -309,7 +309,7 @@ class RpcRun:
     def _write_calls(self, folder: RunFolder, window: int, calls: Sequence[Call]) -> None:
         path = folder.traces(self.rank) / CALLS_FILE.format(window=window)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.Encoder().encode_lines(calls))
+        write_whole(path, msgspec.json.Encoder().encode_lines(calls).decode())
         self._written[window] = _progress(calls)
 
     def _write_late_calls(self, traced: TracedRpc, folder: RunFolder) -> None:
@@ -338,8 +338,8 @@ class RpcRun:
             ended=ended,
             finished_windows=self.finished_windows,
         )
-        text = msgspec.json.format(msgspec.json.encode(facts), indent=2)
-        write_whole(folder.path / RPC_FILE, text + b"\n")
+        text = msgspec.json.format(msgspec.json.encode(facts).decode(), indent=2)
+        write_whole(folder.path / RPC_FILE, text + "\n")
 
 
 def _progress(calls: Sequence[Call]) -> tuple[int, int]:

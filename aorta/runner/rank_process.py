@@ -31,6 +31,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.process_group import process_group
 from aorta.distributed.topology import Topology, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
+from aorta.redaction import redact
 from aorta.terminal_style import printable
 
 EVERY_RANK = {"every_rank": True}
@@ -64,6 +65,11 @@ class _Terminal(logging.Handler):
             tqdm.write(f"{printable(prefix + level + record.getMessage())}\n", file=sys.stderr, end="")
 
 
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
 class _LogFile(logging.FileHandler):
     """Ignores write errors (a full disk): the record raises an error for the same reason, which is the one to be
     seen.
@@ -89,7 +95,7 @@ def log_to(path: Path) -> Iterator[None]:
     """Write everything to `path` as well, for the length of a `with` block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, mode="w", encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(_Lines(_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield

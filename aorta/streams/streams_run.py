@@ -185,7 +185,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
             results = msgspec.convert(gathered, list[StreamsRank])
             whole = StreamsFile(STREAMS_VERSION, round(settings.kernel_us * 1e3), settings.knee_tolerance, results)
             path = site.folder.path / STREAMS_FILE
-            write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1))
+            write_whole(path, msgspec.json.format(msgspec.json.encode(whole).decode(), indent=1))
             for one in results:
                 to_stdout(report_text(one, settings.knee_tolerance, style_of(sys.stdout)))
             _log.info("written: %s", path)

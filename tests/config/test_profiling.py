@@ -172,10 +172,11 @@ def test_a_chrome_trace_of_its_own_belongs_to_tensorboard_names():
 
 @pytest.mark.spec("E11")
 def test_an_address_with_a_password_is_refused_without_showing_it():
-    for key in ("remote_root", "remote_file_name"):
-        (rule,) = rules(**{key: "sftp://me:hunter2@host/x/{rank}"})
-        assert rule.startswith(f"profiling.{key}: holds a password")
-        assert "hunter2" not in rule
+    for address in ("sftp://me:hunter2@host/x/", "simplecache::memory://me:hunter2@h/", "https://h/x?sig=hunter2&n="):
+        for key in ("remote_root", "remote_file_name"):
+            (rule,) = rules(**{key: address + "{rank}"})
+            assert rule.startswith(f"profiling.{key}: holds a password")
+            assert "hunter2" not in rule
 
 
 def test_files_stay_in_the_trace_folder():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -11,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from aorta.distributed import torchrun
 from aorta.distributed.torchrun import first_failure
 from aorta.errors import ConfigError, PeerFailed
+from tests.runs import finished, succeeded
 
 PEER = PeerFailed.exit_code
 
@@ -63,3 +66,15 @@ def test_the_summary_has_the_error_of_a_rank_that_did_not_say_it(monkeypatch, tm
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert torchrun.launch(["--nproc_per_node", "2", "train.py"]) == (128 + signal.SIGKILL if codes[1] < 0 else 1)
     assert capsys.readouterr().err == said
+
+
+def test_stores_of_ranks_on_one_host_listen_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(
+        "import os, psutil, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "found = psutil.Process(os.getppid()).net_connections()\n"
+        "print(*(each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN))\n"
+    )
+    words = ["-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", "1", str(tmp_path / "rank.py")]
+    done = succeeded(finished([sys.executable, *words]))
+    assert set(done.stdout.split()) == {"127.0.0.1"}

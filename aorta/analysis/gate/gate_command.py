@@ -23,6 +23,7 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
 from aorta.analysis.gate.gate_checks import Condition, evaluate, parse_condition
 from aorta.errors import EXIT_OK, InputError
+from aorta.redaction import redact
 from aorta.terminal_style import PLAIN, Style
 
 OUTCOMES: Final = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
@@ -229,7 +230,7 @@ def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN
         try:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             with Path(name).open("a", encoding="utf-8") as file:
-                file.write(markdown_summary(summary))
+                file.write(redact(markdown_summary(summary)))
         except OSError as error:
             raise InputError(
                 f"{name}: cannot be written: {error.strerror or error}. Give another file to --markdown"

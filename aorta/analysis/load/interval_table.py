@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.tables import UNKNOWN
+from aorta.redaction import redact
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
@@ -169,7 +170,7 @@ def intervals(
         if column.shape != (length,):
             raise ValueError(f"column {name}: {column.shape} values for {length} intervals")
         made[name] = column.astype(wanted, copy=False)
-    return Intervals(**made, names=tuple(names), groups=tuple(groups), dtypes=tuple(dtypes))
+    return Intervals(**made, names=tuple(map(redact, names)), groups=tuple(groups), dtypes=tuple(dtypes))
 
 
 def concatenate(parts: Sequence[Intervals]) -> Intervals:

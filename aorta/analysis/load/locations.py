@@ -44,6 +44,7 @@ from aorta.analysis.load.trace_files import AORTA, detect
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
+from aorta.redaction import redact
 
 Location: TypeAlias = str | Path | tuple[Path, ...]
 """A run folder, a launch set, traces (a file, folder, glob or URL), or several folders with ranks of one run."""
@@ -190,11 +191,13 @@ class Archives(ExitStack):
         raise InputError(f"{archive}!{name}: the archive has no folder {name!r}")
 
     def as_given(self, value: Any) -> Any:
-        """Return the same text, list, mapping or struct, with `ARCHIVE!` in place of a temporary folder."""
+        """Return the same text, list, mapping or struct, without secrets, and with `ARCHIVE!` in place of a temporary
+        folder.
+        """
         if isinstance(value, str):
             for folder, location in self._folders.items():
                 value = value.replace(f"{folder}/", f"{location}!").replace(folder, location)
-            return value
+            return redact(value)
         if isinstance(value, msgspec.Struct):
             return type(value)(**{name: self.as_given(getattr(value, name)) for name in value.__struct_fields__})
         if isinstance(value, dict):

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
-from aorta.records.files import NOT_UTF8, open_regular
+from aorta.records.files import NOT_UTF8, open_regular, remote_files
 from aorta.timeline.arrays import Int64
 
 _DAMAGED: Final = (zlib.error, cast("type[Exception]", igzip_lib.IsalError))
@@ -249,10 +249,8 @@ def _starts_with_gzip(path: Path) -> bool:
 
 
 def _fsspec_open(location: str) -> Any:
-    import fsspec
-
     try:
-        return fsspec.open(location, "rb")
+        return remote_files(location).open(location, "rb")
     except (ImportError, ValueError) as error:
         raise InputError(f"{location}: no file system for this URL: {error}") from error
 

@@ -27,6 +27,7 @@ from aorta.analysis.load.rocpd import read_rocpd, read_rpd
 from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
 from aorta.errors import InputError
+from aorta.records.files import remote_files
 from aorta.records.schema import Header
 
 AORTA: Final = "aorta"
@@ -276,10 +277,8 @@ def _walk(folder: Path) -> list[str]:
 
 
 def _remote(location: str) -> tuple[list[str], bool]:
-    import fsspec
-
     try:
-        system, path = fsspec.core.url_to_fs(location)
+        system, path = remote_files(location).core.url_to_fs(location)
         if any(mark in path for mark in "*?["):
             names = sorted(system.glob(path))
         elif system.isdir(path):

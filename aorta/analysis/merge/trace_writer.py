@@ -20,6 +20,7 @@ import msgspec
 from aorta.analysis.load.chrome_json import Event
 from aorta.errors import InputError
 from aorta.records.files import whole_file
+from aorta.redaction import redact
 
 PIDS_PER_RANK: Final = 1_000
 TIDS_PER_RANK: Final = 100_000
@@ -48,15 +49,19 @@ class TraceWriter:
         self.count += 1
         self._buffer += self._encoder.encode(event)
         if len(self._buffer) >= _BUFFER:
-            self._file.write(self._buffer)
-            self._buffer.clear()
+            self._flush()
 
     def finish(self, metadata: dict[str, Any]) -> None:
         """Write what stands behind the events."""
         self._buffer += b"\n]"
         for key, value in metadata.items():
             self._buffer += b",\n" + self._encoder.encode(key) + b":" + self._encoded(value)
-        self._file.write(self._buffer + b"}\n")
+        self._buffer += b"}\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write whole events, without secrets."""
+        self._file.write(redact(self._buffer.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"))
         self._buffer.clear()
 
     def _encoded(self, value: Any) -> bytes:

@@ -28,8 +28,8 @@ from aorta.analysis.locate import OUTPUTS
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.command_line import shown_path
 from aorta.errors import InputError
-from aorta.records.environment_variables import shown_variables
 from aorta.records.files import decode_json, read_lines, read_small, write_whole
+from aorta.redaction import shown_variables
 from aorta.terminal_style import filled, paragraph, table
 from aorta.version import __version__
 
@@ -90,7 +90,7 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
     path = Path(options.output or Path("reports", folder.resolve().name)) / CANDIDATES_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(compared.as_json(), indent=2, allow_nan=False) + "\n").encode())
+        write_whole(path, json.dumps(compared.as_json(), indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return f"{compared.text()}\n{shown_path(path)}\n\n{compared.conclusion()}"

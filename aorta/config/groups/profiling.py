@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from aorta.config.groups.common import number_rules
 from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, distinguishes_ranks, fields_of, problem_of
 from aorta.errors import ConfigError
+from aorta.redaction import redact
 
 
 class Naming(Enum):
@@ -326,10 +326,10 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     if root is not None and not root.strip():
         yield "profiling.remote_root='': give an address, or null"
     for key, address in {"profiling.remote_root": root, **names}.items():
-        if address and "://" in address and _has_password(address):
+        if address and "://" in address and redact(address) != address:
             yield (
-                f"{key}: holds a password, and addresses are written into run.json; put it into the environment or "
-                "into fsspec's own configuration"
+                f"{key}: holds a password or a key, and addresses are written into run.json; put it into the "
+                "environment or into fsspec's own configuration"
             )
     for key, name in somewhere.items():
         if ".html" not in name and "memory" in key:
@@ -344,13 +344,6 @@ def scheme_of(address: str) -> str:
     """Return the scheme at the end of a chain (`simplecache::s3://bucket` -> `s3`); `file` where there is none."""
     last = address.rpartition("::")[2]
     return last.partition("://")[0] if "://" in last else "file"
-
-
-def _has_password(address: str) -> bool:
-    try:
-        return urlsplit(address).password is not None
-    except ValueError:
-        return False
 
 
 def profiling_notes(profiling: Profiling, steps: int | None, world_size: int) -> Iterator[str]:
