@@ -24,7 +24,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -86,11 +86,11 @@ def remote_files(location: str) -> Any:
     if "sftp://" in location or "ssh://" in location:
         from fsspec.implementations import sftp
 
-        sftp.SFTPFileSystem._connect = partial(_connect, sftp.paramiko)
+        sftp.SFTPFileSystem._connect = partialmethod(_connect, sftp.paramiko)
     return fsspec
 
 
-def _connect(paramiko: Any, system: Any) -> None:
+def _connect(system: Any, paramiko: Any) -> None:
     system.client = paramiko.SSHClient()  # whose policy is to refuse
     for known in ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts"):
         with suppress(FileNotFoundError):
