@@ -64,12 +64,12 @@ def begin_process() -> None:
     threading.Thread(target=_end_when_asked, args=(reader, parent), name="aorta-signals", daemon=True).start()
 
 
-def _say_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show an error that ends the process as Python does; Ctrl-C during an import is none."""
     if issubclass(kind, KeyboardInterrupt):
         to_stderr("interrupted")
     else:
-        sys.__excepthook__(kind, error, traceback)
+        to_stderr("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
 def _end_when_asked(reader: int, parent: int) -> None:
@@ -123,10 +123,6 @@ class _Redacting:
         return self._stream.write(redact(text))
 
 
-def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    to_stderr("".join(traceback.format_exception(kind, error, trace)).rstrip())
-
-
 def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
     """Make a function a command: an `AortaError` that it raises becomes the line `error: ...` and its exit code.
 
@@ -139,7 +135,6 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
         def ended(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
-            sys.excepthook = _show_traceback
             try:
                 with redirect_stdout(_Redacting(sys.stdout)), redirect_stderr(_Redacting(sys.stderr)):
                     return main(*arguments, **named)
