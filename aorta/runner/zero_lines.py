@@ -136,9 +136,7 @@ class _ZeroLines:
             self._others.add(id(optimizer))
             return
         if not self._hooks:
-            self._recording.unclear(
-                "no forward pass is seen in a model compiled in place; each optimizer step ends a step"
-            )
+            self._recording.unclear("no forward pass is seen in a model that is compiled in place")
         elif not (self._trains or self._may_train):
             return  # DeepSpeed steps once for each group of parameters
         if self._others != (self._usual_others or self._others):
@@ -163,14 +161,12 @@ class _ZeroLines:
         elif not module.training:
             self.interrupt()
 
-    def interrupt(self) -> None:
+    def interrupt(self, *_: Any) -> None:
         """An evaluation, a barrier or a checkpoint: no part of a step that has not trained yet."""
         if self._recording is None:
             return
         if self._trains:
-            self._recording.unclear(
-                "an evaluation, a barrier or a checkpoint came between its forward pass and its end"
-            )
+            self._recording.unclear("an evaluation, barrier or checkpoint came between its forward pass and its end")
         self._interrupted = True
 
     def exit(self, status: Any = None) -> None:
@@ -246,20 +242,14 @@ def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
 _zero = _ZeroLines()
 
 
-def _call(
-    owner: Any, name: str, *, before: Callable[..., None] | None = None, after: Callable[[], None] | None = None
-) -> None:
-    """Have AORTA called around a function of `owner`."""
+def _call_before(owner: Any, name: str, do: Callable[..., None]) -> None:
+    """Have AORTA called in front of a function of `owner`, with its arguments."""
     function = getattr(owner, name)
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if before is not None:
-            _zero.guarded(before, *args, *kwargs.values())
-        result = function(*args, **kwargs)
-        if after is not None:
-            _zero.guarded(after)
-        return result
+        _zero.guarded(do, *args, *kwargs.values())
+        return function(*args, **kwargs)
 
     setattr(owner, name, called)
 
@@ -271,12 +261,12 @@ def patch(module: ModuleType) -> None:
         case "torch.optim.optimizer":
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
             target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
-            _call(sys, "exit", before=_zero.exit)
+            _call_before(sys, "exit", _zero.exit)
         case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer
             target.GradScaler.step = _zero.around_step(target.GradScaler.step, 1)
         case "torch.distributed.distributed_c10d":
-            _call(target, "barrier", after=_zero.interrupt)
-            _call(target, "destroy_process_group", before=_zero.end)
+            _call_before(target, "barrier", _zero.interrupt)
+            _call_before(target, "destroy_process_group", _zero.end)
         case "torch.distributed.checkpoint.state_dict_saver":
-            _call(target, "save", after=_zero.interrupt)
-            _call(target, "async_save", after=_zero.interrupt)
+            _call_before(target, "save", _zero.interrupt)
+            _call_before(target, "async_save", _zero.interrupt)
