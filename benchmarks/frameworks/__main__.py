@@ -55,7 +55,6 @@ class Case:
         steps: that a recording with lines has.
         optimizer_steps: that are made; where None, as many.
         fails: whether it ends with an exception.
-        framework: whether it needs more than torch.
     """
 
     script: str
@@ -64,7 +63,6 @@ class Case:
     steps: int = 12
     optimizer_steps: int | None = None
     fails: bool = False
-    framework: bool = True
 
     @property
     def name(self) -> str:
@@ -75,13 +73,13 @@ class Case:
 
 
 CASES: Final = (
-    Case("ddp", framework=False),
-    Case("ddp", "raise", steps=7, fails=True, framework=False),
-    Case("ddp", "break", steps=7, framework=False),
-    Case("ddp", "compile_in_place", framework=False),
-    Case("fsdp2", "save", framework=False),
-    Case("fsdp2", "async_save", framework=False),
-    Case("gan", blocks=(*(f"0.{name}" for name in NET), *(f"1.{index}" for index in range(5))), framework=False),
+    Case("ddp"),
+    Case("ddp", "raise", steps=7, fails=True),
+    Case("ddp", "break", steps=7),
+    Case("ddp", "compile_in_place", blocks=("Net",)),
+    Case("fsdp2", "save"),
+    Case("fsdp2", "async_save"),
+    Case("gan", blocks=(*(f"0.{name}" for name in NET), *(f"1.{index}" for index in range(5)))),
     Case("transformers_ddp", blocks=LLAMA),
     Case("transformers_ddp", "gradient_checkpointing", blocks=LLAMA),
     Case("transformers_ddp", "compile", blocks=("DistributedDataParallel",)),
