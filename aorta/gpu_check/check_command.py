@@ -80,11 +80,7 @@ def checked(
     ranks = subprocess.Popen(
         command, env={"OMP_NUM_THREADS": "1", **os.environ}, preexec_fn=end_with_parent(os.getpid())
     )
-    try:
-        code = ranks.wait()
-    except KeyboardInterrupt:
-        ranks.wait()  # the terminal has signalled them as well
-        raise
+    code = ranks.wait()
     if code or not path.exists():
         raise RunIncomplete(f"the ranks ended with {code} before the table was made; see their output above")
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)

@@ -150,7 +150,7 @@ def _files(
     not_drawn: dict[str, str] = {}
     output.mkdir(parents=True, exist_ok=True)
     written = [output / SUMMARY_FILE]
-    if others := _reported_on(written[0]) - set(_runs(as_json(summary))):
+    if others := _reported_on(written[0]) - _runs(as_json(summary)):
         to_stderr(f"{output}: replaces the report on {', '.join(sorted(others))}; --output DIR keeps both")
     files.enter_context(whole_file(written[0])).write_text(json_text(as_json(summary)), encoding="utf-8")
     datasets = {label: subject.dataset for label, subject in subjects.items()}
@@ -178,15 +178,15 @@ def _reported_on(path: Path) -> set[str]:
     """Return the runs of an earlier report; none where there is none, or it cannot be read."""
     try:
         earlier = decode_json(read_small(path), _SUMMARY)
-        return set(_runs(earlier))
+        return _runs(earlier)
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return set()
 
 
-def _runs(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the runs of a `summary.json` by their ids; traces of other tools, which have none, by where they are."""
-    for entry in summary.get("datasets", {}).values():
-        yield str(entry["source"].get("run_id") or entry["source"]["path"])
+def _runs(summary: Mapping[str, Any]) -> set[str]:
+    """Return the runs of a `summary.json` by their ids; traces of other tools, which have none, by where they are."""
+    sources = [entry["source"] for entry in summary["datasets"].values()]
+    return {str(source.get("run_id") or source["path"]) for source in sources}
 
 
 @contextmanager
