@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -37,12 +38,17 @@ from aorta.records.progress_file import (
 from aorta.records.run_files import AUTOPSY_DIR
 
 LEAST_S: Final = 10.0
-TIMES_LARGEST_GAP: Final = 10
-"""The learned timeout: so many times the largest gap between two signs of progress behind the warm-up, and at least
-`LEAST_S`. Twice what a straggler of five times the usual pace needs."""
+RECENT_STEPS: Final = 1000
+USUAL: Final = 0.95
+TIMES_USUAL: Final = 10.0
+TIMES_LONGEST: Final = 1.5
+"""The learned timeout, at least `LEAST_S`, from the longest gap between two signs of progress in each of the recent
+steps behind the warm-up: `TIMES_USUAL` the `USUAL` quantile of these, twice what a straggler of five times the usual
+pace needs; and `TIMES_LONGEST` the longest, so that a pause which comes again is reported once. How often that is
+wrong, and a stop is missed: `python -m benchmarks.learned_timeout`."""
 LEARNING_STEPS: Final = 5
 """Steps behind the warm-up from which a timeout is learned; before them `grace_s` holds."""
-_POLL_S: Final = 0.25
+POLL_S: Final = 0.25
 _ASLEEP_S: Final = 5.0
 """A pause between two looks that is longer means that the host was asleep, and the ranks too."""
 _FILES_WITHIN_S: Final = 60.0
@@ -76,7 +82,9 @@ class Patience:
         self._timeout_s, self._grace_s = timeout_s, grace_s
         self._ready = warmup_steps + LEARNING_STEPS if timeout_s is None else 1
         self._warmup_steps = warmup_steps
-        self._largest_gap_ns = 0
+        self._gaps_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._gap_s: dict[int, float] = {}
+        """Rank -> the longest in the step that it is in."""
         self._last: dict[int, ProgressState] = {}
         self._quiet_until_ns = 0
 
@@ -84,7 +92,10 @@ class Patience:
         """Return the present limit in seconds."""
         if min(state.steps_done for state in states.values()) < self._ready:
             return max(self._grace_s, self._timeout_s or 0)
-        return self._timeout_s or max(LEAST_S, TIMES_LARGEST_GAP * self._largest_gap_ns / 1e9)
+        if self._timeout_s is not None:
+            return self._timeout_s
+        gaps_s = sorted([0.0, *self._gaps_s, *self._gap_s.values()])
+        return max(LEAST_S, TIMES_USUAL * gaps_s[int(USUAL * len(gaps_s))], TIMES_LONGEST * gaps_s[-1])
 
     def overdue(self, states: dict[int, ProgressState], now_ns: int) -> dict[int, float]:
         """Return ranks without progress for longer than allowed, with seconds; learns from those with progress.
@@ -95,9 +106,9 @@ class Patience:
         if any(self._is_excused(state, now_ns) for state in states.values()):
             self._quiet_until_ns = now_ns
         limit_ns = int(self.timeout_s(states) * 1e9)
+        self._learn(states)
         late = {}
         for rank, state in states.items():
-            self._learn(rank, state)
             idle_ns = now_ns - max(state.progress_ns, self._quiet_until_ns)
             if idle_ns > limit_ns:
                 late[rank] = idle_ns / 1e9
@@ -112,12 +123,17 @@ class Patience:
             return True
         return state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
 
-    def _learn(self, rank: int, state: ProgressState) -> None:
-        before = self._last.get(rank)
-        self._last[rank] = state
-        if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self._quiet_until_ns:
-            return
-        self._largest_gap_ns = max(self._largest_gap_ns, state.progress_ns - before.progress_ns)
+    def _learn(self, states: dict[int, ProgressState]) -> None:
+        ended_s = []
+        for rank, state in states.items():
+            before, self._last[rank] = self._last.get(rank), state
+            if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self._quiet_until_ns:
+                continue
+            self._gap_s[rank] = max(self._gap_s.get(rank, 0.0), (state.progress_ns - before.progress_ns) / 1e9)
+            if state.steps_done > before.steps_done:
+                ended_s.append(self._gap_s.pop(rank))
+        if ended_s:
+            self._gaps_s.append(max(ended_s))
 
 
 class HostWatchdog:
@@ -141,7 +157,7 @@ class HostWatchdog:
         for process in self._processes.values():
             poller.register(process, select.POLLIN)
         while True:
-            for process, _ in poller.poll(_POLL_S * 1000):
+            for process, _ in poller.poll(POLL_S * 1000):
                 poller.unregister(process)
             now_ns = time.perf_counter_ns()
             if now_ns - looked_ns > _ASLEEP_S * 1e9:
@@ -167,17 +183,17 @@ class HostWatchdog:
         """Open the progress files of the task's ranks; whether there are any. The first rank's was there before this
         process: where it is gone, another run has the folder. Ranks whose process cannot be seen are not watched.
         """
-        deadline, hidden = time.monotonic() + _FILES_WITHIN_S, set[int]()
-        while len(self._watches) + len(hidden) < len(self._task.ranks) and time.monotonic() < deadline:
+        deadline, wanted = time.monotonic() + _FILES_WITHIN_S, set(self._task.ranks)
+        while wanted and time.monotonic() < deadline:
             for path in progress_files(self._folder):
                 with suppress(OSError, UnreadableProgress):
                     watch = ProgressWatch(path)
                     facts = watch.facts
-                    known = facts.rank in self._watches or facts.rank not in self._task.ranks
-                    if known or (facts.run_id, facts.attempt) != (self._task.run_id, self._task.attempt):
+                    ours = (facts.run_id, facts.attempt) == (self._task.run_id, self._task.attempt)
+                    if not ours or facts.rank not in wanted:
                         continue
+                    wanted.remove(facts.rank)
                     if not is_visible(facts):
-                        hidden.add(facts.rank)
                         continue
                     self._watches[facts.rank] = watch
                     with suppress(OSError, OverflowError):  # gone already, or no pid
@@ -186,7 +202,7 @@ class HostWatchdog:
                 return False
             if all(_is_dead(watch.facts) for watch in self._watches.values()):
                 deadline = min(deadline, time.monotonic() + _FILES_AFTER_DEATH_S)
-            if len(self._watches) + len(hidden) < len(self._task.ranks):
+            if wanted:
                 time.sleep(0.05)
         return bool(self._watches)
 

@@ -154,22 +154,15 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
             **wanted,
             "order": [{"launch": launch.name, "command": hide(plan.command(launch))} for launch in plan.order()],
         }
-        if not _made(path, json.dumps(content, indent=2) + "\n"):  # another runner was quicker
+        try:
+            with whole_file(path, new=True) as part:
+                part.write_text(redact(json.dumps(content, indent=2) + "\n"), encoding="utf-8", errors=NOT_UTF8)
+        except FileExistsError:  # another runner was quicker
             _refuse_another(path, wanted)
     except OSError as error:
         raise ConfigError(
             f"{error.filename or plan.output}: {error.strerror or error}; choose another --output"
         ) from error
-
-
-def _made(path: Path, text: str) -> bool:
-    """Write a whole file where there is none; False, and nothing written, where there is one."""
-    try:
-        with whole_file(path, new=True) as part:
-            part.write_text(redact(text), encoding="utf-8", errors=NOT_UTF8)
-    except FileExistsError:
-        return False
-    return True
 
 
 def host() -> dict[str, Any]:

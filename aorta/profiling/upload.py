@@ -7,11 +7,11 @@ unless requested. Must not delete anything, here or there, except its own check 
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,7 +27,6 @@ ATTEMPTS = 3
 """Attempts per file, as many as Composer's uploader makes."""
 BACKOFF_S = (1.0, 4.0)
 CHECK = ".aorta-upload-check"
-_CHUNK_BYTES = 1 << 20
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -201,7 +200,7 @@ class Destination:
         if self._fs.info(path).get("size") != source.stat().st_size:
             return False
         with self._fs.open(path, "rb") as there, source.open("rb") as here:
-            return _digest(there) == _digest(here)
+            return file_digest(there, "sha256").digest() == file_digest(here, "sha256").digest()
 
 
 def destination(
@@ -265,10 +264,3 @@ def _copy(source: Path, target: Path, *, overwrite: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target, new=not overwrite) as part:
         shutil.copyfile(source, part)
-
-
-def _digest(stream: Any) -> bytes:
-    digest = hashlib.sha256()
-    while chunk := stream.read(_CHUNK_BYTES):
-        digest.update(chunk)
-    return digest.digest()

@@ -176,25 +176,19 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
     part = path.with_name(f".part.{os.getpid()}.{path.name}")
     try:
         yield part
-        if new and not _linked(part, path):
-            path.open("xb").close()  # nobody else takes the name from now on
+        if new:
+            try:
+                os.link(part, path)
+                part.unlink()
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links
+                path.open("xb").close()  # nobody else takes the name from now on
         if part.exists():
             part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _linked(part: Path, path: Path) -> bool:
-    """Give a file its name unless something has it; False where the file system has no hard links."""
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        return False
-    part.unlink()
-    return True
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -88,9 +88,9 @@ class RecordWriter:
             raise
 
     def _drop(self) -> None:
-        size, self.steps_written = self._before.pop()
-        os.ftruncate(self._file, size)
-        self._size = size
+        self._size, self.steps_written = self._before.pop()
+        with suppress(OSError):  # the disk is gone: the line stays, as a whole
+            os.ftruncate(self._file, self._size)
 
     def _append(self, data: bytes, steps: int = 0) -> None:
         try:

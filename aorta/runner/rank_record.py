@@ -142,28 +142,20 @@ class RankRecordWriter:
             return
         try:
             self.writer.replace_last(msgspec.structs.replace(self._footer, exit_code=code, error=error))
-        except (RecordWriteError, OSError) as problem:
+        except RecordWriteError as problem:
             _log.error("the record does not say that the rank ended with %d: %s", code, problem)
 
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """Write the footer of a loop that ended as it should, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
-        try:
-            self._foot(instrument, ending, code, None, instrument.clock.facts())
-        except RecordWriteError as problem:
-            if not self.may_end_early:
-                raise
-            _log.error("the record ends without a footer: %s", problem)
+        self._foot(instrument, ending, code, None, instrument.clock.facts())
 
     def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
         """Write the last steps that can be read, and a footer that says `error`; never raises over it."""
         ending.reason = "error"
-        try:
-            with suppress(RecordWriteError):  # which may be the error, and there is room for the footer
-                instrument.recorder.salvage()
-            self._foot(instrument, ending, code, error)
-        except RecordWriteError as problem:
-            _log.error("the record ends without a footer: %s", problem)
+        with suppress(RecordWriteError):  # which may be the error, and there is room for the footer
+            instrument.recorder.salvage()
+        self._foot(instrument, ending, code, error)
 
     def _foot(
         self,
@@ -173,9 +165,8 @@ class RankRecordWriter:
         error: str | None,
         device_clock: DeviceClockFacts | None = None,
     ) -> None:
-        self.before_footer()
-        self._footer = self.writer.write_last(
-            lambda steps: Footer(
+        def footer(steps: int) -> Footer:
+            return Footer(
                 reason=ending.reason if self.ended_early is None else "error",
                 exit_code=code,
                 steps_written=steps,
@@ -186,4 +177,11 @@ class RankRecordWriter:
                 device_clock=device_clock,
                 outside=instrument.recorder.outside,
             )
-        )
+
+        try:
+            self.before_footer()
+            self._footer = self.writer.write_last(footer)
+        except RecordWriteError as problem:
+            if error is None and not self.may_end_early:
+                raise
+            _log.error("the record ends without a footer: %s", problem)

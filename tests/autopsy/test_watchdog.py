@@ -21,8 +21,10 @@ from aorta.autopsy.processes import pid_namespace, process_state, start_ticks
 from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.stacks import parse_stacks
-from aorta.autopsy.watchdog import LEAST_S, Patience, WatchdogTask
+from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
 from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
+from benchmarks import learned_timeout
+from benchmarks.learned_timeout import simulate
 from tests.autopsy.watched_rank import facts
 
 TIMEOUT_S = 2.0
@@ -300,6 +302,34 @@ def test_the_timeout_is_learned_behind_the_warmup() -> None:
     assert patience.timeout_s({0: state(11, 94)}) == pytest.approx(30)
     assert overdue(patience, 94 + 5 * 3, state(11, 94)) == []  # a straggler of five times the pace
     assert overdue(patience, 125, state(11, 94)) == [0]
+
+
+def test_one_pause_lengthens_the_timeout_a_little_and_is_forgotten() -> None:
+    patience, at_s = Patience(None, 600.0, warmup_steps=0), 0.0
+    for step in range(2 * RECENT_STEPS):
+        at_s += 7.0 if step == 500 else 0.3
+        assert overdue(patience, at_s, state(step, at_s)) == []
+        if step == 600:
+            assert patience.timeout_s({0: state(step, at_s)}) == pytest.approx(10.5)
+            assert overdue(patience, at_s + 13, state(step, at_s)) == [0]  # a stop that is longer than the pause
+    assert patience.timeout_s({0: state(step, at_s)}) == LEAST_S
+
+
+def test_what_one_step_in_ten_needs_is_usual() -> None:
+    patience, at_s = Patience(None, 600.0, warmup_steps=0), 0.0
+    for step in range(100):
+        at_s += 3.0 if step % 10 == 9 else 0.3
+        overdue(patience, at_s, state(step, at_s))
+    assert patience.timeout_s({0: state(step, at_s)}) == pytest.approx(30)
+
+
+def test_the_simulation_counts_alarms_and_misses() -> None:
+    rows = {name: simulate(learned_timeout.TRAININGS[name], 1000, 0) for name in ("steady 0.3 s", "one pause of 7 s")}
+    assert all(row["false_alarms"] == 0 and row["missed"]["13"] == 0 for row in rows.values())
+    always = simulate(learned_timeout.paused(50, 15, 15, regular=True), 1000, 0)
+    assert (always["pauses"], always["false_alarms"]) == (20, 1)
+    assert always["missed"]["13"] > 0.9
+    assert always["missed"]["600"] == 0
 
 
 def test_who_waits_for_a_checkpoint_is_not_late_when_it_ends() -> None:

@@ -22,6 +22,7 @@ OTHERWISE = {
     "analysis/table_files.py": "writes to the path that the report gives it",
     "autopsy/stacks.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",
+    "distributed/output_folder.py": "a lock",
     "experiments/journal.py": "appends lines",
     "experiments/process.py": "the log of another process",
     "instrument/emulation/network.py": "a lock, and memory that is shared",

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes, StepPart, UserRangesOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
+from aorta.autopsy.processes import process_facts
 from aorta.errors import InputError
 from aorta.records.clocks import boot_id
 from aorta.records.device_values import read_words
@@ -131,14 +132,11 @@ def _is_running(header: Header) -> bool:
     """Return whether the process that writes a record is alive: on this host since its boot, and not a later one with
     the same pid. Of another host or pid namespace that is not known.
     """
-    if header.boot_id != boot_id() or header.host != socket.gethostname():
+    facts = process_facts(header.pid)
+    if facts is None or header.boot_id != boot_id() or header.host != socket.gethostname():
         return False
-    try:
-        after_pid = Path(f"/proc/{header.pid}/stat").read_text().rpartition(")")[2].split()
-        started_ns = int(after_pid[19]) * 10**9 // os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return False
-    return after_pid[0] not in "ZX" and started_ns <= header.clock.boottime_ns
+    started_ns = facts.start_ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    return facts.state not in "ZX" and started_ns <= header.clock.boottime_ns
 
 
 def _ending(footer: Footer | None) -> str:
