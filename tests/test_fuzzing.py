@@ -689,6 +689,10 @@ def dump_of(**members: Any) -> bytes:
     return json.dumps({"version": "2.1", **members}).encode()
 
 
+def swept_keys(count: int) -> bytes:
+    return b"".join(b'{"job": "%d", "words": ["k%d=1"], "exit_code": 0, "seconds": 1}\n' % (n, n) for n in range(count))
+
+
 DUMP, FOOTER = "comm_lib_trace_rank_0", b'{"record":"footer","reason":'
 COUNTERS = b"Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value\n" + b"".join(b"1,k,c%d,1\n" % n for n in range(40_000))
 ENTRY = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:send 0->1", "collective_seq_id": 1}
@@ -712,6 +716,8 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (ANSWER, "rpc/whole", "rpc.json", (b'{"1":', b'{"one":')),
     (ANSWER, "rpc/whole", WINDOW, (b'"profile_memory": 1', b'"profile_memory": ' + b"7" * 40)),
     (ANSWER, "sweep/three", "sweep.jsonl", (b'{"job": "01"', DEEP)),
+    (ANSWER, "sweep/three", "sweep.jsonl", lambda lines: lines * 4000),
+    (REFUSAL, "sweep/three", "sweep.jsonl", swept_keys(10_000)),
     (ANSWER, "plan/asked", "plan.yaml", (b"launches: 4", b"launches: ???")),
     (ANSWER, "traces/nsys", "nsys.db", f"UPDATE StringIds SET value = '{'nccl' * 50_000}'"),
     (ANSWER, "traces/direct", "4242_counter_collection.csv", COUNTERS),
@@ -771,6 +777,7 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (REFUSAL, "checkpoints/one", "step_3/.metadata", "fifo"),
     (REFUSAL, "checkpoints/one", "step_3/__0_0.distcp", "/dev/zero"),
     (REFUSAL, "checkpoints/one", "step_3/.metadata", pickle.dumps(Runs())),
+    (REFUSAL, "checkpoints/one", "step_3/.metadata", bytes.fromhex("80025d720000000a2e")),
 ]
 """A text that is no place is a new name of the file, or SQL that changes it."""
 

@@ -67,9 +67,8 @@ def _write_csv(frames: Iterable[pd.DataFrame], path: Path) -> int:
 
 def _plain(cell: object) -> object:
     """Quote text that a spreadsheet would take for a formula, and keep in its row what `csv` does not quote."""
-    if not isinstance(cell, str):
-        return cell
-    return ("'" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else "") + cell.replace("\r", "\\r")
+    begin = "'" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else ""
+    return begin + cell.replace("\r", "\\r") if isinstance(cell, str) else cell
 
 
 @contextmanager

@@ -224,8 +224,8 @@ def _read(path: Path) -> _Dump | str:
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror or error}"
     except (
-        pickle.UnpicklingError, ValueError, EOFError, TypeError, KeyError, IndexError, AttributeError, ImportError,
-        OverflowError, MemoryError, RecursionError, struct.error,
+        ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
+        pickle.UnpicklingError, struct.error,
     ) as error:  # fmt: skip
         return f"{path.name} is torn, or no dump: {error}"
     if dump.version.partition(".")[0] != "2":

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence, RankState
+from aorta.autopsy.evidence import GroupEvidence, RankEvidence, RankState
 from aorta.autopsy.job import UNRESPONSIVE, Channel, JobEvidence, Rank, channel_of
 from aorta.autopsy.ring import with_rings
 from aorta.errors import InputError
@@ -189,7 +189,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         **{field: getattr(known, field) for field in RankState.__struct_fields__},
         collectives=()
         if ours is None
-        else tuple(_renamed(one, names[one.group, ours.rank]) for one in ours.collectives),
+        else tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives),
         complete=ours is not None and ours.torn is None,
         not_after_ns=None if ours is None else ours.not_after_ns,
         completed_late=ours is not None and ours.completed_late,
@@ -199,13 +199,6 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         sources=tuple(one.path for one in several),
         torn=tuple(one.torn for one in several if one.source != "ras" and one.torn is not None),
     )
-
-
-def _renamed(one: CollectiveEvidence, name: str) -> CollectiveEvidence:
-    if one.group == name:
-        return one
-    values = {key: getattr(one, key) for key in one.__struct_fields__}
-    return CollectiveEvidence(**{**values, "group": name})
 
 
 def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:

@@ -276,13 +276,10 @@ def _summary(
         if suspects:
             return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
-    causes = "; ".join(f"rank {one.rank}: {one.reason}{_for(one.since_s)}" for one in accused)
+    times = ("" if one.since_s is None else f", for {one.since_s:.0f} s" for one in accused)
+    causes = "; ".join(f"rank {one.rank}: {one.reason}{time}" for one, time in zip(accused, times, strict=True))
     others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused})
     return f"{causes}; {name_ranks(others)} wait{'s' if len(others) == 1 else ''}" if others else causes
-
-
-def _for(seconds: float | None) -> str:
-    return f", for {seconds:.0f} s" if seconds is not None else ""
 
 
 def _notes(job: JobEvidence) -> list[str]:

@@ -210,8 +210,7 @@ def passed_by(rank: Rank, waiting: Rank, channel: Channel, number: int) -> bool:
     if newest is None or newest.number >= number or not conforms(waiting, channel, number):
         return False
     issued = _sequence(rank)
-    since = range(next(at for at, one in enumerate(rank.collectives) if one is newest) + 1, len(issued))
-    since = since[:_MOST_SINCE]
+    since = range(next(at for at, one in enumerate(rank.collectives) if one is newest) + 1, len(issued))[:_MOST_SINCE]
     return any(awaited not in (None, issued[at]) for at, awaited in zip(since, _expected(issued, since), strict=True))
 
 

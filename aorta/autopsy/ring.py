@@ -20,7 +20,6 @@ from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, RankEvidenc
 
 _ALIKE_NS: Final = 1_000_000
 """Both sources take the time of an issue within this of each other, but for an interruption of the host."""
-_SPARSE: Final = 4
 _BEGUN: Final = ("started", "completed")
 
 
@@ -124,7 +123,7 @@ def _numbering_offset(both: _Twins) -> int | None:
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
     found: list[tuple[int, int]] = []
     possible = range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
-    if possible.stop - possible.start > _SPARSE * (len(both.ours) + len(both.ring)):
+    if possible.stop - possible.start > 4 * (len(both.ours) + len(both.ring)):
         return None  # sources number what they saw without gaps
     for offset in sorted(possible, key=lambda each: abs(each - newest)):
         pairs = both.pairs(offset)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, CollectiveName, RankDoing, Verdict, WaitingRanks
+from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, RankDoing, Verdict, WaitingRanks
 from aorta.command_line import name_ranks, rounded_time
 from aorta.terminal_style import LEAST_WIDTH, PLAIN, Style
 
@@ -63,7 +63,8 @@ def waiting_sentence(one: WaitingRanks) -> str:
     """Return who waits for whom, in which collective, and for how long."""
     for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
     verb = "waits" if len(one.ranks) == 1 else "wait"
-    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {_named(one.collective)}{_age(one.since_s)}"
+    size = "" if one.collective.bytes is None else f" ({one.collective.bytes:,} bytes)"
+    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {one.collective}{size}{_age(one.since_s)}"
 
 
 def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
@@ -78,11 +79,6 @@ def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
         parts += [f"step {step}"] if step is not None else []
         who = name_ranks([one.rank for one in several])
         yield _wrapped(f"{who}: {', '.join(parts)}{_age(max(ages, default=None))}", "  ")
-
-
-def _named(name: CollectiveName) -> str:
-    size = f" ({name.bytes:,} bytes)" if name.bytes is not None else ""
-    return f"{name}{size}"
 
 
 def _age(seconds: float | None) -> str:

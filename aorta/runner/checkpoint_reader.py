@@ -44,8 +44,11 @@ class PlainReader(FileSystemReader):
         return found
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle._Unpickler):
     """Refuses every name but those that torch's own metadata is made of, none of which does anything when loaded."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.BYTEARRAY8[0]]  # it takes as much memory as the file says
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _METADATA_MODULE and "." not in name:

@@ -260,9 +260,7 @@ CHUNK: Final = 256
 _LONGEST_BYTES: Final = 1 << 18
 """Longest text of a row; the longest names of kernels have some 10,000 characters."""
 _WORK_PER_BYTE: Final = 4
-"""Instructions of SQLite's machine and bytes of text in one pass over a table, at most. A row takes five bytes and two
-for each column; a file that uses its pages many times has no end.
-"""
+"""Instructions and bytes of text of one pass over a table: a row has five bytes or more, and two for each column."""
 
 
 class Database:

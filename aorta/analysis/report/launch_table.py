@@ -38,7 +38,6 @@ SWEEP_FILE: Final = "sweep.jsonl"
 CANDIDATES_FILE: Final = "candidates.json"
 CANDIDATES_VERSION: Final = 1
 _PLAN_FILE: Final = "plan.json"
-_MOST_SWEPT: Final = 100
 _MANY: Final = 2.0
 """From three times the reference on a change is shown as a factor: +2343.7 % is 24x."""
 OVERLAP: Final = "overlap_ratio"
@@ -283,8 +282,8 @@ def _sweep_text(folder: Path, primary: str) -> str:
         raise InputError(f"{path}: no job of a sweep in it; {missing[0] if missing else 'it is empty'}")
     keys = {job.job: dict(word.partition("=")[::2] for word in job.words) for job in jobs}
     names = dict.fromkeys(key for words in keys.values() for key in words)
-    if len(names) > _MOST_SWEPT:
-        raise InputError(f"{path}: its jobs set {len(names)} keys; {_MOST_SWEPT} are possible")
+    if len(names) > 100:
+        raise InputError(f"{path}: its jobs set {len(names)} keys; 100 are possible")
     swept = [key for key in names if len({words.get(key) for words in keys.values()}) > 1]
     metrics = tuple(dict.fromkeys((primary, *_METRICS)))
     rows: list[Sequence[str]] = [("job", *swept, *metrics, "status")]
