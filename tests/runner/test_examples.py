@@ -98,5 +98,5 @@ def test_the_profiled_example(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ddp", "fsdp2", "profiled"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ddp", "fsdp2", "plain", "profiled"}
     assert all(len(path.read_text().splitlines()) <= 61 for path in EXAMPLES.glob("*.py"))
