@@ -2,7 +2,7 @@
 
 Regime: small runs of two gloo ranks under the launcher of `aorta train --nproc_per_node`, all in one folder per target,
 on this machine's CPU. In turn the launcher, one rank, both ranks and the watchdog are killed, at a moment drawn from
-the life of the process (`LIFE_S`; a machine that is busy draws earlier moments of it). Afterwards
+the life of the run (`--life-s`). Afterwards
 
 - 10 s later no process of the run is left (behind a killed watchdog: 10 s after the run, which has to end well);
 - every line of every record can be read, but for the one that was being written, and its steps follow each other;
@@ -63,20 +63,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition(":")[0])
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--life-s", type=float, default=LIFE_S, help="of a run on this machine; longer where it is busy"
+    )
     options = parser.parse_args()
     seen = Seen()
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
-        kill(Path(folder), options.count, options.seed, seen)
+        kill(Path(folder), options.count, options.seed, seen, options.life_s)
     sys.stdout.write(json.dumps({"seed": options.seed, **vars(seen)}) + "\n")
     return int(bool(seen.findings))
 
 
-def kill(root: Path, count: int, seed: int, seen: Seen) -> None:
+def kill(root: Path, count: int, seed: int, seen: Seen, life_s: float = LIFE_S) -> None:
     """Start `count` runs below `root`, and kill something of each."""
     chance = random.Random(seed)
     for number in range(count):
         target = TARGETS[number % len(TARGETS)]
-        after_s, rank = chance.uniform(0, LIFE_S), chance.randrange(2)
+        after_s, rank = chance.uniform(0, life_s), chance.randrange(2)
         before = len(seen.findings)
         _kill_one(root / target, target, after_s, rank, seen)
         for place in range(before, len(seen.findings)):
