@@ -60,7 +60,6 @@ _ITEM_BYTES: Final = {
 
 _PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
 _UNBOUNDED: Final = b"".join((pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8))
-"""Opcodes of what may take much more time or memory than bytes; a dump has none of them."""
 _VALUES_PER_BYTE: Final = 4
 """Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
 _Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
@@ -124,8 +123,8 @@ class _TextKeys(dict[str, Any]):
 
 
 class _PlainUnpickler(_PYTHONS):  # type: ignore[misc]
-    """Builds containers, text and numbers, and refuses whatever a pickle would import. The compiled unpickler reserves
-    as much memo as an index says.
+    """Builds containers, text and numbers, in time and memory that grow with the bytes, and refuses whatever a pickle
+    would import. The compiled unpickler reserves as much memo as an index says.
     """
 
     dispatch: Final = {code: load for code, load in _PYTHONS.dispatch.items() if code not in _UNBOUNDED}

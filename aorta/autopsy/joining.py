@@ -21,8 +21,7 @@ from aorta.errors import InputError
 
 _DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
-_MOST_ABSENT = 1 << 23
-"""To list whom ranks may wait for must not fill the memory: 1,000 may each wait for 8,000 others."""
+_MOST_ABSENT = 1 << 23  # 1,000 ranks that may each wait for 8,000 others; to list more would fill the memory
 _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
 
