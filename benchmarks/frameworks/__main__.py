@@ -82,7 +82,7 @@ CASES: Final = (
     Case("gan", blocks=(*(f"0.{name}" for name in NET), *(f"1.{index}" for index in range(5)))),
     Case("transformers_ddp", blocks=LLAMA),
     Case("transformers_ddp", "gradient_checkpointing", blocks=LLAMA),
-    Case("transformers_ddp", "compile", blocks=("DistributedDataParallel",)),
+    Case("transformers_ddp", "compile", blocks=("OptimizedModule",)),
     # It is raised where the seventh step ends, before that is logged.
     Case("transformers_ddp", "raise", blocks=LLAMA, steps=6, optimizer_steps=7, fails=True),
     Case("accelerate_ddp"),
