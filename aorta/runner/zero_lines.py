@@ -3,8 +3,9 @@
 `injected/sitecustomize.py` calls `patch` for some of torch's modules while the script imports them. The first completed
 optimizer step finds the model, which is wrapped and compiled by then, and all ranks begin recording. From then on a
 step ends when that optimizer has stepped again, with a training forward pass before it. A step in which something else
-came first (an evaluation, a barrier, a distributed checkpoint) begins at its first training forward pass. The recording
-ends before the process group is destroyed, or with the program.
+came first (an evaluation, a barrier, a distributed checkpoint) begins at its first training forward pass. One with a
+`torch.save` in it says so, as that is a matter of one rank. The recording ends before the process group is destroyed,
+or with the program.
 
 Must not import torch or the rest of AORTA before the first optimizer step, wait for another rank without a limit, or
 let an error of AORTA reach the script: it is one line, and the training goes on unrecorded.
@@ -16,7 +17,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
 from types import ModuleType
@@ -49,7 +50,8 @@ class _ZeroLines:
         self._hooks: list[Any] = []
         self._handled: BaseException | None = None
         self._exit: SystemExit | None = None
-        self._trains = self._may_train = self._interrupted = False
+        self._trains = self._may_train = self._interrupted = self._saved = False
+        self._roots: set[int] = set()
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
 
@@ -113,6 +115,7 @@ class _ZeroLines:
         if together:
             _agree(None)
         self._first, self._handled = optimizer, sys.exc_info()[1]
+        self._roots = {id(root) for model in models for root in _wrapped(model)}
         self._recording = api.start(folder, model=models, timeout_s=_MEETING_S, start_step=1)
         self._process, self._thread = os.getpid(), threading.get_ident()
         from multiprocessing.util import Finalize
@@ -141,12 +144,14 @@ class _ZeroLines:
             return  # DeepSpeed steps once for each group of parameters
         if self._others != (self._usual_others or self._others):
             self._recording.unclear("other optimizers stepped in it than in other steps")
+        if self._saved:
+            self._recording.unclear("a torch.save of this rank, of which the others know nothing, is part of it")
         self._usual_others, self._others = self._usual_others or self._others, set()
         lr = optimizer.param_groups[0].get("lr")
         self._recording.note(lr=lr if isinstance(lr, float) else None)
         self._recording.step()
         self._exit = None
-        self._trains = self._may_train = self._interrupted = False
+        self._trains = self._may_train = self._interrupted = self._saved = False
 
     def _forward(self, module: nn.Module, _inputs: object) -> None:
         import torch
@@ -155,6 +160,7 @@ class _ZeroLines:
         if torch.is_grad_enabled() and module.training:
             if not self._trains and (self._interrupted or self._may_train):
                 self._recording.restart()
+                self._saved = False
             self._trains = True
         elif torch.is_grad_enabled():
             self._may_train = True  # or evaluates
@@ -168,6 +174,17 @@ class _ZeroLines:
         if self._trains:
             self._recording.unclear("an evaluation, barrier or checkpoint came between its forward pass and its end")
         self._interrupted = True
+
+    def evaluates(self, module: nn.Module) -> None:
+        """A module is put into evaluation mode: a model, what it wraps, or another wrapper of that. A trainer compiles
+        the inner model a second time for an evaluation, whose forward passes no hook sees then.
+        """
+        if any(id(root) in self._roots for root in _wrapped(module)):
+            self.interrupt()
+
+    def saves(self, *_: Any) -> None:
+        """The script calls `torch.save`."""
+        self._saved = True
 
     def exit(self, status: Any = None) -> None:
         """The script calls `sys.exit`."""
@@ -223,6 +240,13 @@ def _agree(error: str | None) -> None:
     Peers(store, dist.get_rank(), dist.get_world_size(), _MEETING_S).agree("first optimizer step", error)
 
 
+def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield a model, and what it wraps: that of DistributedDataParallel, that of `torch.compile`."""
+    while model is not None:
+        yield model
+        model = model._modules.get("module") or model._modules.get("_orig_mod")
+
+
 def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
     """Return the outermost modules that hold parameters of any optimizer. Where none does, as an optimizer of flat
     partitions (DeepSpeed's) has parameters of its own: those that can be trained.
@@ -262,6 +286,10 @@ def patch(module: ModuleType) -> None:
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
             target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
             _call_before(sys, "exit", _zero.exit)
+        case "torch.nn.modules.module":
+            _call_before(target.Module, "eval", _zero.evaluates)
+        case "torch.serialization":
+            _call_before(target, "save", _zero.saves)
         case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer
             target.GradScaler.step = _zero.around_step(target.GradScaler.step, 1)
         case "torch.distributed.distributed_c10d":

@@ -50,6 +50,8 @@ def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("accumulation", [3] * 7, [1] * 7),
         ("scaler", [1] * 7, [1, 0, 1, 1, 1, 1, 1]),
         ("evaluation", [1] * 7, [1] * 7),
+        ("unseen evaluation", [1] * 7, [1] * 7),
+        ("save", [1] * 7, [1] * 7),
         ("break", [1] * 3, [1] * 3),
         ("gan", [2] * 7, [2] * 7),
     ],
@@ -71,7 +73,9 @@ def test_steps_and_collectives(tmp_path: Path, kind: str, forwards: list[int], o
         assert all(
             step.lr == 0.01 and step.loss is None and "recording.note" in step.reasons["loss"] for step in seen.steps
         )
-        assert not any("boundary" in step.reasons for step in seen.steps)
+        saved = [5] if kind == "save" and rank == 0 else []
+        assert [step.global_step for step in seen.steps if "torch.save" in step.reasons.get("boundary", "")] == saved
+        assert [step.global_step for step in seen.steps if "boundary" in step.reasons] == saved
 
 
 def aorta_record(folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:

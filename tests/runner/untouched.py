@@ -87,6 +87,12 @@ def main(kind: str, steps: int) -> None:
             if dist.is_initialized():
                 barrier()
             model.train()
+        if kind == "unseen evaluation" and step % 2:
+            torch.compile(model.module).eval()  # as Transformers' Trainer wraps it
+            dist.all_reduce(torch.ones(1))
+            model.train()
+        if kind == "save" and step == 4 and rank == 0:
+            torch.save(model.state_dict(), os.devnull)
         if kind == "error" and step == 3:
             raise ValueError("in the middle")
         if kind == "break" and step == 3:

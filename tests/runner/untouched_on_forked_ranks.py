@@ -11,26 +11,22 @@ import runpy
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from aorta.runner import zero_lines
-
-WATCHED = (
-    "torch.optim.optimizer",
-    "torch.amp.grad_scaler",
-    "torch.distributed.distributed_c10d",
-    "torch.distributed.checkpoint.state_dict_saver",
-)
+from aorta.runner.injected import sitecustomize
 
 
 def patched(folder: str) -> None:
     """Do what the import hook does while a program imports torch."""
     os.environ[zero_lines.VARIABLE] = folder
     zero_lines._MEETING_S = 2.0 if "alone" in sys.argv else zero_lines._MEETING_S  # type: ignore[misc]
-    for name in WATCHED:
+    for name in sitecustomize._WATCHED:
         zero_lines.patch(module := importlib.import_module(name))
         for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():
             setattr(dist, copied, getattr(module, copied))
+    torch.save = torch.serialization.save
 
 
 if __name__ == "__main__":

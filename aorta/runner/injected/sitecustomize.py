@@ -15,6 +15,8 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  pathlib takes longer to import than all of this
 _WATCHED = {
+    "torch.serialization",
+    "torch.nn.modules.module",
     "torch.optim.optimizer",
     "torch.amp.grad_scaler",
     "torch.distributed.distributed_c10d",
