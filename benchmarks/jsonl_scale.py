@@ -13,6 +13,7 @@ core):
 
 Seconds are wall time; `cpu_` is processor time of the whole tree, which says more on a machine that is shared. Peak
 memory is the sum over the process tree of the proportional set size (pages shared count once), sampled.
+`--against CHECKOUT` does nothing but `aorta report`, end to end, in turns with the AORTA of another checkout.
 `--repeat` takes the least of several times: on a shared machine the least is the least disturbed.
 
 Prints one JSON object last. `ok` holds the targets: `steps` <= 2 x parse and `across` <= 3 x parse (the faster parser),
@@ -199,6 +200,13 @@ def measure(what: str, folder: Path) -> dict[str, float]:
     """Run `child` in a process of its own; adds the peak memory of its tree, bytes."""
     words = [sys.executable, "-m", "benchmarks.jsonl_scale", "--child", what, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
+    output, peak_bytes, _ = run_tree(words, environment)
+    return {**json.loads(output.splitlines()[-1]), "peak_bytes": peak_bytes}
+
+
+def run_tree(words: list[str], environment: dict[str, str]) -> tuple[str, int, float]:
+    """Run a command; returns its output, the peak memory of its process tree in bytes, and its processor seconds."""
+    begun = sum(os.times()[2:4])
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     peak = [0]
     done = threading.Event()
@@ -213,8 +221,8 @@ def measure(what: str, folder: Path) -> dict[str, float]:
     done.set()
     watcher.join()
     if process.returncode:
-        raise RuntimeError(f"{what}: exit {process.returncode}")
-    return {**json.loads(output.splitlines()[-1]), "peak_bytes": peak[0]}
+        raise RuntimeError(f"{' '.join(words)}: exit {process.returncode}")
+    return output, peak[0], sum(os.times()[2:4]) - begun
 
 
 def tree_bytes(pid: int) -> int:
@@ -237,6 +245,34 @@ def best(what: str, folder: Path, repeat: int) -> dict[str, float]:
     """The least of each figure but memory, of which the largest counts."""
     runs = [measure(what, folder) for _ in range(repeat)]
     return {name: (max if name == "peak_bytes" else min)(run[name] for run in runs) for name in runs[0]}
+
+
+def against(words: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """`aorta report` of one run, page and pictures included, with this checkout and another in turns: least processor
+    seconds and largest peak memory of each, and this over the other.
+    """
+    run = folder / "run"
+    size = generate(run, words.ranks, words.steps, words.collectives)
+    seen: dict[str, list[tuple[float, int]]] = {"other": [], "this": []}
+    for _ in range(words.repeat):
+        for name, checkout in (("other", words.against.resolve()), ("this", ROOT)):
+            environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "aorta", "report", str(run), "--output", str(folder / name)]
+            _, peak_bytes, cpu_s = run_tree(command, environment)
+            seen[name].append((cpu_s, peak_bytes))
+            shutil.rmtree(folder / name)
+    least = {name: min(cpu_s for cpu_s, _ in runs) for name, runs in seen.items()}
+    most = {name: max(peak for _, peak in runs) for name, runs in seen.items()}
+    return {
+        "ranks": words.ranks,
+        "steps": words.steps,
+        "bytes": size,
+        "repeat": words.repeat,
+        "cpu_seconds": least,
+        "peak_bytes": most,
+        "cpu_ratio": least["this"] / least["other"],
+        "peak_ratio": most["this"] / most["other"],
+    }
 
 
 def compare(words: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -287,12 +323,16 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder, removed afterwards")
     parser.add_argument("--keep", action="store_true", help="leave the records in --folder")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only: `aorta report`, in turns with another")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.child:
         sys.stdout.write(json.dumps(child(words.child, words.folder)) + "\n")
         return 0
     with tempfile.TemporaryDirectory(prefix="aorta-scale-", dir=words.folder) as folder:
+        if words.against:
+            sys.stdout.write(json.dumps({"benchmark": "jsonl_scale", **against(words, Path(folder))}) + "\n")
+            return 0
         found = compare(words, words.folder if words.keep and words.folder else Path(folder))
     ok = {
         "steps <= 2 x parse": found["ratio_to_parse"]["steps"] <= 2,
