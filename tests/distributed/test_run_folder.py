@@ -276,9 +276,14 @@ def test_a_second_run_is_refused_until_the_first_has_ended_and_moves_nothing(sta
 def test_a_forked_child_does_not_hold_the_folder(start, world, out):
     def work(peers):
         with occupied(out, place(), peers):
+            reader, writer = os.pipe()
             child = os.fork()
             if child == 0:
+                os.write(writer, b"x")
                 signal.pause()
+            os.read(reader, 1)  # until then it may still have the parent's files
+            os.close(reader)
+            os.close(writer)
         return child
 
     (child,) = world(1, work)

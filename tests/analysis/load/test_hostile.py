@@ -143,7 +143,7 @@ def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
     fields = {"waits": [["w", 7, 5, 90]], "ready": [["w", 7, 4]], "gradient_order": [["block", 8], ["", 4]]}
     with_line(tmp_path, changed(collectives=rows, **fields))
     tables = load_run(tmp_path).ranks[0]
-    before, inside, after = tables.details.steps()
+    before, inside, after = map(tables.details.step, range(3))
     assert inside.waits == [Wait("w", 7, 5, 90)]
     assert inside.ready == [BucketReady("w", 7, 4)]
     assert (before.waits, after.waits) == (None, None)

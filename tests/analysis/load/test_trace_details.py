@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+
 from aorta.analysis.load.traces import load_traces
 from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 
@@ -17,7 +19,11 @@ def test_steps_whose_windows_overlap_keep_their_own_segments(tmp_path: Path) -> 
     tables = load_traces(str(path)).ranks[0]
     assert tables.steps.global_step.tolist() == [2, 5]
     metrics = tables.steps.metrics
-    for place, found in enumerate(tables.details.steps()):
+    lanes = tables.details.lanes_of(np.arange(2))
+    computing = np.bincount(lanes.compute.step, lanes.compute.end_ns - lanes.compute.start_ns, 2) / 1e6
+    assert computing.tolist() == metrics["compute_ms"].tolist()
+    for place in range(2):
+        found = tables.details.step(place)
         assert found.length_ns == tables.steps.length_ns[place]
         assert [part.end_ns for part in found.segments[:-1]] == [part.start_ns for part in found.segments[1:]]
         active = {name: sum(end - start for start, end in spans) / 1e6 for name, spans in found.active().items()}
