@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "contention.hpp"
 #include "operators.hpp"
@@ -207,7 +209,11 @@ void SimulatedNccl::refuse_a_shared_device(int device) {
   const auto mine = std::string(named == nullptr ? host : named) + "/" + std::to_string(device);
   const auto key = [](int rank) { return "place/" + std::to_string(rank); };
   store_->set(key(getRank()), std::vector<uint8_t>(mine.begin(), mine.end()));
+  const auto until = std::chrono::steady_clock::now() + store_->getTimeout();
   for (int rank = 0; rank < getSize(); ++rank) {
+    // A `get` that waits would keep the connection, which all groups of this process share, from their other threads.
+    while (!store_->check({key(rank)}) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const auto said = store_->get(key(rank));
     if (rank == getRank() || std::string(said.begin(), said.end()) != mine) continue;
     throw C10_BUILD_ERROR(DistBackendError, "ncclInvalidUsage: Duplicate GPU detected : rank " +
