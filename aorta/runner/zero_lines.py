@@ -184,7 +184,7 @@ class _ZeroLines:
 
     def saves(self, *_: Any) -> None:
         """The script calls `torch.save`."""
-        self._saved = True
+        self._saved = self._recording is not None
 
     def exit(self, status: Any = None) -> None:
         """The script calls `sys.exit`."""
