@@ -193,10 +193,7 @@ def decode_line(text: bytes) -> ReadLine:
     Raises:
         ValueError: it is no line of the schema, or one of its numbers exceeds what a column holds.
     """
-    try:
-        return _DECODER.decode(text)
-    except _FAILURES as error:
-        raise _refusal(error) from error
+    return _decoded(_DECODER, text)
 
 
 def decode_spans(text: bytes) -> StepSpansLine:
@@ -205,10 +202,7 @@ def decode_spans(text: bytes) -> StepSpansLine:
     Raises:
         ValueError: it is no step of the schema.
     """
-    try:
-        return _SPANS.decode(text)
-    except _FAILURES as error:
-        raise _refusal(error) from error
+    return _decoded(_SPANS, text)
 
 
 def decode_whole_line(text: bytes) -> Line:
@@ -217,8 +211,12 @@ def decode_whole_line(text: bytes) -> Line:
     Raises:
         ValueError: it is no line of the schema.
     """
+    return _decoded(_WHOLE_LINE, text)
+
+
+def _decoded(decoder: msgspec.json.Decoder[Value], text: bytes) -> Value:
     try:
-        return _WHOLE_LINE.decode(text)
+        return decoder.decode(text)
     except _FAILURES as error:
         raise _refusal(error) from error
 
