@@ -202,7 +202,7 @@ class StepLanes(NamedTuple):
     regions: tuple[tuple[str, str | None], ...]
 
 
-class Intervals:
+class StepPartRows:
     """Collects the intervals of one step after another."""
 
     def __init__(self) -> None:

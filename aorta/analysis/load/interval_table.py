@@ -361,3 +361,12 @@ def covered_ns(rows: Spans, merged: Spans) -> Int64:
     if not len(merged.start):
         return np.zeros(len(rows.start), np.int64)
     return until(rows.end) - until(rows.start)
+
+
+def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
+    """Return `values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
+    if not len(ids):
+        return np.full(len(keys), NULL, np.int64)
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
+    return np.where(ids[order][at] == keys, values[order][at], NULL)

@@ -25,12 +25,13 @@ from aorta.analysis.load.interval_table import (
     Trace,
     concatenate,
     intervals,
+    look_up,
     step_of,
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of, step_windows
 from aorta.analysis.load.microseconds import LARGEST_NS, check_devices, check_instants
-from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
+from aorta.analysis.load.sqlite import Database, rows_of
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64

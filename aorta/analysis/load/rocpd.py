@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import NULL, Interner, Trace
+from aorta.analysis.load.interval_table import NULL, Interner, Trace, look_up
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.open import Database, look_up, rows_of
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
+from aorta.analysis.load.sqlite import Database, rows_of
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64

@@ -29,11 +29,11 @@ from aorta.analysis.load.interval_table import (
     Trace,
     concatenate,
     intervals,
+    look_up,
     step_of,
 )
 from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of, step_windows
 from aorta.analysis.load.microseconds import check_devices, check_instants
-from aorta.analysis.load.open import look_up
 from aorta.analysis.load.rank_inference import InferredRank
 from aorta.timeline.arrays import Int64
 

@@ -27,7 +27,7 @@ from typing import BinaryIO, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes, StepPart, UserRangesOfStep
+from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, StepPartRows, UserRangesOfStep
 from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
 from aorta.autopsy.processes import process_facts
 from aorta.errors import InputError
@@ -227,7 +227,7 @@ class RecordDetails(Details):
 
     def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
         """Return what ran when in some steps, from their lines."""
-        ranges, stalls, bubbles = Intervals(), Intervals(), Intervals()
+        ranges, stalls, bubbles = StepPartRows(), StepPartRows(), StepPartRows()
         regions: dict[tuple[str, str | None], int] = {}
         region: list[int] = []
         with self._open("") as file:

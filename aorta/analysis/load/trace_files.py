@@ -22,10 +22,11 @@ from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.analysis.load.nsys import read_nsys
-from aorta.analysis.load.open import Database, Peekable, is_tar, is_url, local_copy, members, opened, reading
+from aorta.analysis.load.open import Peekable, is_tar, is_url, local_copy, members, opened, reading
 from aorta.analysis.load.rocpd import read_rocpd, read_rpd
 from aorta.analysis.load.rocprof_csv import read_csv, siblings
 from aorta.analysis.load.rocprof_json import read_json
+from aorta.analysis.load.sqlite import Database
 from aorta.errors import InputError
 from aorta.records.files import remote_files
 from aorta.records.schema import Header

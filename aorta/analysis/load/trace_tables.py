@@ -23,7 +23,7 @@ from aorta.analysis.load.kernel_facts import KernelFacts, kernel_facts, slowdown
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, facts_of, usable
 from aorta.analysis.metrics import RATIO_PARTS
-from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes, StepPart
+from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, StepPartRows
 from aorta.analysis.tables import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -82,7 +82,7 @@ class TraceDetails(Details):
         computes = rows[:, 2] >> TRACE_LANES.index(COMPUTE) & 1 != 0
         zero_ns = self.start_ns[places][step]
         columns = StepPart(step, rows[:, 0] - zero_ns, rows[:, 1] - zero_ns)
-        compute, none = StepPart(*(column[computes] for column in columns)), Intervals().part()
+        compute, none = StepPart(*(column[computes] for column in columns)), StepPartRows().part()
         return StepLanes(compute, none, none, none, none.step, ())
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:

@@ -24,7 +24,7 @@ from aorta.analysis.attribution.keys import (
     WAIT,
     RankTotals,
 )
-from aorta.analysis.step_intervals import Details, Intervals, StepIntervals, StepLanes
+from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPartRows
 from aorta.analysis.tables import NO_TIME, CollectiveName, Collectives, RankTables, Source, Steps
 from aorta.errors import IntervalError
 from tests.strategies import interval_lists
@@ -62,7 +62,7 @@ class Given(Details):
     def lanes_of(self, places: np.ndarray) -> StepLanes:
         steps = [self._steps[place] for place in places]
         regions = list(dict.fromkeys(region for step in steps for *_, region in step.ranges))
-        compute, stalls, bubbles, ranges = (Intervals() for _ in range(4))
+        compute, stalls, bubbles, ranges = (StepPartRows() for _ in range(4))
         for step in steps:
             compute.add([part[:2] for part in step.ranges if part[2][1] is not None])
             stalls.add(step.stalls)

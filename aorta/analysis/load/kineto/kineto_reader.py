@@ -25,6 +25,7 @@ from aorta.analysis.load.interval_table import (
     Trace,
     Windows,
     intervals,
+    look_up,
     step_of,
     windows,
 )
@@ -40,7 +41,6 @@ from aorta.analysis.load.kineto.kernel_links import (
 )
 from aorta.analysis.load.kineto.trace_events import EventColumns, external_id
 from aorta.analysis.load.microseconds import LARGEST_NS
-from aorta.analysis.load.open import look_up
 from aorta.analysis.load.rank_inference import Process, place
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
