@@ -5,32 +5,19 @@ Must not change what a rank does in its own time.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal, Self
+from typing import Final, Literal
 
 import numpy as np
 
 from aorta.analysis.tables import Floats
-from aorta.analysis.whatif.program import (
-    FACTOR_LIMIT,
-    Change,
-    Changed,
-    Column,
-    Issued,
-    RunProgram,
-    compact,
-    is_count,
-)
+from aorta.analysis.whatif.program import Change, Changed, Column, Issued, RunProgram, compact
 from aorta.config.schema import Algorithm, EmulatedFabric
-from aorta.errors import InputError, meant
-from aorta.timeline.classes import KINDS
+from aorta.errors import InputError
 
 LONGEST_NS: Final = 2.0**62
 """What 64 bits of nanoseconds hold, with room for a sum of two."""
-RANKS_LIMIT: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,47 +27,11 @@ class CommSpeed(Change):
     Collectives of one kind, group and size (of the full array); None: any.
     """
 
-    HEAD: ClassVar = "comm"
-    FORMS: ClassVar[Mapping[str, str]] = {
-        "comm": "comm=free, comm=x2",
-        "comm.kind.KIND": "comm.kind.allreduce=free, comm.kind.allreduce=x2",
-        "comm.group.NAME": "comm.group.0=free",
-        "comm.bytes.LEAST-MOST": "comm.bytes.1e6-4e6=free (either end may be left out)",
-    }
-
     factor: float
     kind: str | None = None
     group: str | None = None
     least_bytes: int | None = None
     most_bytes: int | None = None
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        factor = math.inf if value == "free" else cls.factor_of(text, value, "comm", "free or a factor such as x2")
-        match rest:
-            case []:
-                return cls(text, factor)
-            case ["kind", kind]:
-                if kind not in KINDS:
-                    hint = meant(kind, KINDS, after=" ")
-                    raise cls.refused(
-                        text, f"{kind!r} is no kind of collective; {hint}the kinds are {', '.join(KINDS)}"
-                    )
-                return cls(text, factor, kind=kind)
-            case ["group", *name] if name:
-                return cls(text, factor, group=".".join(name))
-            case ["bytes", *sizes] if sizes:
-                form, number = "comm.bytes.LEAST-MOST", r"([0-9.]+(?:[eE]\+?[0-9]+)?)?"
-                match = re.fullmatch(f"{number}-{number}", ".".join(sizes))
-                if match is None or not any(match.groups()):
-                    raise cls.refused(text, f"{'.'.join(sizes)!r} is no range of bytes", form)
-                least, most = (
-                    None if each is None else int(cls.number_of(text, each, "bytes")) for each in match.groups()
-                )
-                if least is not None and most is not None and least > most:
-                    raise cls.refused(text, f"{least} bytes are more than {most}", form)
-                return cls(text, factor, least_bytes=least, most_bytes=most)
-        raise cls.refused(text, "not a selection of collectives", *cls.FORMS)
 
     def make(self, program: RunProgram) -> Changed:
         def factors(issued: Issued) -> float:
@@ -117,36 +68,10 @@ class CommSpeed(Change):
 class NetworkChange(Change):
     """Another network: what is None stays. A value is a factor of the recorded one, or absolute."""
 
-    HEAD: ClassVar = "network"
-    FORMS: ClassVar[Mapping[str, str]] = {
-        "network.bandwidth": "network.bandwidth=x2, network.bandwidth=10 (GB/s)",
-        "network.latency": "network.latency=x0.5, network.latency=20 (microseconds)",
-        "network.algorithm": "network.algorithm=tree",
-    }
-
     field: Literal["bandwidth", "latency", "algorithm"]
     factor: float | None = None
     absolute: float | None = None
     algorithm: Algorithm | None = None
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        match rest:
-            case ["algorithm"]:
-                if value not in {each.value for each in Algorithm}:
-                    raise cls.refused(text, f"{value!r} is no algorithm; ring and tree are")
-                return cls(text, "algorithm", algorithm=Algorithm(value))
-            case ["bandwidth" | "latency" as name]:
-                form = f"network.{name}"
-                field: Literal["bandwidth", "latency"] = "bandwidth" if name == "bandwidth" else "latency"
-                unit = "GB/s" if field == "bandwidth" else "microseconds"
-                if value.startswith("x"):
-                    return cls(text, field, factor=cls.factor_of(text, value, form))
-                number = cls.number_of(text, value, f"a factor such as x2, or {unit} such as 10", form)
-                if number < 0 or (field == "bandwidth" and number < 1 / FACTOR_LIMIT):
-                    raise cls.refused(text, f"{number:g} {unit}", form)
-                return cls(text, field, absolute=number)
-        raise cls.refused(text, "not a property of a network", *cls.FORMS)
 
     def make(self, program: RunProgram) -> Changed:
         settings = program.facts.network
@@ -174,16 +99,7 @@ class NetworkChange(Change):
 class WorldSize(Change):
     """Groups of all ranks have this size."""
 
-    HEAD: ClassVar = "ranks"
-    FORMS: ClassVar[Mapping[str, str]] = {"ranks": "ranks=512"}
-
     size: int
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        if rest or not is_count(value) or not 2 <= int(value) <= RANKS_LIMIT:
-            raise cls.refused(text, f"a world has 2 to {RANKS_LIMIT} ranks", "ranks")
-        return cls(text, int(value))
 
     def make(self, program: RunProgram) -> Changed:
         settings, world = program.facts.network, program.world_size

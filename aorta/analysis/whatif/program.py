@@ -1,24 +1,24 @@
 """Defines the program of a run (what each rank did in its own time, without waiting for other ranks), and its changes.
 
-Two parts. *Program*: a rank is a list of operations with its own time between them (`Operation`): a step begins,
-collectives are issued and waited for, the step ends. What it computed between two operations is a span of that time
-(`ProgramSpans`), positioned by the operation before it. A collective is known by its costs (`StepProgram`). All times
-are integer nanoseconds; arrays of a step have one column per rank. *Changes* of these numbers are another network, a
-straggler or other buckets: how each is written, what it does to the program, and its stated error.
-`network_changes`, `rank_changes` and `changes` define one class for each; `changes` lists all.
+A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
+waited for, the step ends. What it computed between two operations is a span of that time (`ProgramSpans`), positioned
+by the operation before it. A collective is known by its costs (`StepProgram`). All times are integer nanoseconds;
+arrays of a step have one column per rank. A `Change` is another network, a straggler or other buckets; `changes` and
+`strategy_changes` define them.
+
+The own time of a rank is also an axis: what it would have taken without waiting. `restructured` takes operations out
+and puts them elsewhere on it, while the work stays as it was recorded.
 
 Must not: read a file, decide when anything happens (`replay` does), or predict anything.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import ClassVar, Final, NamedTuple, Self, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -199,10 +199,6 @@ def compact(values: npt.NDArray[np.int64]) -> Column:
     return values.astype(np.int32)
 
 
-FACTOR_LIMIT: Final = 1e6
-"""A factor is at most this, and at least its inverse: beyond it 64 bits of nanoseconds could overflow."""
-
-
 @dataclass(frozen=True)
 class Changed:
     """A program with changes made, and sentences about what was assumed for them."""
@@ -216,26 +212,13 @@ class Change(ABC):
     """One change, as a value. `text` is how it was written.
 
     Attributes:
-        HEAD: the first word of its target.
-        FORMS: what can be set -> how it is written, an example each.
         STATED_ERROR: the part of the predicted change that may be wrong: assumed, then measured
-        (docs/dev/what-if-model.md).
+            (docs/dev/what-if-model.md).
     """
 
-    HEAD: ClassVar[str]
-    FORMS: ClassVar[Mapping[str, str]]
     STATED_ERROR: ClassVar[float] = 0.10
 
     text: str
-
-    @classmethod
-    @abstractmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        """Read `HEAD.rest=value`; `text` is all of it.
-
-        Raises:
-            InputError: it is not understood; the message says what is allowed.
-        """
 
     @abstractmethod
     def make(self, program: RunProgram) -> Changed:
@@ -245,46 +228,151 @@ class Change(ABC):
             InputError: it cannot be made in this program; the message says why.
         """
 
-    @classmethod
-    def refused(cls, text: str, why: str, *forms: str) -> InputError:
-        """Return the error for what cannot be read: why, and how `forms` are written; without any, nothing more."""
-        allowed = f". Allowed: {'; '.join(cls.FORMS[form] for form in forms)}" if forms else ""
-        return InputError(f"--set {text}: {why}{allowed}")
 
-    @classmethod
-    def factor_of(cls, text: str, value: str, form: str, allowed: str = "a factor such as x2") -> float:
-        """Read a factor, written as x2.
-
-        Raises:
-            InputError: it is none, or beyond `FACTOR_LIMIT`.
-        """
-        match = re.fullmatch(r"x([0-9.eE+-]+)", value)
-        if match is None:
-            raise cls.refused(text, f"{value!r} is not {allowed}", form)
-        factor = cls.number_of(text, match[1], "a factor such as x2", form)
-        if factor <= 0:
-            raise cls.refused(text, f"a factor is greater than 0, not {factor:g}", form)
-        if not 1 / FACTOR_LIMIT <= factor <= FACTOR_LIMIT:
-            between = f"{1 / FACTOR_LIMIT:g} and {FACTOR_LIMIT:g}"
-            raise cls.refused(text, f"a factor is between {between}, not {factor:g}", form)
-        return factor
-
-    @classmethod
-    def number_of(cls, text: str, value: str, allowed: str, *forms: str) -> float:
-        """Read a number; `allowed` says in words what would be read.
-
-        Raises:
-            InputError: it is none, or larger than anything that a machine has.
-        """
-        try:
-            number = float(value)
-        except ValueError:
-            raise cls.refused(text, f"{value!r} is not {allowed}", *forms) from None
-        if not math.isfinite(number) or abs(number) > 1e12:
-            raise cls.refused(text, f"{value} is beyond any machine", *forms)
-        return number
+TURN_GAP: Final = 1 << 20
+"""Room between the turns of recorded operations for those that are put between them."""
 
 
-def is_count(text: str) -> bool:
-    """Return whether a text is a plain number from 0; of `str.isdigit`, also what `int` refuses is."""
-    return re.fullmatch(r"[0-9]{1,9}", text) is not None
+class OwnOperation(NamedTuple):
+    """An operation on the axis of own time. `collective` numbers those of a rank's step, in any order; `turn` orders
+    what stands at the same moment.
+    """
+
+    at_ns: int
+    turn: int
+    what: What
+    collective: int = -1
+    back: int = 0
+    wake_ns: int = 0
+
+
+class CollectiveCost(NamedTuple):
+    """A collective with its costs (`program.StepProgram`)."""
+
+    issued: Issued
+    cost_ns: int
+    network_ns: int
+    backend_ns: int
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One step of one rank: its operations on the axis of own time, its collectives by place, and its spans: index of
+    the name, begin and end on that axis.
+    """
+
+    step: StepProgram
+    column: int
+    layout: RankLayout
+    placed: tuple[OwnOperation, ...]
+    costs: tuple[CollectiveCost, ...]
+    spans: tuple[tuple[int, int, int], ...]
+
+    def passes(self, program: RunProgram, phase: str) -> list[tuple[str, int, int]]:
+        """Return the block, begin and end of each computing span of a phase, the earliest first."""
+        names = program.names
+        found = [
+            (names[name].name, begin, end) for name, begin, end in self.spans if names[name][::2] == ("compute", phase)
+        ]
+        return sorted(found, key=lambda row: row[1])
+
+
+Rearrange: TypeAlias = Callable[[RankView], tuple[list[OwnOperation], list[CollectiveCost]]]
+_Placed: TypeAlias = tuple[RankLayout, list[OwnOperation], list[CollectiveCost]]
+"""What a rank does in a step, its operations in order, and its collectives by place."""
+
+
+def restructured(program: RunProgram, rearrange: Rearrange) -> RunProgram:
+    """Return a program in which every rank's operations are placed anew, step by step."""
+    layouts: dict[RankLayout, int] = {}
+    steps = []
+    for step in program.steps:
+        host = step.host_ns.astype(np.int64)
+        host[0] = 0
+        at_ns = np.cumsum(host, axis=0)
+        begin = _span_ends(at_ns, step.spans.rank, step.spans.begin_after, step.spans.begin_ns)
+        end = _span_ends(at_ns, step.spans.rank, step.spans.end_after, step.spans.end_ns)
+        made = [
+            _in_order(*rearrange(_view(program, step, at_ns, begin, end, column)))
+            for column in range(len(program.ranks))
+        ]
+        of_step = tuple(layouts.setdefault(layout, len(layouts)) for layout, _, _ in made)
+        steps.append(replace(_written(step, made, begin, end), layouts=of_step))
+    return replace(program, layouts=tuple(layouts), steps=steps)
+
+
+def _span_ends(at_ns: Ints, rank: Column, after: Column, offset: Column) -> Ints:
+    """Return ends of spans on the axis: no further than the operation behind, where the span ended when recorded."""
+    last = len(at_ns) - 1
+    found: Ints = at_ns[after, rank] + offset
+    behind: Ints = at_ns[np.minimum(after + 1, last), rank]
+    return np.where(after < last, np.minimum(found, behind), found)
+
+
+def _view(program: RunProgram, step: StepProgram, at_ns: Ints, begin: Ints, end: Ints, column: int) -> RankView:
+    layout, chosen = program.layouts[step.layouts[column]], step.spans.of_rank(column)
+    placed = tuple(
+        OwnOperation(int(at_ns[index, column]), index, *operation, int(step.wake_ns[index, column]))
+        for index, operation in enumerate(layout.operations)
+    )
+
+    def value(table: Column | None, place: int) -> int:
+        return 0 if table is None else int(table[place, min(column, table.shape[1] - 1)])
+
+    costs = tuple(
+        CollectiveCost(issued, value(step.cost_ns, at), value(step.network_ns, at), value(step.backend_ns, at))
+        for at, issued in enumerate(layout.issued)
+    )
+    spans = zip(step.spans.name[chosen].tolist(), begin[chosen].tolist(), end[chosen].tolist(), strict=True)
+    return RankView(step, column, layout, placed, costs, tuple(spans))
+
+
+def _in_order(placed: list[OwnOperation], costs: list[CollectiveCost]) -> _Placed:
+    placed = sorted(placed)
+    issued = [each.collective for each in placed if each.what is What.ISSUE]
+    place = {collective: number for number, collective in enumerate(issued)}
+    if any(each.what is What.WAIT and each.back and each.collective not in place for each in placed):
+        raise InputError("a wait is for a collective of an earlier step that this step does not issue")
+    # A wait for a collective of an earlier step means its place there, which is the same in every step.
+    operations = tuple(
+        Operation(each.what, place.get(each.collective, -1), each.back if each.what is What.WAIT else 0)
+        for each in placed
+    )
+    by_place = [costs[collective] for collective in issued]
+    return RankLayout(operations, tuple(each.issued for each in by_place)), placed, by_place
+
+
+def _written(step: StepProgram, made: Sequence[_Placed], begin: Ints, end: Ints) -> StepProgram:
+    """Return the step with these operations, and the same spans behind those that now come before them: a span that
+    ends where an operation stands ends before it, one that begins there begins behind it.
+    """
+    spans = step.spans
+    operations = max(len(placed) for _, placed, _ in made)
+    places = max(len(costs) for _, _, costs in made)
+    host, wake = np.zeros((operations, len(made)), np.int64), np.zeros((operations, len(made)), np.int64)
+    cost, network, backend = (np.zeros((places, len(made)), np.int64) for _ in range(3))
+    begin_after, end_after = np.zeros(len(spans.rank), np.int64), np.zeros(len(spans.rank), np.int64)
+    begin, end = begin.copy(), end.copy()
+    for column, (_, placed, costs) in enumerate(made):
+        at = np.array([each.at_ns for each in placed], np.int64)
+        host[: len(at), column] = np.diff(at, prepend=0)
+        wake[: len(at), column] = [each.wake_ns for each in placed]
+        for place, each in enumerate(costs):
+            cost[place, column], network[place, column], backend[place, column] = each[1:]
+        chosen = spans.of_rank(column)
+        begin_after[chosen] = np.maximum(np.searchsorted(at, begin[chosen], side="right") - 1, 0)
+        end_after[chosen] = np.maximum(np.searchsorted(at, end[chosen], side="left") - 1, 0)
+        begin[chosen] -= at[begin_after[chosen]]
+        end[chosen] -= at[end_after[chosen]]
+    host[0] = step.host_ns[0]
+    return replace(
+        step,
+        host_ns=compact(host),
+        wake_ns=compact(wake),
+        cost_ns=compact(cost),
+        network_ns=None if step.network_ns is None else compact(network),
+        backend_ns=compact(backend) if backend.any() else None,
+        spans=ProgramSpans(
+            spans.rank, spans.name, compact(begin_after), compact(begin), compact(end_after), compact(end)
+        ),
+    )

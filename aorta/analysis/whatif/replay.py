@@ -12,7 +12,7 @@ communication and compute by the one definition (`aorta.timeline`). Must not cha
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.recorded import LONG_AGO
-from aorta.analysis.whatif.schedule import Act, CollectiveBatch, Schedules
+from aorta.analysis.whatif.schedule import CollectiveBatch, Schedules
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
 
@@ -93,115 +93,98 @@ def replay(program: RunProgram, keep: Collection[int] = (), freed: Freed | None 
     Raises:
         InputError: the programs of the ranks do not fit each other.
     """
-    return _Replay(program, freed).run(set(keep))
-
-
-class _Replay:
-    """State of a replay: each rank's clock, when its links are free, and ends of collectives waited for later."""
-
-    def __init__(self, program: RunProgram, freed: Freed | None) -> None:
-        self._program, self._freed = program, freed
-        scenarios = 1 if freed is None else freed.scenarios
-        self._shape = (len(program.ranks), scenarios)
-        self._now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
-        self._free: Ints = np.repeat(program.busy_ns[:, :, None], scenarios, axis=2)
-        self._schedules = Schedules(program.ranks)
-        backs = [operation.back for layout in program.layouts for operation in layout.operations]
-        self._ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)
-
-    def run(self, keep: set[int]) -> Times:
-        steps: Sequence[StepProgram] = self._program.steps
-        times = Times(np.empty((len(steps), *self._shape), np.int64), np.empty((len(steps), *self._shape), np.int64))
-        for index, step in enumerate(steps):
-            kept = self._step(step, times.begin_ns[index], times.end_ns[index], keep=index in keep)
-            if kept is not None:
-                times.kept[index] = kept
-        return times
-
-    def _step(self, step: StepProgram, begun: Ints, ended: Ints, *, keep: bool) -> StepTimes | None:
-        plan = self._schedules.of(step.global_step, step.layouts, self._program.layouts)
-        now, host, wake = self._now, step.host_ns, step.wake_ns
-        shape = (plan.places, *self._shape)
+    steps = program.steps
+    scenarios = 1 if freed is None else freed.scenarios
+    of_ranks = (len(program.ranks), scenarios)
+    times = Times(np.empty((len(steps), *of_ranks), np.int64), np.empty((len(steps), *of_ranks), np.int64))
+    now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
+    free: Ints = np.repeat(program.busy_ns[:, :, None], scenarios, axis=2)
+    schedules = Schedules(program.ranks)
+    backs = [operation.back for layout in program.layouts for operation in layout.operations]
+    ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)  # of collectives that are waited for in a later step
+    for index, step in enumerate(steps):
+        plan = schedules.of(step.global_step, step.layouts, program.layouts)
+        shape = (plan.places, *of_ranks)
         arrived, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self._ends.appendleft(end)
+        ends.appendleft(end)
         cost = step.cost_ns[:, :, None]
         backend = None if step.backend_ns is None else step.backend_ns[:, :, None]
-        if self._freed is not None:
-            keeps = self._freed.keeps(step, plan.places)
+        if freed is not None:
+            keeps = freed.keeps(step, plan.places)
             cost = cost * keeps
             backend = None if backend is None else backend * keeps
         kept = None
-        if keep:
-            enter, leave = (np.zeros((len(host), *self._shape), np.int64) for _ in range(2))
-            begin, last, free = (np.zeros(shape, np.int64) for _ in range(3))
-            kept = StepTimes(enter, leave, begin, end, last, free)
+        if index in keep:
+            enter, leave = (np.zeros((len(step.host_ns), *of_ranks), np.int64) for _ in range(2))
+            begin, last, free_for = (np.zeros(shape, np.int64) for _ in range(3))
+            kept = times.kept[index] = StepTimes(enter, leave, begin, end, last, free_for)
         for row in plan.rows:
             if isinstance(row, CollectiveBatch):
-                self._meet(row, arrived, end, cost, backend, kept)
+                _meet(row, arrived, end, free, cost, backend, kept, shared=program.shared_links)
                 continue
             clock = now[row.ranks]
-            clock += host[row.operation, row.ranks, None]
+            clock += step.host_ns[row.operation, row.ranks, None]
             if kept is not None:
                 kept.enter_ns[row.operation, row.ranks] = clock
-            self._act(row, clock, arrived, wake, begun, ended)
+            match row.what:
+                case What.BEGIN:
+                    times.begin_ns[index][row.ranks] = clock
+                case What.ISSUE:
+                    arrived[row.place, row.ranks] = clock
+                case What.WAIT:
+                    resumed = clock.copy()
+                    if row.back < len(ends):  # otherwise of a step before the first
+                        np.maximum(resumed, ends[row.back][row.place, row.ranks], out=resumed)
+                    resumed += step.wake_ns[row.operation, row.ranks, None]
+                    np.maximum(clock, resumed, out=clock)  # nobody resumes before it arrived
+                case What.END:
+                    times.end_ns[index][row.ranks] = clock
             if kept is not None:
                 kept.leave_ns[row.operation, row.ranks] = clock
-        return kept
+    return times
 
-    def _act(
-        self, row: Act, clock: Ints, arrived: Ints, wake: npt.NDArray[np.integer], begun: Ints, ended: Ints
-    ) -> None:
-        if row.what is What.ISSUE:
-            arrived[row.place, row.ranks] = clock
-        elif row.what is What.WAIT:
-            resumed = clock.copy()
-            if row.back < len(self._ends):  # otherwise of a step before the first
-                np.maximum(resumed, self._ends[row.back][row.place, row.ranks], out=resumed)
-            resumed += wake[row.operation, row.ranks, None]
-            np.maximum(clock, resumed, out=clock)  # nobody resumes before it arrived, however early its end was noticed
-        elif row.what is What.BEGIN:
-            begun[row.ranks] = clock
-        else:
-            ended[row.ranks] = clock
 
-    def _meet(
-        self,
-        row: CollectiveBatch,
-        arrived: Ints,
-        end: Ints,
-        cost: npt.NDArray[np.integer],
-        backend: npt.NDArray[np.integer] | None,
-        kept: StepTimes | None,
-    ) -> None:
-        if row.whole and row.place is not None and not self._program.shared_links and kept is None:
-            # One collective of all ranks: the common case, without copies.
-            free, place = self._free[row.links[0]], row.place
-            last = arrived[place].max(axis=0)
-            np.maximum(free, last, out=free)
-            free += cost[place]
-            if backend is not None:
-                np.maximum(free, last + backend[place], out=free)
-            end[place] = free
-            return
-        columns, places = row.columns, row.places
-        came = arrived[places, columns]
-        last = np.maximum.reduceat(came, row.starts, axis=0)[row.which]
-        linked = row.links >= 0
-        free = self._free[np.maximum(row.links, 0), columns]
-        free[~linked] = LONG_AGO
-        if self._program.shared_links:
-            free = np.maximum.reduceat(free, row.starts, axis=0)[row.which]
-        of_rank = np.minimum(columns, cost.shape[1] - 1)
-        done = np.maximum(last, free) + cost[places, of_rank]
+def _meet(
+    row: CollectiveBatch,
+    arrived: Ints,
+    end: Ints,
+    link_free: Ints,
+    cost: npt.NDArray[np.integer],
+    backend: npt.NDArray[np.integer] | None,
+    kept: StepTimes | None,
+    *,
+    shared: bool,
+) -> None:
+    """Write when collectives end, and until when their links are busy."""
+    if row.whole and row.place is not None and not shared and kept is None:
+        # One collective of all ranks: the common case, without copies.
+        free, place = link_free[row.links[0]], row.place
+        last = arrived[place].max(axis=0)
+        np.maximum(free, last, out=free)
+        free += cost[place]
         if backend is not None:
-            done = np.maximum(done, last + backend[places, columns])
-        end[places, columns] = done
-        if linked.any():
-            self._free[row.links[linked], columns[linked]] = done[linked]
-        if kept is not None:
-            kept.begin_ns[places, columns] = np.maximum(came, free)
-            kept.last_ns[places, columns] = last
-            kept.free_ns[places, columns] = free
+            np.maximum(free, last + backend[place], out=free)
+        end[place] = free
+        return
+    columns, places = row.columns, row.places
+    came = arrived[places, columns]
+    last = np.maximum.reduceat(came, row.starts, axis=0)[row.which]
+    linked = row.links >= 0
+    free = link_free[np.maximum(row.links, 0), columns]
+    free[~linked] = LONG_AGO
+    if shared:
+        free = np.maximum.reduceat(free, row.starts, axis=0)[row.which]
+    of_rank = np.minimum(columns, cost.shape[1] - 1)
+    done = np.maximum(last, free) + cost[places, of_rank]
+    if backend is not None:
+        done = np.maximum(done, last + backend[places, columns])
+    end[places, columns] = done
+    if linked.any():
+        link_free[row.links[linked], columns[linked]] = done[linked]
+    if kept is not None:
+        kept.begin_ns[places, columns] = np.maximum(came, free)
+        kept.last_ns[places, columns] = last
+        kept.free_ns[places, columns] = free
 
 
 RANK_STEPS: int = 512
@@ -231,20 +214,44 @@ class Measured:
 
 
 def sample(program: RunProgram) -> RankStepSample:
-    ranks = _spread(len(program.ranks), 64)
-    return RankStepSample(_spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
+    def spread(count: int, most: int) -> tuple[int, ...]:
+        return tuple(sorted({int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}))
 
-
-def _spread(count: int, most: int) -> tuple[int, ...]:
-    return tuple(sorted({int(each) for each in np.linspace(0, count - 1, min(count, most)).round()}))
+    ranks = spread(len(program.ranks), 64)
+    return RankStepSample(spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
 
 
 def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario: int = 0) -> Measured:
-    found = [
-        (*_window(program, times, index, column, scenario), index) for index in chosen.steps for column in chosen.ranks
-    ]
-    ratio, exposed, idle, step = zip(*found, strict=True)
-    return Measured(np.array(ratio), np.array(exposed), np.array(idle), np.array(step))
+    ratio, exposed, idle = list[float](), list[float](), list[float]()
+    for index in chosen.steps:
+        step, kept = program.steps[index], times.kept[index]
+        for column in chosen.ranks:
+            window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
+            comm: dict[str, list[Interval]] = defaultdict(list)
+            for earlier in (index - 1, index):
+                if earlier in times.kept:
+                    of_step = times.kept[earlier]
+                    issued = program.layouts[program.steps[earlier].layouts[column]].issued
+                    ends = (table[:, column, scenario].tolist() for table in (of_step.begin_ns, of_step.end_ns))
+                    for collective, low, high in zip(issued, *ends, strict=False):
+                        comm[collective.kind].append((min(low, high), high))
+            compute, stalls = list[Interval](), list[Interval]()
+            for name, span in span_edges(step, kept, column, scenario):
+                lane = program.names[name].lane
+                if lane == "compute":
+                    compute.append(span)
+                elif lane == HAND_OVER:
+                    stalls.append(span)
+            for number, operation in enumerate(program.layouts[step.layouts[column]].operations):
+                if operation.what is What.WAIT:
+                    enter, leave = (table[number, column, scenario] for table in (kept.enter_ns, kept.leave_ns))
+                    stalls.append((int(enter), int(leave)))
+            measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
+            ratio.append(float("nan") if measured.overlap_ratio is None else measured.overlap_ratio)
+            exposed.append(measured.exposed_ns / NS_PER_MS)
+            idle.append(measured.idle_ns / NS_PER_MS)
+    step_of = np.repeat(np.array(chosen.steps, np.int64), len(chosen.ranks))
+    return Measured(np.array(ratio), np.array(exposed), np.array(idle), step_of)
 
 
 def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
@@ -262,34 +269,3 @@ def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int =
     end = at(spans.end_after[chosen].astype(np.int64), spans.end_ns[chosen].astype(np.int64))
     rows = zip(spans.name[chosen].tolist(), begin.tolist(), np.maximum(begin, end).tolist(), strict=True)
     return [(name, (low, high)) for name, low, high in rows]
-
-
-def _window(program: RunProgram, times: Times, index: int, column: int, scenario: int) -> tuple[float, float, float]:
-    """Return the overlap ratio, exposed and idle milliseconds of one rank-step."""
-    window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
-    step, kept = program.steps[index], times.kept[index]
-    comm: dict[str, list[Interval]] = defaultdict(list)
-    for earlier in (index - 1, index):
-        if earlier in times.kept:
-            of_step = times.kept[earlier]
-            issued = program.layouts[program.steps[earlier].layouts[column]].issued
-            begin, end = of_step.begin_ns[:, column, scenario].tolist(), of_step.end_ns[:, column, scenario].tolist()
-            for each, low, high in zip(issued, begin, end, strict=False):
-                comm[each.kind].append((min(low, high), high))
-    compute, stalls = list[Interval](), list[Interval]()
-    for name, span in span_edges(step, kept, column, scenario):
-        lane = program.names[name].lane
-        if lane == "compute":
-            compute.append(span)
-        elif lane == HAND_OVER:
-            stalls.append(span)
-    for number, operation in enumerate(program.layouts[step.layouts[column]].operations):
-        if operation.what is What.WAIT:
-            stalls.append((int(kept.enter_ns[number, column, scenario]), int(kept.leave_ns[number, column, scenario])))
-    measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
-    ratio = measured.overlap_ratio
-    return (
-        float("nan") if ratio is None else ratio,
-        measured.exposed_ns / NS_PER_MS,
-        measured.idle_ns / NS_PER_MS,
-    )

@@ -90,9 +90,13 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder
         instances.append(named)
     _check(met, layouts, column, ranks)
     places = max((len(layout.issued) for layout in layouts), default=0)
-    if _uniform(layouts, instances, met):
-        return ReplayOrder(tuple(_together(layouts, instances, met)), places)
-    return ReplayOrder(tuple(_in_turn(ranks, layouts, instances, met)), places)
+    alike = (
+        all(layout.operations == layouts[0].operations for layout in layouts)
+        and all(len(set(placed.values())) == 1 for placed in met.values())
+        and len({len(layout.issued) for layout in layouts}) == 1
+    )
+    rows = _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
+    return ReplayOrder(tuple(rows), places)
 
 
 class Schedules:
@@ -147,14 +151,6 @@ def _check(
                     f"collective {number} of group {group!r} in a step: {said(*first)}, {said(*other)}: the order of "
                     "issue differs between ranks, which a replay cannot follow"
                 )
-
-
-def _uniform(
-    layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
-) -> bool:
-    if any(layout.operations != layouts[0].operations for layout in layouts[1:]):
-        return False
-    return all(len(set(places.values())) == 1 for places in met.values()) and len(set(map(len, instances))) == 1
 
 
 def _meeting(

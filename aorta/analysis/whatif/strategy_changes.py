@@ -13,37 +13,38 @@ computes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from aorta.analysis.tables import Floats, Ints
-from aorta.analysis.whatif.own_time import TURN_GAP, CollectiveCost, OwnOperation, RankView, restructured
-from aorta.analysis.whatif.program import Change, Changed, RankLayout, RunProgram, What, is_count
+from aorta.analysis.whatif.program import (
+    TURN_GAP,
+    Change,
+    Changed,
+    CollectiveCost,
+    OwnOperation,
+    RankLayout,
+    RankView,
+    RunProgram,
+    What,
+    restructured,
+)
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
 
-PREFETCH_LIMIT: Final = 64
 _SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
 """Values of `parallel.strategy` in which every all-gather brings the parameters of a block, so that it can be moved."""
 
 
 @dataclass(frozen=True)
 class OverlapSwitch(Change):
-    HEAD: ClassVar = "overlap"
-    FORMS: ClassVar[Mapping[str, str]] = {"overlap": "overlap=on, overlap=off"}
     STATED_ERROR: ClassVar[float] = 0.20
 
     on: bool
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        if rest or value not in {"on", "off"}:
-            raise cls.refused(text, "overlap is on or off", "overlap")
-        return cls(text, value == "on")
 
     def make(self, program: RunProgram) -> Changed:
         """Issue DDP's buckets as they become ready or behind the backward pass; gather FSDP's blocks ahead or not."""
@@ -57,23 +58,10 @@ class OverlapSwitch(Change):
 class BucketCap(Change):
     """DDP's buckets have another cap: bytes, or a factor of the recorded one."""
 
-    HEAD: ClassVar = "buckets"
-    FORMS: ClassVar[Mapping[str, str]] = {"buckets.mb": "buckets.mb=25 (MiB), buckets.mb=x2"}
     STATED_ERROR: ClassVar[float] = 0.20
 
     cap_bytes: float | None = None
     factor: float | None = None
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        if list(rest) != ["mb"]:
-            raise cls.refused(text, "not a property of buckets", "buckets.mb")
-        if value.startswith("x"):
-            return cls(text, factor=cls.factor_of(text, value, "buckets.mb"))
-        size = cls.number_of(text, value, "MiB such as 25, or a factor such as x2", "buckets.mb")
-        if size <= 0:
-            raise cls.refused(text, f"a bucket holds more than {size:g} MiB", "buckets.mb")
-        return cls(text, cap_bytes=size * (1 << 20))
 
     def make(self, program: RunProgram) -> Changed:
         def cap(recorded_bytes: int) -> float:
@@ -87,17 +75,9 @@ class BucketCap(Change):
 class PrefetchDepth(Change):
     """FSDP gathers so many blocks ahead."""
 
-    HEAD: ClassVar = "prefetch"
-    FORMS: ClassVar[Mapping[str, str]] = {"prefetch": "prefetch=2"}
     STATED_ERROR: ClassVar[float] = 0.20
 
     depth: int
-
-    @classmethod
-    def read(cls, text: str, rest: Sequence[str], value: str) -> Self:
-        if rest or not is_count(value) or int(value) > PREFETCH_LIMIT:
-            raise cls.refused(text, f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead", "prefetch")
-        return cls(text, int(value))
 
     def make(self, program: RunProgram) -> Changed:
         return Changed(_fsdp(program, self.text, self.depth))

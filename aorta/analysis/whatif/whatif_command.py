@@ -19,10 +19,9 @@ from aorta.analysis.documents.dataset import MarginalEntry
 from aorta.analysis.formatting import rough_interval, rough_ms
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
-from aorta.analysis.whatif.changes import FORMS, parse_changes
+from aorta.analysis.whatif.changes import FORMS, is_count, parse_changes
 from aorta.analysis.whatif.gains import WORDS, WORTH, CriticalPath, Gains, Marginals, critical_path, gains, marginals
 from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from, verdict
-from aorta.analysis.whatif.program import is_count
 from aorta.analysis.whatif.read_program import read_program
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
