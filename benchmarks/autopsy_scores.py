@@ -48,7 +48,7 @@ from aorta.autopsy.judge import judge
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
 from aorta.autopsy.verdict import Verdict
-from aorta.config.groups.faults import FAULTS, FaultFacts
+from aorta.config.groups.loop import FAULTS, FaultFacts
 from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
@@ -72,7 +71,18 @@ def entries(node: type[Any]) -> list[Entry]:
     """Return the keys of a schema class in order; a field declared again keeps its base's comment."""
     comments: dict[str, str] = {}
     for base in reversed(node.__mro__[:-1]):
-        comments |= {name: text for name, text in _comments(base).items() if text or name not in comments}
+        source = inspect.getsource(base)
+        lines = source.splitlines()
+        (tree,) = ast.parse(source).body
+        assert isinstance(tree, ast.ClassDef)
+        for statement in tree.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                first = statement.lineno - 1
+                while lines[first - 1].strip().startswith("#"):
+                    first -= 1
+                above = [line.strip().lstrip("# ") for line in lines[first : statement.lineno - 1]]
+                if above or statement.target.id not in comments:
+                    comments[statement.target.id] = " ".join(above)
     hints = get_type_hints(node)
     return [Entry(f.name, _kind(hints[f.name], str(f.type)), comments[f.name]) for f in fields(node)]
 
@@ -101,7 +111,10 @@ def _page() -> Iterator[str]:
             yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section], {})
     yield "## Experiments\n"
     for path in experiments:
-        yield from _experiment(path)
+        lines = path.read_text().splitlines()
+        about = [line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line]
+        yield f"`experiment={path.stem}`: {' '.join(about)}\n\n```yaml"
+        yield OmegaConf.to_yaml(OmegaConf.load(path)) + "```\n"
 
 
 def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], told: Told) -> Iterator[str]:
@@ -119,7 +132,8 @@ def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], t
             as_in.setdefault(where, {})[key] = "" if default == usual else f"`{key}={default}`"
         else:
             told[entry] = (title, default)
-            table.append(f"| `{key}` | {entry.kind} | `{default}` | {_cell(entry.meaning)} |")
+            meaning = entry.meaning.replace("<", "&lt;").replace("|", "\\|")  # neither a tag, nor the end of a cell
+            table.append(f"| `{key}` | {entry.kind} | `{default}` | {meaning} |")
     for where, keys in as_in.items():
         other = ", ".join(filter(None, keys.values()))
         if len(keys) < sum(title_there == where for title_there, _ in told.values()):
@@ -134,13 +148,6 @@ def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], t
         yield "No keys.\n"
 
 
-def _experiment(path: Path) -> Iterator[str]:
-    lines = path.read_text().splitlines()
-    about = [line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line]
-    yield f"`experiment={path.stem}`: {' '.join(about)}\n\n```yaml"
-    yield OmegaConf.to_yaml(OmegaConf.load(path)) + "```\n"
-
-
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values composed from `config/`, and the option chosen in each group."""
     schema.register()
@@ -148,24 +155,6 @@ def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
         composed = compose("default", list(overrides), return_hydra_config=True)
     plain = OmegaConf.to_container(composed, enum_to_str=True)
     return cast(dict[str, Any], plain), dict(composed.hydra.runtime.choices)
-
-
-def _comments(node: type[Any]) -> dict[str, str]:
-    """Return field -> the comment lines directly above it."""
-    source = inspect.getsource(node)
-    lines = source.splitlines()
-    found: dict[str, str] = {}
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    for statement in tree.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            above: list[str] = []
-            line = statement.lineno - 2
-            while lines[line].strip().startswith("#"):
-                above.insert(0, lines[line].strip().lstrip("# "))
-                line -= 1
-            found[statement.target.id] = " ".join(above)
-    return found
 
 
 def _kind(hint: Any, written: str) -> str:
@@ -177,11 +166,6 @@ def _kind(hint: Any, written: str) -> str:
         if isinstance(known, type) and issubclass(known, Enum):
             first = ", ".join(f"`{choice.name}`" for choice in known)
     return first + (" or null" if "None" in written else "")
-
-
-def _cell(text: str) -> str:
-    """Return text for a table cell: escapes `<`, which would begin a tag, and `|`, which would end the cell."""
-    return text.replace("<", "&lt;").replace("|", "\\|")
 
 
 if __name__ == "__main__":

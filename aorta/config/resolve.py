@@ -19,13 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.groups.common import number_rules
 from aorta.config.groups.fabric import emulated_ranks, fabric_rules
-from aorta.config.groups.faults import fault_rules
-from aorta.config.groups.loop import calibration_steps
-from aorta.config.groups.microbenchmarks import microbenchmark_notes, microbenchmark_rules
-from aorta.config.groups.parallel import PP, parallel_rules
+from aorta.config.groups.loop import calibration_steps, fault_rules
+from aorta.config.groups.parallel import PP, data_parallel_size, mesh_rules, parallel_rules
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
-from aorta.config.groups.workload import workload_rules
-from aorta.config.mesh import data_parallel_size, mesh_rules
+from aorta.config.groups.workload import workload_notes, workload_rules
 from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
 from aorta.errors import ConfigError, meant, nearest
 
@@ -131,10 +128,21 @@ def resolve(composed: DictConfig, world_size: int | None = None) -> Resolved:
     broken = [*unknown_keys(composed), *_broken_rules(config, world_size, processes)]
     if broken:
         raise ConfigError("the configuration cannot be run:\n" + "\n".join(f"  {rule}" for rule in broken))
-    training = not isinstance(config.workload, Rpc)  # RPC runs have their own windows
-    windows = profiling_notes(config.profiling, config.training.max_steps, processes) if training else ()
-    notes = (*_length_notes(config, world_size), *windows, *microbenchmark_notes(config))
-    return Resolved(config, plain, _hash(plain), notes)
+    training, planned, notes = config.training, steps_planned(config, world_size), list[str]()
+    if training.max_steps is not None and planned < training.max_steps:
+        notes.append(
+            f"training.max_steps={training.max_steps}: training.epochs={training.epochs} ends the training after "
+            f"{planned} steps, as the dataset has {config.dataset.num_samples} samples (dataset.num_samples); "
+            "training.epochs=null repeats it for as many steps as asked for"
+        )
+    if not isinstance(config.workload, Rpc):  # RPC runs have their own windows
+        notes += profiling_notes(config.profiling, training.max_steps, processes)
+    notes += workload_notes(config)
+    hashed = json.loads(json.dumps(plain))
+    for key in NOT_IN_HASH:
+        node, *rest = key.split(".")
+        (hashed[node] if rest else hashed).pop(rest[0] if rest else node)
+    return Resolved(config, plain, hash_of(hashed), tuple(notes))
 
 
 def environment_number(name: str, default: int, environment: Mapping[str, str] = os.environ) -> int:
@@ -160,24 +168,6 @@ def steps_planned(config: Config, world_size: int) -> int:
     per_step = training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
     in_epochs = (training.epochs or 1) * (config.dataset.num_samples // per_step)
     return in_epochs if training.max_steps is None else min(training.max_steps, in_epochs)
-
-
-def _length_notes(config: Config, world_size: int) -> Iterator[str]:
-    training, planned = config.training, steps_planned(config, world_size)
-    if training.max_steps is not None and planned < training.max_steps:
-        yield (
-            f"training.max_steps={training.max_steps}: training.epochs={training.epochs} ends the training after "
-            f"{planned} steps, as the dataset has {config.dataset.num_samples} samples (dataset.num_samples); "
-            "training.epochs=null repeats it for as many steps as asked for"
-        )
-
-
-def _hash(plain: dict[str, Any]) -> str:
-    kept = json.loads(json.dumps(plain))
-    for key in NOT_IN_HASH:
-        node, *rest = key.split(".")
-        (kept[node] if rest else kept).pop(rest[0] if rest else node)
-    return hash_of(kept)
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
@@ -245,7 +235,6 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
         )
     yield from fault_rules(config.fault, processes, in_pipeline=isinstance(config.parallel, PP))
     yield from workload_rules(config)
-    yield from microbenchmark_rules(config)
     yield from parallel_rules(config)
     yield from profiling_rules(config.profiling, processes)
     try:

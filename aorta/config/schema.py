@@ -17,7 +17,6 @@ from omegaconf import MISSING, OmegaConf
 from aorta.config import CONFIG_DIR
 from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
 from aorta.config.groups.fabric import EmulatedFabric, Fabric
-from aorta.config.groups.faults import Fault
 from aorta.config.groups.loop import (
     Baseline,
     Clock,
@@ -25,6 +24,7 @@ from aorta.config.groups.loop import (
     Dataloader,
     Dataset,
     Devices,
+    Fault,
     Instrument,
     Loggers,
     Optimizer,
@@ -33,7 +33,6 @@ from aorta.config.groups.loop import (
     Training,
     Watchdog,
 )
-from aorta.config.groups.microbenchmarks import Rpc, Streams
 from aorta.config.groups.parallel import (
     CP,
     DDP,
@@ -51,7 +50,7 @@ from aorta.config.groups.parallel import (
     Parallel,
 )
 from aorta.config.groups.profiling import PRESETS, Naming, Profiling
-from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Workload
+from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
 
 
 @dataclass
@@ -79,28 +78,10 @@ class Config:
 
 
 GROUPS: dict[str, dict[str, type[Any]]] = {
-    "workload": {
-        "ranking": Ranking,
-        "resnet18": Resnet18,
-        "gpt": Gpt,
-        "moe": Moe,
-        "rpc": Rpc,
-        "streams": Streams,
-    },
+    "workload": {node.name: node for node in (Ranking, Resnet18, Gpt, Moe, Rpc, Streams)},
     "parallel": {
-        "none": NoParallel,
-        "ddp": DDP,
-        "fsdp1": FSDP1,
-        "fsdp": FSDP,
-        "hsdp": HSDP,
-        "tp": TP,
-        "fsdp_tp": FSDPTP,
-        "ep": EP,
-        "fsdp_ep": FSDPEP,
-        "pp": PP,
-        "fsdp_pp": FSDPPP,
-        "cp": CP,
-        "fsdp_cp": FSDPCP,
+        node.strategy: node
+        for node in (NoParallel, DDP, FSDP1, FSDP, HSDP, TP, FSDPTP, EP, FSDPEP, PP, FSDPPP, CP, FSDPCP)
     },
     "profiling": dict(PRESETS),
     "fabric": {"none": Fabric, "emulated": EmulatedFabric},

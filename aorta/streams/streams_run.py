@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from aorta.command_line import to_stdout
-from aorta.config.groups.microbenchmarks import STREAMS_NEED_DEVICE
+from aorta.config.groups.workload import STREAMS_NEED_DEVICE
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Streams
 from aorta.distributed import cuda

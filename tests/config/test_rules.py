@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aorta import train_command
-from aorta.config.mesh import data_parallel_size, pipeline_stages
+from aorta.config.groups.parallel import data_parallel_size, pipeline_stages
 from aorta.config.resolve import resolve, steps_planned
 from aorta.config.schema import FSDPPP, PP
 from aorta.errors import ConfigError

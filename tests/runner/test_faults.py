@@ -15,7 +15,7 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.verdict import Kind
 from aorta.commands import main
-from aorta.config.groups.faults import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
+from aorta.config.groups.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES
 from benchmarks.autopsy_scores import Planned, run, within
 from tests.experiments.test_process import gone

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aorta.config.groups.common import Algorithm, Mode, Sharing, number_rules
-from aorta.config.groups.workload import Moe
 from aorta.timeline.classes import KINDS
 
 if TYPE_CHECKING:
@@ -109,8 +108,8 @@ def _one_process_rules(config: Config, fabric: EmulatedFabric, ranks: int, proce
             f"{key}: parallel={strategy} cannot be emulated by one process, as its ranks do not all do the same work; "
             f"use one of {', '.join(STRATEGIES_OF_ONE_PROCESS)}"
         )
-    if isinstance(config.workload, Moe):
-        yield f"{key}: workload={config.workload.name} computes what other ranks' values decide; use another workload"
+    if config.workload.name == "moe":
+        yield f"{key}: workload=moe computes what other ranks' values decide; use another workload"
     if fabric.straggler_rank is not None:
         yield f"{key}: fabric.straggler_rank has to be null, as there is no other rank to wait for it"
     if training.checkpoint_interval or training.start_step:
@@ -158,62 +157,40 @@ def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settin
     """
     if ranks == 1:
         return 0
-    rounds, arrays = _ring(kind, ranks) if settings.algorithm is Algorithm.ring else _tree(kind, ranks)
+    messages, arrays = _messages(kind, ranks, settings.algorithm)
     if spans_nodes:
         latency_us, gb_per_s = settings.inter_latency_us, settings.inter_bandwidth_gb_per_s
     else:
         latency_us, gb_per_s = settings.intra_latency_us, settings.intra_bandwidth_gb_per_s
     # 1 GB/s is 1e9 bytes a second: 1 byte a nanosecond.
-    return round(rounds * latency_us * _NS_PER_US + arrays * size_bytes / gb_per_s)
+    return round(messages * latency_us * _NS_PER_US + arrays * size_bytes / gb_per_s)
 
 
-def _ring(kind: str, n: int) -> tuple[int, float]:
+def _messages(kind: str, n: int, algorithm: Algorithm) -> tuple[int, float]:
     """Return the number of consecutive messages, and how many times the full array passes a rank's link.
 
-    Broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all exchanges
-    pairwise; a barrier is always the dissemination of Hensgen, Finkel and Manber (1988).
+    Ring: broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all
+    exchanges pairwise. Tree, in about log2(n) rounds: reduce-scatter uses recursive halving, all-gather recursive
+    doubling, and all-reduce the one after the other (Rabenseifner); gather and scatter are binomial; all-to-all is
+    Bruck's, which sends half its buffer in every round. A barrier is always the dissemination of Hensgen, Finkel and
+    Manber (1988).
     """
-    part = (n - 1) / n
-    return {
-        "allreduce": (2 * (n - 1), 2 * part),
-        "reducescatter": (n - 1, part),
-        "allgather": (n - 1, part),
-        "alltoall": (n - 1, part),
-        "broadcast": (n - 1, 1.0),
-        "reduce": (n - 1, 1.0),
-        "gather": (n - 1, part),
-        "scatter": (n - 1, part),
-        "send": (1, 1.0),
-        "recv": (1, 1.0),
-        "barrier": (_log2(n), 0.0),
-    }[kind]
-
-
-def _tree(kind: str, n: int) -> tuple[int, float]:
-    """Return what `_ring` does, for algorithms of about log2(n) rounds.
-
-    Reduce-scatter uses recursive halving, all-gather recursive doubling, and all-reduce the one after the other
-    (Rabenseifner); gather and scatter are binomial; all-to-all is Bruck's, which sends half its buffer in every round.
-    """
-    part, rounds = (n - 1) / n, _log2(n)
+    ring, part = algorithm is Algorithm.ring, (n - 1) / n
+    doublings = (n - 1).bit_length()  # rounds that reach n ranks when each doubles them
+    rounds = n - 1 if ring else doublings
     return {
         "allreduce": (2 * rounds, 2 * part),
         "reducescatter": (rounds, part),
         "allgather": (rounds, part),
-        "alltoall": (rounds, rounds / 2),
+        "alltoall": (rounds, part if ring else rounds / 2),
         "broadcast": (rounds, 1.0),
         "reduce": (rounds, 1.0),
         "gather": (rounds, part),
         "scatter": (rounds, part),
         "send": (1, 1.0),
         "recv": (1, 1.0),
-        "barrier": (rounds, 0.0),
+        "barrier": (doublings, 0.0),
     }[kind]
-
-
-def _log2(n: int) -> int:
-    """Return rounds that reach n ranks when each round doubles them."""
-    return (n - 1).bit_length()
 
 
 def network_cost_ns(

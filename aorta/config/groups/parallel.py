@@ -1,4 +1,4 @@
-"""`parallel=...`: how the model is distributed over ranks, and its rules. How ranks form a mesh is `aorta.config.mesh`.
+"""`parallel=...`: how the model is distributed over ranks, which of them share a batch, and its rules.
 
 Must not import torch.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from omegaconf import MISSING
 
 from aorta.config.groups.common import BackwardPrefetch, DType, Precision, Sharding
-from aorta.config.groups.workload import Gpt, Moe, Resnet18
+from aorta.config.groups.workload import SIZES, Gpt, Moe, Ranking, Resnet18, Workload, dimensions_of
 
 if TYPE_CHECKING:
     from aorta.config.schema import Config
@@ -272,3 +272,118 @@ def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
             f"compile.enabled=true: parallel.schedule={parallel.schedule} splits backward passes, which torch.compile "
             "does not allow; use parallel.schedule=1f1b"
         )
+
+
+def data_parallel_size(config: Config, world_size: int) -> int:
+    """Return how many different batches are trained on at once: ranks that compute one together share it."""
+    match config.parallel:
+        case FSDPPP(pp_size=pp_size):
+            return world_size // pp_size
+        case TP() | PP() | CP():
+            return 1
+        case FSDPTP(tp_size=tp_size):
+            return world_size // tp_size
+        case FSDPCP(cp_size=cp_size):
+            return world_size // cp_size
+        case _:
+            return world_size
+
+
+def pipeline_ranks(parallel: PP, world_size: int) -> int:
+    """Return how many ranks one pipeline has."""
+    return parallel.pp_size if isinstance(parallel, FSDPPP) else world_size
+
+
+def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
+    """Return the stages that a rank computes: of P ranks of a pipeline every Pth; where the schedule is V-shaped the
+    second counts from the end. Ranks that follow one another have the same stages of pipelines beside each other.
+    """
+    ranks = pipeline_ranks(parallel, world_size)
+    place = rank // (world_size // ranks)
+    if parallel.schedule == "zbv_zero_bubble":
+        return [place, 2 * ranks - 1 - place]
+    return [place + turn * ranks for turn in range(parallel.stages_per_rank)]
+
+
+_SIZES: Final = {
+    "ep_size": "groups that share the experts",
+    "replicas": "copies of the model of equal size",
+    "tp_size": "groups that compute a layer together",
+    "cp_size": "groups that share sequences",
+    "pp_size": "pipelines of equal length",
+}
+"""Field that divides the ranks -> what they form."""
+
+
+def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
+    """Yield one message per broken rule: the ranks must fill the mesh, and the layers must divide into as many parts as
+    it has.
+    """
+    parallel, workload, parts = config.parallel, config.workload, world_size
+    for name, what in _SIZES.items():
+        parts = getattr(parallel, name, parts)
+        if parts < 1:
+            yield f"parallel.{name}={parts}: must be at least 1"
+            return
+        if world_size % parts:
+            yield (
+                f"parallel.{name}={parts}: {world_size} rank(s) cannot form {what}; start a multiple of {parts} ranks "
+                f"(torchrun --nproc_per_node), or set parallel.{name} to a divisor of {world_size}"
+            )
+            return
+    if isinstance(parallel, CP | FSDPCP) and isinstance(workload, Gpt):
+        length = config.dataset.sequence_length
+        if length % (2 * parts):
+            yield (
+                f"dataset.sequence_length={length}: {parts} ranks share each sequence (parallel={parallel.strategy}), "
+                f"with two chunks each and all of one length, so it must be a multiple of {2 * parts}"
+            )
+    if isinstance(parallel, EP | FSDPEP) and isinstance(workload, Moe) and workload.num_experts % parts:
+        yield (
+            f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts "
+            f"(parallel={parallel.strategy}), so their number must be a multiple of {parts}"
+        )
+    if isinstance(parallel, TP | FSDPTP):
+        for name, what, value in _split_by_tensor_parallelism(workload):
+            if value % parts:
+                yield (
+                    f"workload.{name}={value}: {parts} ranks compute a layer together "
+                    f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
+                )
+    if not isinstance(parallel, PP):
+        return
+    stages, layers = parts * max(parallel.stages_per_rank, 1), None
+    if isinstance(workload, Ranking):
+        layers = workload.num_layers
+    elif isinstance(workload, Gpt) and workload.size in SIZES:
+        layers = dimensions_of(workload).num_layers
+    if layers is not None and layers < stages:
+        yield (
+            f"workload.num_layers={layers}: {parts} rank(s) with parallel.stages_per_rank="
+            f"{parallel.stages_per_rank} make {stages} stages, and each needs a layer; use {stages} layers or more, "
+            "or fewer ranks"
+        )
+    if parallel.schedule == "1f1b" and parallel.microbatches < parts:
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule=1f1b needs as many micro-batches as "
+            f"stages ({parts}) or more; raise it, or use parallel.schedule=gpipe"
+        )
+    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // parts, 1):
+        yield (
+            f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
+            f"of one for each of the {parts} ranks; use a multiple of {parts}"
+        )
+
+
+def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
+    """Yield the name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
+    match workload:
+        case Ranking() as shape:
+            yield "num_heads", "attention heads", shape.num_heads
+            yield "mlp_hidden_dim", "hidden units", shape.mlp_hidden_dim
+        case Gpt() if workload.size in SIZES:
+            dims = dimensions_of(workload)
+            yield "num_heads", "attention heads", dims.num_heads
+            yield "num_kv_heads", "heads of keys and values", dims.num_kv_heads
+            if not isinstance(workload, Moe) or workload.expert_interval > 1:  # experts are not split by hidden units
+                yield "mlp_hidden_dim", "hidden units", dims.mlp_hidden_dim
