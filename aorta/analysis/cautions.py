@@ -80,7 +80,7 @@ def _outside(entry: DatasetEntry) -> Iterator[str]:
         ends = () if values is None else (values.min, values.max)
         seen = [value for value in ends if value is not None and not 0 <= value <= 1]
         if seen:
-            shown = " and ".join(TEXT.number(value, "ratio", fewer=1) for value in dict.fromkeys(seen))
+            shown = " and ".join(TEXT.number(value, "ratio") for value in dict.fromkeys(seen))
             yield (
                 f"{name} is {shown}, which no share of a whole can be: the parts it is made of were measured at "
                 "different times and do not add up; take it for noise, and record more steps"
@@ -133,6 +133,6 @@ def cutoff_line(entry: DatasetEntry) -> str | None:
     line = f"stall cut-off {' to '.join(dict.fromkeys(ends))} ms"
     line += f" ({' and '.join(found.sources)})" if found.sources else ""
     if found.overlap_ratio_range is not None:
-        half, twice = (TEXT.number(value, "ratio", fewer=1) for value in found.overlap_ratio_range)
+        half, twice = (TEXT.number(value, "ratio") for value in found.overlap_ratio_range)
         line += f": the median overlap_ratio is {half} at half of it, {twice} at twice"
     return line if found.reason is None else f"{line}; {found.reason}"

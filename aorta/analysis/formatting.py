@@ -1,9 +1,9 @@
-"""Numbers as text for people: how many digits, which sign, and what stands for a value that is not known.
+"""Numbers as text for people, by one rule: three significant digits, without trailing zeros.
 
-    TEXT.number(1.23456, "ms")         1.235         terminal, Markdown, sentences, pictures
-    PAGE.number(-1234.5, "ms")         -1,234.500    the HTML page: thousands apart, a real minus sign (U+2212)
-    TEXT.effect(0.05, "quotient")      +5.0 %
-    PAGE.effect(0.05, "difference")    +5.00 points
+    TEXT.quantity(164.918, "ms")       165 ms        terminal, Markdown, sentences, pictures
+    PAGE.quantity(-1234.5, "ms")       -1,234 ms     the HTML page: thousands apart, a real minus sign (U+2212)
+    TEXT.number(0.5605, "ratio")       56.1 %        a ratio is written as a share
+    TEXT.effect(-0.48, "difference")   -48 points    and a difference of two of them in points
     TEXT.size(26_214_400)              26.2 MB
 
 The module lies below everything that writes sentences (`compare`, `attribution`, `gate`) and below the reports.
@@ -19,9 +19,9 @@ from typing import Final
 from aorta.analysis.documents.comparison import ComparedMetric, Effect, Side
 from aorta.analysis.documents.dataset import DatasetEntry, Ends
 
-DIGITS: Final = {"ms": 3, "ratio": 4, "GB/s": 3}
-"""Digits behind the point, by unit of a metric."""
-_OTHER_DIGITS: Final = 3
+LEAST: Final = 0.0005
+"""What is nearer to 0 is written as 0 or `<0.001`, or of a share `<0.1 %`."""
+_MOST_DECIMALS: Final = 3
 _SIZES: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -34,9 +34,7 @@ class NumberFormat:
         unknown_size: what stands for a number of bytes that is not known.
         separator: between thousands.
         minus: the sign of a negative number.
-        space: between a number and `%`, `points` or a unit of bytes.
-        effects_in_points: an effect on a ratio in percentage points, not as a ratio.
-        effect_digits: behind the point of an effect in per cent or points.
+        space: between a number and its unit.
     """
 
     unknown: str = "unknown"
@@ -44,42 +42,36 @@ class NumberFormat:
     separator: str = ""
     minus: str = "-"
     space: str = " "
-    effects_in_points: bool = False
-    effect_digits: int = 1
 
-    def number(self, value: float | None, unit: str, *, signed: bool = False, fewer: int = 0) -> str:
-        """Return a value of a metric without its unit: ms and GB/s with three decimals, ratios with four.
+    def number(self, value: float | None, unit: str = "", *, signed: bool = False) -> str:
+        """Return a value of a metric without `ms` or `GB/s`, with three significant digits, at most three decimals;
+        a `ratio` is a share in per cent.
 
         Args:
-            signed: write a + as well, for a difference.
-            fewer: leave so many decimals out, where there is little room.
+            signed: a difference: with a + as well, and of two ratios in points.
         """
         if value is None:
             return self.unknown
-        return self._fixed(value, DIGITS.get(unit, _OTHER_DIGITS) - fewer, signed=signed)
+        if unit == "ratio":
+            return self.points(value, signed=True) if signed else self.percent(value)
+        digits = 2 - math.floor(math.log10(float(f"{abs(value):.3g}"))) if value else 0
+        return self._fixed(value, min(max(digits, 0), _MOST_DECIMALS), signed=signed)
 
     def quantity(self, value: float | None, unit: str, *, signed: bool = False) -> str:
-        """Return a value of a metric with its unit; a ratio has none."""
+        """Return a value of a metric with its unit."""
         text = self.number(value, unit, signed=signed)
-        return text if value is None or unit == "ratio" else f"{text} {unit}"
+        return text if value is None or unit in ("ratio", "") else f"{text}{self.space}{unit}"
 
-    def ratio(self, value: float | None) -> str:
-        """Return a ratio as a sentence states it, with a digit less than in a table."""
-        return self.number(value, "ratio", fewer=1)
-
-    def bounds(self, ends: Ends, unit: str, *, fewer: int = 0, named: bool = True) -> str:
-        """Format the bounds of a value that is not known better: `at most 0.750`, `0.210 to at most 0.750 ms`.
+    def bounds(self, ends: Ends, unit: str, *, named: bool = True) -> str:
+        """Format the bounds of a value that is not known better: `at most 75 %`, `0.21 to at most 0.75 ms`.
 
         Args:
             named: with the unit, where it has one.
         """
+        write = self.quantity if named else self.number
         low, high = ends.at_least, ends.at_most
-        if low == high:
-            return self.quantity(high, unit) if named and not fewer else self.number(high, unit, fewer=fewer)
-        least = "" if low <= 0 else f"{self.number(low, unit, fewer=fewer)} to "
-        return f"{least}at most {self.number(high, unit, fewer=fewer)}" + (
-            "" if unit == "ratio" or not named else f"{self.space}{unit}"
-        )
+        least = "" if low <= 0 or low == high else f"{self.number(low, unit)} to "
+        return write(high, unit) if low == high else f"{least}at most {write(high, unit)}"
 
     def side(self, pair: ComparedMetric, side: Side) -> str:
         """Return one side of a metric that is compared, with its unit: the value, or its bounds."""
@@ -95,14 +87,10 @@ class NumberFormat:
         return f"{self._fixed(100 * difference, digits, signed=signed)}{self.space}points"
 
     def effect(self, value: float | None, kind: str) -> str:
-        """Return an effect with its sign: the `difference` of two ratios, or a `quotient` less 1."""
+        """Return an effect with its sign: the `difference` of two ratios in points, or a `quotient` less 1."""
         if value is None:
             return self.unknown
-        if kind != "difference":
-            return self.percent(value, self.effect_digits, signed=True)
-        if self.effects_in_points:
-            return self.points(value, self.effect_digits, signed=True)
-        return self._fixed(value, 3, signed=True)
+        return self.percent(value, signed=True) if kind != "difference" else self.points(value, signed=True)
 
     def interval(self, entry: Effect) -> str:
         """Format an effect of `summary.json` from `low` to `high`, as `effect` formats them, the unit once."""
@@ -139,8 +127,11 @@ class NumberFormat:
         return f"{said} ({self.count(steps.rank_steps_used, 'record')}, one per step and rank)"
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
-        text = f"{value:{'+' if signed else ''}{self.separator}.{digits}f}"
-        return text.replace("-", self.minus)
+        rounded = round(value, digits)
+        if not rounded:
+            return "0" if signed or not value else f"<{10.0**-digits:.{digits}f}"
+        text = f"{rounded:{'+' if signed else ''}{self.separator}.{digits}f}"
+        return (text.rstrip("0").rstrip(".") if digits else text).replace("-", self.minus)
 
 
 TEXT: Final = NumberFormat()
@@ -152,26 +143,18 @@ PAGE: Final = NumberFormat(
     separator=",",
     minus="\u2212",
     space="\u00a0",
-    effects_in_points=True,
-    effect_digits=2,
 )
 """The HTML page; a number and its unit stay on one line."""
 
 
 def is_zero(pair: ComparedMetric) -> bool:
     """Return whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
-    least = 0.5 * 10.0 ** -DIGITS.get(pair.unit, _OTHER_DIGITS)
-    return all(value is not None and abs(value) < least for value in (pair.reference, pair.candidate))
+    return all(value is not None and abs(value) < LEAST for value in (pair.reference, pair.candidate))
 
 
 def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:
     """Return a probability with two significant digits, or three where it stands in a table."""
     return unknown if p is None else f"{p:.{digits}g}"
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """Return a value with so many digits in all, for a sentence that names both sides of a comparison."""
-    return f"{value:.{digits}g}"
 
 
 def rough_ms(value_ms: float) -> str:

@@ -244,7 +244,7 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
     elif found is not None and found.agree is False:
         yield (
             "kernels and marks of the same steps disagree: an overlap ratio of "
-            f"{TEXT.ratio(found.ratio_by_kernels)} by kernels, {TEXT.ratio(found.ratio_by_marks)} by marks; "
+            f"{TEXT.number(found.ratio_by_kernels, 'ratio')} by kernels, {TEXT.number(found.ratio_by_marks, 'ratio')} by marks; "
             f"{_shown(ratio, pace)}"
         )
     if found is not None:
@@ -266,7 +266,7 @@ def _shown(ratio: Described | None, pace: PaceFacts) -> str:
         steps = 0 if calibration is None else calibration.steps
         return f"metrics with computation in them are of {TEXT.count(steps, 'step')} measured by the profiler's kernels"
     if ratio is not None and ratio.bounds:
-        said = f"overlap_ratio is {TEXT.bounds(ratio.bounds, 'ratio', fewer=1)}"
+        said = f"overlap_ratio is {TEXT.bounds(ratio.bounds, 'ratio')}"
     elif pace.host_bound:
         said = "metrics with computation in them are bounds"
     else:

@@ -46,7 +46,7 @@ def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> No
     found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
     found["metrics"]["overlap_efficiency"] |= {"min": -0.2, "max": 1.3, "median": 0.9}
     (said,) = cautions(found)
-    assert said.startswith("overlap_efficiency is -0.200 and 1.300, which no share of a whole can be")
+    assert said.startswith("overlap_efficiency is -20 % and 130 %, which no share of a whole can be")
 
 
 def test_a_run_without_steps_has_none() -> None:

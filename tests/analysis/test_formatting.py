@@ -35,13 +35,13 @@ def test_a_size_of_the_page_stays_on_one_line_and_never_becomes_an_exponent() ->
 
 
 def test_numbers_have_the_digits_of_their_unit() -> None:
-    assert [TEXT.number(1.23456, unit) for unit in ("ms", "ratio", "GB/s")] == ["1.235", "1.2346", "1.235"]
+    assert [TEXT.number(1.23456, unit) for unit in ("ms", "ratio", "GB/s")] == ["1.23", "123.5 %", "1.23"]
     assert TEXT.number(None, "ms") == "unknown"
 
 
 def test_the_page_separates_thousands_and_has_a_real_minus_sign() -> None:
-    assert PAGE.number(1234.5678, "ms") == "1,234.568"
-    assert PAGE.number(-0.25, "ratio") == "\u22120.2500"
+    assert PAGE.number(1234.5678, "ms") == "1,235"
+    assert PAGE.number(-0.25, "ratio") == "\u221225\u00a0%"
     assert PAGE.number(None, "ms") == "\u2013"
     assert [PAGE.count(1, "launch"), PAGE.count(1200, "launch")] == ["1 launch", "1,200 launches"]
 
@@ -49,8 +49,8 @@ def test_the_page_separates_thousands_and_has_a_real_minus_sign() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "text", "page"),
     [
-        (-0.123, "difference", "-0.123", "\u221212.30\u00a0points"),
-        (0.084, "quotient", "+8.4 %", "+8.40\u00a0%"),
+        (-0.123, "difference", "-12.3 points", "\u221212.3\u00a0points"),
+        (0.084, "quotient", "+8.4 %", "+8.4\u00a0%"),
         (None, "quotient", "unknown", "\u2013"),
     ],
 )
@@ -59,7 +59,7 @@ def test_an_effect_has_its_sign_in_both_media(value: float | None, kind: str, te
 
 
 def test_an_interval_names_its_unit_once_and_is_unknown_with_one_end() -> None:
-    assert PAGE.interval(Effect("quotient", 0.0, -0.01, 0.02)) == "\u22121.00 to +2.00\u00a0%"
+    assert PAGE.interval(Effect("quotient", 0.0, -0.01, 0.02)) == "\u22121 to +2\u00a0%"
     assert PAGE.interval(Effect("quotient", 0.0, -0.01, None)) == PAGE.unknown
 
 
@@ -93,5 +93,24 @@ def test_a_json_value_is_one_line() -> None:
     assert json_text({"a": None, "b": [True, 1.5], "c": {}}) == "a=null, b=true, 1.5, c=(none)"
 
 
-def test_a_cell_of_a_picture_has_room_for_fewer_digits() -> None:
-    assert [TEXT.number(1.23456, unit, fewer=1) for unit in ("ms", "ratio", "GB/s")] == ["1.23", "1.235", "1.23"]
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (164.918, "165"),
+        (9.996, "10"),
+        (54.781, "54.8"),
+        (0.0123, "0.012"),
+        (0.00004, "<0.001"),
+        (0.0, "0"),
+        (12345.6, "12346"),
+    ],
+)
+def test_a_number_has_three_significant_digits_and_only_0_is_written_as_0(value: float, text: str) -> None:
+    assert TEXT.number(value, "ms") == text
+    assert TEXT.quantity(value, "ms") == f"{text} ms"
+
+
+def test_a_share_is_in_per_cent_and_a_difference_of_shares_in_points() -> None:
+    assert [TEXT.number(share, "ratio") for share in (0.5605, 0.0, 0.00004)] == ["56.1 %", "0 %", "<0.1 %"]
+    assert [TEXT.number(change, "ratio", signed=True) for change in (-0.48, 0.0)] == ["-48 points", "0 points"]
+    assert [TEXT.number(change, "ms", signed=True) for change in (0.7184, -14.128)] == ["+0.718", "-14.1"]

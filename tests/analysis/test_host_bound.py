@@ -191,7 +191,7 @@ def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(t
     )
     found = entry(slow)
     assert found["metrics"]["job_step_ms"]["max"] == WINDOW
-    assert any("took 50.0 % longer than the others" in note for note in cautions(found))
+    assert any("took 50 % longer than the others" in note for note in cautions(found))
 
 
 def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
@@ -200,20 +200,20 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     found = summary["datasets"]["x"]
     first = cautions(found)[0]
     assert first == (
-        "host-bound: the host is 0.010 ms ahead of the device (median), and in 50 % of the blocks' time marks cannot "
-        "say whether kernels ran; overlap_ratio is 0.250 to at most 0.750; record with instrument.calibration=3 for a "
+        "host-bound: the host is 0.01 ms ahead of the device (median), and in 50 % of the blocks' time marks cannot "
+        "say whether kernels ran; overlap_ratio is 25 % to at most 75 %; record with instrument.calibration=3 for a "
         "number"
     )
-    assert "! host-bound: the host is 0.010 ms ahead" in health_block(dataset, found)
+    assert "! host-bound: the host is 0.01 ms ahead" in health_block(dataset, found)
     table = dataset_table("x", found)
     rows = {tuple(line.split()) for line in table.splitlines()}
-    assert ("overlap_ratio", "(hidden/comm)", "0.2500", "to", "at", "most", "0.7500") in rows
+    assert ("overlap_ratio", "(hidden/comm)", "25", "%", "to", "at", "most", "75", "%") in rows
     assert ("compute_ms", "8.000", "to", "at", "most", "16.000", "ms") in rows
     assert "not available: overlap_ratio" not in table
     brief = brief_text(summary, [tmp_path], {"x": []})
-    assert f"overlap_ratio: 0.250 to at most 0.750: {HOST_BOUND}" in " ".join(brief.split())
+    assert f"overlap_ratio: 25 % to at most 75 %: {HOST_BOUND}" in " ".join(brief.split())
     cards = verdict_of(summary)
-    assert cards.cards[0].value == "0.250 to at most 0.750"
+    assert cards.cards[0].value == "25 % to at most 75 %"
     assert cards.warnings == (f"x: {first}",)
     assert parts(dataset).empty
 

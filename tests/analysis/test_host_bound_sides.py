@@ -72,7 +72,7 @@ def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None
     ratio = found["metrics"]["overlap_ratio"]
     assert (ratio["verdict"], found["verdict"]) == (None, "inconclusive")
     assert ratio["verdict_reason"].startswith(
-        "not tested: host-bound, 0.252 to at most 0.777 against 0.752 in the reference"
+        "not tested: host-bound, 25.2 % to at most 77.7 % against 75.2 % in the reference"
     )
     assert ratio["p"] is ratio["effect"]["value"] is ratio["candidate"] is None
 
@@ -81,14 +81,12 @@ def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -
     found = compared(tmp_path, ahead, behind(2.0, 3.0))
     assert found["verdict"] == "regression"
     assert found["headline"].startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; host-bound, ")
-    assert "apart in all launches, by -0.371 or more (p = 0.029)" in found["headline"]
+    assert "apart in all launches, by -37.1 points or more (p = 0.029)" in found["headline"]
     assert "hides" not in found["headline"]
     assert found["host_bound"]["side"] == "candidate"
     assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
     sentence = found["attribution"]["sentence"]
-    assert sentence.startswith(
-        "the candidate is host-bound: its host is 0.010 ms ahead of the device (median), that of"
-    )
+    assert sentence.startswith("the candidate is host-bound: its host is 0.01 ms ahead of the device (median), that of")
     assert "hide" not in sentence.partition("What differs")[0]
     # No other metric is decided by bounds.
     assert found["metrics"]["exposed_comm_ms"]["verdict"] is None
@@ -123,7 +121,8 @@ def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_
     assert found["verdict"] == "regression"
     assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
     assert (
-        "the candidate is host-bound, and the other is not; 0.752 -> 0.377 of communication hidden" in found["headline"]
+        "the candidate is host-bound, and the other is not; 75.2 % -> 37.7 % of communication hidden"
+        in found["headline"]
     )
     assert "hides" not in found["headline"]
     assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
@@ -155,9 +154,9 @@ def test_a_gate_passes_bounds_only_where_they_prove_it(
 def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> None:
     found = compared(tmp_path, ahead, behind(2.0, 6.2))
     text = "\n".join([verdict_block(found), comparison_table(found)])
-    assert "0.252 to at most 0.777" in text
+    assert "25.2 % to at most 77.7 %" in text
     card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
-    assert (card.value, card.change) == ("0.2519 to at most 0.7769", PAGE.unknown)
+    assert (card.value, card.change) == ("25.2\u00a0% to at most 77.7\u00a0%", PAGE.unknown)
     sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
     assert sentence.startswith("the candidate is host-bound, and the other is not; ")
-    assert "0.252 to at most 0.777 against 0.752 in the reference" in sentence
+    assert "25.2 % to at most 77.7 % against 75.2 % in the reference" in sentence

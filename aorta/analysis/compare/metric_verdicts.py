@@ -279,7 +279,7 @@ def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | 
     """
     found, unit = entry.bounds, entry.unit
     effect = found.difference if unit == "ratio" else found.change
-    sides = " against ".join(TEXT.bounds(ends, unit, fewer=1) for ends in (found.candidate, found.reference))
+    sides = " against ".join(TEXT.bounds(ends, unit) for ends in (found.candidate, found.reference))
     why = f"host-bound, {sides} in the reference"
     if entry.role != "primary" or entry.better is None:
         return None, f"{NOT_TESTED}: {why}"

@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES, launches_for
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect
-from aorta.analysis.formatting import TEXT, p_value, significant
+from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
 from aorta.errors import InputError, meant
 
@@ -272,10 +272,10 @@ def _change(name: str, entry: ComparedMetric, *, counts: bool) -> str:
     unit = metric_named(name).unit
     sides = entry.reference, entry.candidate
     if unit == "ratio":
-        said = f"{TEXT.ratio(sides[0])} -> {TEXT.ratio(sides[1])} {_SHARE_OF.get(name, name)}"
+        said = f"{TEXT.number(sides[0], unit)} -> {TEXT.number(sides[1], unit)} {_SHARE_OF.get(name, name)}"
     else:
         called = "step time" if name == GUARD else name
-        said = f"{called} {significant(sides[0] or 0.0)} -> {significant(sides[1] or 0.0)} {unit}"
+        said = f"{called} {TEXT.number(sides[0], unit)} -> {TEXT.number(sides[1], unit)} {unit}"
     evidence = _evidence(entry)
     if counts:
         evidence += ["{} against {} launches".format(*entry.counts)]
@@ -301,7 +301,7 @@ def _step_time(guard: ComparedMetric | None) -> str:
     if guard is None or guard.reference is None or guard.candidate is None:
         why = "not in the record" if guard is None else guard.verdict_reason or guard.judgement_reason
         return f"Step time: unknown ({why})."
-    numbers = f"{significant(guard.reference)} -> {significant(guard.candidate)} ms"
+    numbers = f"{TEXT.number(guard.reference, 'ms')} -> {TEXT.quantity(guard.candidate, 'ms')}"
     if not guard.tested:
         change = "" if guard.quotient is None else f" ({TEXT.percent(guard.quotient - 1, signed=True)})"
         return f"Step time: {numbers}{change}."

@@ -147,11 +147,7 @@ def _metrics(comparison: Comparison) -> list[str]:
         [
             escaped(name),
             *(TEXT.number(value, entry.unit) for value in (entry.reference, entry.candidate)),
-            *(
-                [TEXT.number(entry.difference, entry.unit), TEXT.number(entry.quotient, "ratio", fewer=1)]
-                if apart
-                else []
-            ),
+            *([TEXT.number(entry.difference, entry.unit, signed=True), TEXT.number(entry.quotient)] if apart else []),
             escaped(entry.unit),
             escaped((verdict_label(entry) if entry.verdict else "-") if entry.tested else entry.judgement),
         ]

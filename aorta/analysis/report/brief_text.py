@@ -107,7 +107,7 @@ def _dataset(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style
     above = [led(f"{label}:", _numbers(entry) or f"nothing to measure: {entry.reason}", style)]
     above.append(f"{MEANS if entry.few_steps else 'medians'} of {TEXT.steps_used(entry)} of {entry.source.path}")
     rows = [
-        (name, *(TEXT.number(getattr(each, of), metric_named(name).unit, fewer=1) for of in statistics))
+        (name, *(TEXT.number(getattr(each, of), metric_named(name).unit) for of in statistics))
         for name, each in values.items()
         if each.median is not None
     ]
@@ -146,7 +146,7 @@ def _numbers(entry: DatasetEntry) -> str:
 
 def _unknown(name: str, values: Described) -> str:
     bounds = known(values.bounds)
-    said = "unknown" if bounds is None else TEXT.bounds(bounds, metric_named(name).unit, fewer=1)
+    said = "unknown" if bounds is None else TEXT.bounds(bounds, metric_named(name).unit)
     return f"{name}: {said}: {values.reason}"
 
 

@@ -244,12 +244,11 @@ def shown_first(comparison: Comparison) -> list[str]:
 
 def _judged(name: str, pair: ComparedMetric, *, around: bool) -> tuple[str, ...]:
     verdict = pair.verdict
-    sides = [_side(pair, side, _UNKNOWN, fewer=1) + (_around(pair, side) if around else "") for side in SIDES]
+    sides = [_side(pair, side, _UNKNOWN) + (_around(pair, side) if around else "") for side in SIDES]
     effect = pair.effect
     delta = _UNKNOWN if effect.value is None else TEXT.effect(effect.value, effect.kind)
     if effect.low is not None:
-        low, high = (TEXT.effect(end, effect.kind).removesuffix(" %") for end in (effect.low, effect.high))
-        delta += f" [{low}, {high}]"
+        delta += f" [{TEXT.interval(effect).rpartition(' ')[0]}]"
     if verdict is None:
         return name, *sides, delta, _UNKNOWN, "not judged"
     return name, *sides, delta, p_value(pair.p, unknown=_UNKNOWN), f"{mark_of(verdict)} {verdict_label(pair)}"
@@ -260,7 +259,7 @@ def _around(pair: ComparedMetric, side: Side) -> str:
     value, interval = pair.value(side), pair.interval(side)
     if value is None or interval is None or interval.low is None or interval.high is None:
         return ""
-    return f" ± {TEXT.number(max(interval.high - value, value - interval.low), pair.unit, fewer=1)}"
+    return f" ± {TEXT.number(max(interval.high - value, value - interval.low), pair.unit)}"
 
 
 def _of_runs(name: str, pair: ComparedMetric) -> tuple[str, ...]:
@@ -271,18 +270,18 @@ def _of_runs(name: str, pair: ComparedMetric) -> tuple[str, ...]:
 def _change(unit: str, pair: ComparedMetric | Quotient) -> tuple[str, str, str, str]:
     """Return both values, their difference and their quotient."""
     difference = _UNKNOWN if pair.difference is None else TEXT.number(pair.difference, unit, signed=True)
-    ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient, "ratio", fewer=1)
+    ratio = _UNKNOWN if pair.quotient is None else TEXT.number(pair.quotient)
     return TEXT.number(pair.reference, unit), TEXT.number(pair.candidate, unit), difference, ratio
 
 
-def _side(pair: ComparedMetric, side: Side, unknown: str = TEXT.unknown, *, fewer: int = 0) -> str:
+def _side(pair: ComparedMetric, side: Side, unknown: str = TEXT.unknown) -> str:
     """Return the value of one side, its bounds, or what stands for a value: `none` where this kind was not used."""
     ends, value = pair.ends(side), pair.value(side)
     if ends is not None:
-        return TEXT.bounds(ends, pair.unit, fewer=fewer, named=False)
+        return TEXT.bounds(ends, pair.unit, named=False)
     if value is None:
         return _NONE if f"{side}: {NOT_USED}" in (pair.judgement_reason or "") else unknown
-    return TEXT.number(value, pair.unit, fewer=fewer)
+    return TEXT.number(value, pair.unit)
 
 
 def comparison_details(comparison: Comparison) -> str:
@@ -353,7 +352,7 @@ def _collective_names(rows: Sequence[CollectiveEntry | ComparedCollective]) -> l
 
 def _pair_row(title: str, pair: ComparedMetric) -> tuple[str, ...]:
     values = [TEXT.number(value, pair.unit) for value in (pair.reference, pair.candidate, pair.difference)]
-    return (title, *values, TEXT.number(pair.quotient, "ratio"), str(pair.judgement))
+    return (title, *values, TEXT.number(pair.quotient), str(pair.judgement))
 
 
 def _titled(name: str) -> str:

@@ -76,7 +76,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert " ".join(text.split("\nCause: ")[0].split()).removeprefix("[x] ") == comparison["headline"]
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
     row = next(line for line in text.splitlines() if line.startswith("overlap_ratio "))
-    assert row.split()[-6:-4] == ["-0.200", "[-0.230,"]
+    assert "-20 points [-23 to -17]" in row
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     assert text.count("did not do the same work.") == 1, "said once, and not again as a note"
     assert "Cause:" not in text
     row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
-    assert row.split() == ["overlap_ratio", "0.8000", "0.6000", "-", "-", "not", "judged"]
+    assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "-", "-", "not", "judged"]
 
 
 def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_two_sets_and_every_rule_as_words(
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
     assert capsys.readouterr().out.startswith(
-        "[x] MORE EXPOSED COMMUNICATION: 0.018 -> 0.038 of the step exposed (+0.020, 96 % interval"
+        "[x] MORE EXPOSED COMMUNICATION: 1.8 % -> 3.8 % of the step exposed (+2 points, 96 % interval"
     )
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)

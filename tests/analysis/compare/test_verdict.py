@@ -80,8 +80,8 @@ def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
     assert slower(guard(0.01, 0.001), 0.05) is None
     assert slower(guard(0.02, 0.001), 0.05) is None
     assert slower(guard(-0.5, 0.001), 0.05) is None
-    assert slower(guard(0.5, 0.05), 0.05) == "the step takes 50.0 % longer (p = 0.05)"
-    assert slower(guard(0.5, 0.06), 0.05) == "the step takes 50.0 % longer (p = 0.06, which may be chance)"
+    assert slower(guard(0.5, 0.05), 0.05) == "the step takes 50 % longer (p = 0.05)"
+    assert slower(guard(0.5, 0.06), 0.05) == "the step takes 50 % longer (p = 0.06, which may be chance)"
     for unknown in (None, guard(None, 0.01), guard(0.5, None)):
         assert slower(unknown, 0.05) == "the step time is not known on both sides"
 
@@ -157,24 +157,24 @@ def compared(name: str, primary: dict[str, Any], step: dict[str, Any] = STEP, **
 def test_overlap_lost_with_a_step_time_that_nobody_resolved() -> None:
     said = short_headline(compared("overlap_ratio", entry("overlap_ratio", 0.51, 0.0, "regression")))
     assert said == (
-        "OVERLAP LOST: 0.510 -> 0.000 of communication hidden (-0.510, 95 % interval -0.560 to -0.460, p 0.029, 4 "
-        "against 4 launches). Step time: no difference resolved (263 -> 235 ms, -10.6 %, 95 % interval -52.0 % to "
-        "+46.0 %, p 0.34)."
+        "OVERLAP LOST: 51 % -> 0 % of communication hidden (-51 points, 95 % interval -56 points to -46 points, "
+        "p 0.029, 4 against 4 launches). Step time: no difference resolved (263 -> 235 ms, -10.6 %, 95 % interval "
+        "-52 % to +46 %, p 0.34)."
     )
 
 
 @pytest.mark.parametrize(
     ("name", "verdict", "word"),
     [
-        ("overlap_ratio", "improvement", "OVERLAP GAINED: 0.200 -> 0.300 of communication hidden"),
-        ("exposed_share", "regression", "MORE EXPOSED COMMUNICATION: 0.200 -> 0.300 of the step exposed"),
+        ("overlap_ratio", "improvement", "OVERLAP GAINED: 20 % -> 30 % of communication hidden"),
+        ("exposed_share", "regression", "MORE EXPOSED COMMUNICATION: 20 % -> 30 % of the step exposed"),
         ("exposed_comm_ms", "improvement", "LESS EXPOSED COMMUNICATION: exposed_comm_ms 0.2 -> 0.3 ms"),
         ("compute_stall_ms", "regression", "LONGER STALLS: compute_stall_ms 0.2 -> 0.3 ms"),
-        ("overlap_efficiency", "regression", "OVERLAP_EFFICIENCY WORSE: 0.200 -> 0.300 of what overlap could save"),
+        ("overlap_efficiency", "regression", "OVERLAP_EFFICIENCY WORSE: 20 % -> 30 % of what overlap could save"),
         ("idle_ms", "improvement", "IDLE_MS BETTER: idle_ms 0.2 -> 0.3 ms"),
-        ("overlap_ratio", "equivalent", "EQUIVALENT: 0.200 -> 0.300 of communication hidden"),
-        ("overlap_ratio", "inconclusive", "INCONCLUSIVE: 0.200 -> 0.300 of communication hidden"),
-        ("overlap_ratio", "not tested", "NOT TESTED: 0.200 -> 0.300 of communication hidden"),
+        ("overlap_ratio", "equivalent", "EQUIVALENT: 20 % -> 30 % of communication hidden"),
+        ("overlap_ratio", "inconclusive", "INCONCLUSIVE: 20 % -> 30 % of communication hidden"),
+        ("overlap_ratio", "not tested", "NOT TESTED: 20 % -> 30 % of communication hidden"),
     ],
 )
 def test_what_is_not_step_time_is_named_and_step_time_is_said(name: str, verdict: str, word: str) -> None:
@@ -195,8 +195,8 @@ def test_alone_the_words_are_of_step_time(verdict: str, candidate: float) -> Non
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ("regression", "Step time: 12.0 % longer (100 -> 112 ms, +12.0 %, "),
-        ("improvement", "Step time: 12.0 % shorter (100 -> 112 ms"),
+        ("regression", "Step time: 12 % longer (100 -> 112 ms, +12 %, "),
+        ("improvement", "Step time: 12 % shorter (100 -> 112 ms"),
         ("equivalent", "Step time: equivalent (100 -> 112 ms"),
         ("not tested", "Step time: not tested (100 -> 112 ms"),
         ("inconclusive", "Step time: no difference resolved (100 -> 112 ms"),
@@ -235,9 +235,7 @@ def test_not_comparable_is_the_headline_without_a_delta() -> None:
 
 def test_of_a_host_bound_side_the_lead_comes_first() -> None:
     found = compared("overlap_ratio", entry("overlap_ratio", 0.5, 0.1, "regression"), host_bound={"side": "candidate"})
-    assert short_headline(found).startswith(
-        "OVERLAP LOST: the candidate is host-bound, and the other is not; 0.500 -> "
-    )
+    assert short_headline(found).startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; 50 % -> ")
 
 
 def test_of_one_launch_a_side_nothing_is_tested() -> None:
@@ -248,6 +246,6 @@ def test_of_one_launch_a_side_nothing_is_tested() -> None:
     found = {"verdict": "inconclusive", "verdict_reason": "one launch per side", "metrics": metrics, "unlike": []}
     assert title(found) == "not tested"
     assert headline(found) == (
-        "NOT TESTED: 0.500 -> 0.400 of communication hidden. Why: one launch per side. Step time: 47.2 -> 42.7 ms "
+        "NOT TESTED: 50 % -> 40 % of communication hidden. Why: one launch per side. Step time: 47.2 -> 42.7 ms "
         "(-9.5 %)."
     )

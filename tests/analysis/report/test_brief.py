@@ -31,11 +31,11 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     launch_set(here / "plan" / "reference", BETTER)
     launch_set(here / "plan" / "candidate", WORSE)
     lines = said(capsys, "plan/reference", "plan/candidate")
-    assert lines[0].startswith("[x] OVERLAP LOST: 0.815 -> 0.615 of communication hidden (-0.200, 95 % interval ")
-    assert "4 against 4 launches). Step time: equivalent (100.2 -> 100.2 ms, +0.0 %" in " ".join(lines[:4])
+    assert lines[0].startswith("[x] OVERLAP LOST: 81.5 % -> 61.5 % of communication hidden (-20 points, 95 % interval ")
+    assert "4 against 4 launches). Step time: equivalent (100 -> 100 ms, 0 %" in " ".join(lines[:4])
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
     assert rows["metric"] == ["metric", "reference", "candidate", "delta", "p", "verdict"]
-    assert rows["overlap_ratio"][1:3] == ["0.815", "0.615"]
+    assert rows["overlap_ratio"][1:8:6] == ["81.5", "%"]
     assert rows["overlap_ratio"][-3:] == ["0.029", "x", "regression"]
     assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
     assert lines[-3].split() == ["Page:", "reports/plan/report.html"]

@@ -102,5 +102,5 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
 
 
 def test_several_times_the_reference_is_a_factor() -> None:
-    assert format_effect(Effect("quotient", 23.434, 0.5, 40.0)) == "24x (+50.0 % to 41x)"
+    assert format_effect(Effect("quotient", 23.434, 0.5, 40.0)) == "24x (+50 % to 41x)"
     assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"

@@ -103,7 +103,7 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     assert text.index("Overlap lost") < text.index("overlap_ratio")
     pair = summary["comparison"]["metrics"]["overlap_ratio"]
     assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
-    assert f"{100 * pair['detectable']['effect']:.2f} points with power 80 %" in text
+    assert f"{100 * pair['detectable']['effect']:.1f} points with power 80 %" in text
     assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
     attribution = summary["comparison"]["attribution"]
     assert attribution["sentence"].replace("->", "→") in text
@@ -121,7 +121,7 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     assert verdict.word == "Not enough launches for a verdict (1 of 4)"
     assert verdict.tone == "open"
     left, right = (summary["comparison"]["metrics"]["overlap_ratio"][side] for side in ("reference", "candidate"))
-    assert verdict.sentence.startswith(f"{left:.3f} -> {right:.3f} of communication hidden.")
+    assert verdict.sentence.startswith(f"{100 * left:.1f} % -> {100 * right:.1f} % of communication hidden.")
     assert summary["comparison"]["verdict_reason"] in text_of(page(datasets, summary, tmp_path / "r.html"))
 
 
@@ -378,7 +378,7 @@ def test_one_step_is_told_in_sentences_and_every_chart_has_its_place(tmp_path: P
     ids = {attributes.get("id") for _, attributes in Parts(html).tags}
     assert not ids & {"chart-steps-overlap_ratio", "chart-steps-job_step"}
     text = text_of(html)
-    assert "Overlap ratio has one step and no chart: 0.2500 (x, global step 7)." in text
+    assert "Overlap ratio has one step and no chart: 25 % (x, global step 7)." in text
     assert "Job step has one step and no chart: 11.000 ms (x, global step 7)." in text
     data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
     assert data is not None

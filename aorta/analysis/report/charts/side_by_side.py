@@ -149,8 +149,7 @@ def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path
         role = "reference" if ax is axes[0] else "candidate"
         who = role if dataset.label == role else f"{role} {dataset.label}"
         ax.set_title(
-            f"{who}: global step {number}, {TEXT.number(exposed, 'ms', fewer=2)} ms exposed "
-            f"(mean of ranks shown){emulated}",
+            f"{who}: global step {number}, {TEXT.number(exposed, 'ms')} ms exposed (mean of ranks shown){emulated}",
             fontsize=10,
             loc="left",
         )
@@ -169,7 +168,7 @@ def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path
 
 
 def _signed(value_ms: float) -> str:
-    return TEXT.number(value_ms, "ms", signed=True, fewer=1)
+    return TEXT.number(value_ms, "ms", signed=True)
 
 
 class _Collective(NamedTuple):

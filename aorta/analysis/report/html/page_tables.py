@@ -93,7 +93,7 @@ def metrics_table(comparison: Comparison, definitions: Mapping[str, MetricDefini
         values = [*(_side(pair, side) for side in SIDES), word(unit)]
         change = [
             Cell(PAGE.number(pair.difference, unit, signed=True), pair.difference),
-            Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason),
+            Cell(PAGE.number(pair.quotient), pair.quotient, pair.quotient_reason),
         ]
         if not apart:  # a difference would be one of other work, or of a drift
             change = [Cell(PAGE.unknown), Cell(PAGE.unknown)]
@@ -272,7 +272,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
         for name in names:
             pair: ComparedMetric = getattr(row, name)
             cells += [value(pair.value(side), pair.unit, pair.judgement_reason) for side in SIDES]
-            cells.append(Cell(PAGE.number(pair.quotient, "ratio"), pair.quotient, pair.quotient_reason))
+            cells.append(Cell(PAGE.number(pair.quotient), pair.quotient, pair.quotient_reason))
         rows.append(tuple(cells))
     alone = comparison.collectives_on_one_side
     notes = []

@@ -185,7 +185,7 @@ def _interval(row: SlowdownEntry) -> Cell:
     low, high = row.mean_ratio_low, row.mean_ratio_high
     if low is None:
         return Cell(PAGE.unknown, None, row.reason)
-    return Cell(f"{PAGE.number(low, 'ratio')} to {PAGE.number(high, 'ratio')}", low)
+    return Cell(f"{PAGE.number(low)} to {PAGE.number(high)}", low)
 
 
 def _plain(key: str) -> Callable[[Any], Cell]:
@@ -216,7 +216,7 @@ _SLOWDOWNS: Final[_Cells] = (
     ),
     (Column("alone, ms", True, "mean"), _ms("alone_mean_ms")),
     (Column("overlapped, ms", True, "mean"), _ms("overlapped_mean_ms")),
-    (Column("ratio", True, "mean overlapped / mean alone"), lambda row: value(row.mean_ratio, "ratio", row.reason)),
+    (Column("ratio", True, "mean overlapped / mean alone"), lambda row: value(row.mean_ratio, "", row.reason)),
     (Column("95 % interval", True, "of the ratio"), _interval),
     (Column("excess, ms", True, "what the overlapped kernels took beyond the median of those alone"), _ms("excess_ms")),
 )

@@ -178,9 +178,7 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
         return None
     title, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
     if found.bounds:
-        return Card(
-            name, title, "bounds", PAGE.bounds(found.bounds, unit, fewer=1), "", "open", (found.reason or "",), ()
-        )
+        return Card(name, title, "bounds", PAGE.bounds(found.bounds, unit), "", "open", (found.reason or "",), ())
     if found.median is None:
         return None
     over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
@@ -225,7 +223,7 @@ def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
             facts.append(("note", str(pair.verdict_reason)))
     else:
         change = "" if pair.difference is None else PAGE.quantity(pair.difference, unit, signed=True)
-        ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient, 'ratio')}"
+        ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient)}"
         lines = [signed(word) + ratio, *lines]
         facts = [("note", pair.judgement_reason)] if pair.judgement_reason else []
     over_all = "ratio of sums" if name in RATIO_PARTS else "mean"
