@@ -244,7 +244,8 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
     elif found is not None and found.agree is False:
         yield (
             "kernels and marks of the same steps disagree: an overlap ratio of "
-            f"{TEXT.number(found.ratio_by_kernels, 'ratio')} by kernels, {TEXT.number(found.ratio_by_marks, 'ratio')} by marks; "
+            f"{TEXT.number(found.ratio_by_kernels, 'ratio')} by kernels, "
+            f"{TEXT.number(found.ratio_by_marks, 'ratio')} by marks; "
             f"{_shown(ratio, pace)}"
         )
     if found is not None:

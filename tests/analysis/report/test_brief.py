@@ -35,7 +35,7 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     assert "4 against 4 launches). Step time: equivalent (100 -> 100 ms, 0 %" in " ".join(lines[:4])
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
     assert rows["metric"] == ["metric", "reference", "candidate", "delta", "p", "verdict"]
-    assert rows["overlap_ratio"][1:8:6] == ["81.5", "%"]
+    assert rows["overlap_ratio"][1:3] == ["81.5", "%"]
     assert rows["overlap_ratio"][-3:] == ["0.029", "x", "regression"]
     assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
     assert lines[-3].split() == ["Page:", "reports/plan/report.html"]

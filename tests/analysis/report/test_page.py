@@ -379,7 +379,7 @@ def test_one_step_is_told_in_sentences_and_every_chart_has_its_place(tmp_path: P
     assert not ids & {"chart-steps-overlap_ratio", "chart-steps-job_step"}
     text = text_of(html)
     assert "Overlap ratio has one step and no chart: 25 % (x, global step 7)." in text
-    assert "Job step has one step and no chart: 11.000 ms (x, global step 7)." in text
+    assert "Job step has one step and no chart: 11 ms (x, global step 7)." in text
     data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
     drawn = json.loads(data[1])["roots"]
