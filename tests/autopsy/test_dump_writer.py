@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.flight_recorder import fr_trace
 
 from aorta.autopsy.dump_writer import write_dumps
 from aorta.autopsy.evidence import RankEvidence
@@ -15,14 +16,18 @@ from aorta.commands import main
 from aorta.errors import InputError
 from tests.autopsy.hangs import clipped, ddp, ended_in, pipeline, resized, run, skipped, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
-from tests.runs import finished, succeeded
 
 
-def torchfrtrace(folder: Path, *words: str) -> str:
+@pytest.fixture
+def torchfrtrace(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Callable[[Path], str]:
     """What torch's analyzer says of a folder of dumps."""
-    module = "torch.distributed.flight_recorder.fr_trace"
-    done = succeeded(finished([sys.executable, "-m", module, str(folder), *words]))
-    return done.stdout + done.stderr
+
+    def said(folder: Path) -> str:
+        caplog.clear()
+        fr_trace.main([str(folder)])
+        return capsys.readouterr().out + caplog.text
+
+    return said
 
 
 def written(evidence: list[RankEvidence], folder: Path) -> Path:
@@ -30,13 +35,13 @@ def written(evidence: list[RankEvidence], folder: Path) -> Path:
     return folder
 
 
-def test_it_matches_what_ran_to_its_end(tmp_path: Path) -> None:
+def test_it_matches_what_ran_to_its_end(tmp_path: Path, torchfrtrace: Callable[[Path], str]) -> None:
     said = torchfrtrace(written(run(clipped(3)), tmp_path))
     for complaint in ("Not all ranks joining", "has errors", "cannot decide", "mismatch"):
         assert complaint not in said
 
 
-def test_it_misses_the_same_rank_in_the_same_collective(tmp_path: Path) -> None:
+def test_it_misses_the_same_rank_in_the_same_collective(tmp_path: Path, torchfrtrace: Callable[[Path], str]) -> None:
     evidence = run(clipped(4), {2: stuck_in("optimizer")})
     (one,) = judge(evidence).culprits
     assert (one.rank, one.collective and one.collective.number) == (2, 5)
@@ -45,7 +50,7 @@ def test_it_misses_the_same_rank_in_the_same_collective(tmp_path: Path) -> None:
     assert "missing ranks: {2}" in said
 
 
-def test_it_sees_the_same_mismatches(tmp_path: Path) -> None:
+def test_it_sees_the_same_mismatches(tmp_path: Path, torchfrtrace: Callable[[Path], str]) -> None:
     evidence = run(clipped(4, steps=4), {3: resized(7)})
     assert [one.rank for one in judge(evidence).culprits] == [3]
     said = torchfrtrace(written(evidence, tmp_path / "size"))
@@ -55,7 +60,7 @@ def test_it_sees_the_same_mismatches(tmp_path: Path) -> None:
     assert "Culprit rank 3; Error type: COLLECTIVE_TYPE_MISMATCH" in said
 
 
-def test_what_one_rank_has_dropped_is_not_missed_on_it(tmp_path: Path) -> None:
+def test_what_one_rank_has_dropped_is_not_missed_on_it(tmp_path: Path, torchfrtrace: Callable[[Path], str]) -> None:
     evidence = run(clipped(3, steps=4), {1: stuck_in("optimizer", 3)})
     evidence[0].collectives = evidence[0].collectives[4:]
     said = torchfrtrace(written(evidence, tmp_path))
