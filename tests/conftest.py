@@ -1,4 +1,4 @@
-"""For all tests: signals, the simulated device, hypothesis' profile, and which skips are accepted.
+"""For all tests: signals, the simulated device, hypothesis' profile, a world of one, and which skips are accepted.
 
 Signals: what the tests start hears them, also where a shell had them ignored (`nohup`, `&`). A program starts with the
 signals ignored that its parent ignores, and many tests send one. A handler, even one that does nothing, is not passed
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes begins first: at the end, one process would be busy with it and the others idle."""
     items.sort(key=lambda item: item.path.name != "test_package.py")
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group of one rank, for tests that need real collectives but no peers."""
+    import torch.distributed as dist  # the pure tests load no torch
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 # Said here, not left to hypothesis: where `CI` is set its own default profile draws the same examples every time.

@@ -10,14 +10,19 @@ import pytest
 
 from aorta.analysis.load.records import load_run
 from aorta.experiments.journal import read_plan_history
-from tests.runs import ROOT, SMALL, environment, finished
+from tests.runs import ROOT, SMALL, environment, finished, losses
 
 pytestmark = pytest.mark.dist
 
 
 def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     words = ["--output", "a plan", "--launches", "1", "--no-report", "--seed", "11", "--torchrun", "--max-restarts 0"]
-    sides = ["--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false fabric=emulated"]
+    sides = [
+        "--reference",
+        "parallel.overlap=true",
+        "--candidate",
+        "parallel.overlap=false fabric=emulated fabric.sharing=link",
+    ]
     script = str(ROOT / "scripts" / "ab.sh")
     done = finished(["bash", script, *words, *sides, *SMALL, "training.device=cpu"], folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -30,6 +35,10 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
         assert manifest["config"]["fabric"]["kind"] == fabric
         assert manifest["config"]["training"]["seed"] == 11
         assert manifest["command"][-1] == "label=null"
+    assert losses(plan / "candidate" / "00") == losses(plan / "reference" / "00")  # only times are emulated
+    note = run.health.notes()[0]
+    assert note.startswith("EMULATED FABRIC (kind=emulated, ")
+    assert "groups of a rank share its links" in note
     ends = read_plan_history(plan).ended
     assert [(end.launch, end.left_behind) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}

@@ -54,12 +54,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "hsdp": ("parallel=hsdp",),
     "fsdp_tp": ("parallel=fsdp_tp",),
 }
-SLOW: dict[str, tuple[str, ...]] = {
-    "ddp-compiled": ("parallel=ddp", *COMPILED),
-    "fsdp-compiled": ("parallel=fsdp", *COMPILED),
-    "fsdp1-compiled": ("parallel=fsdp1", *COMPILED),
-    "tp": ("parallel=tp",),
-}
 COMPARED = ("ddp", "fsdp")
 """Also trained without baselines."""
 
@@ -120,7 +114,7 @@ def main(folder: str, *names: str) -> None:
         for name in names:
             told: dict[str, Any] = {form: {} for form in ("with", "without")[: 1 + (name in COMPARED)]}
             for form in told:
-                words = (*TINY, *(CASES | SLOW)[name], f"training.output_dir={folder}", f"label={name}-{form}")
+                words = (*TINY, *CASES[name], f"training.output_dir={folder}", f"label={name}-{form}")
                 training.Baselines = watched(told[form], really=form == "with")  # type: ignore[misc,assignment]
                 own = Peers(dist.PrefixStore(f"{name}-{form}", peers.store), topology.rank, topology.world_size, 120.0)
                 training.TrainingRun(resolved(*words), topology, device, own).run()

@@ -80,17 +80,11 @@ def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypa
         raise CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})  # type: ignore[dict-item]
 
     monkeypatch.setattr(dcp, "save", full)
-    module = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(module.parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-        checkpoints = Checkpoints(tmp_path, "mine", module, optimizer, schedule, scaler)
-        with pytest.raises(RunIncomplete, match=r"step_3: rank 0: .*No space left on device"):
-            checkpoints.save(3)
-    finally:
-        dist.destroy_process_group()
+    with (
+        checkpointed(tmp_path) as (kept, _),
+        pytest.raises(RunIncomplete, match=r"step_3: rank 0: .*No space left on device"),
+    ):
+        kept.save(3)
 
 
 class Runs:

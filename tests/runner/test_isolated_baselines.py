@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aorta.records.schema import Step
-from tests.runner.isolated import CASES, COMPARED, SLOW
+from tests.runner.isolated import CASES, COMPARED
 from tests.runner.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import program, record, succeeded
 
@@ -62,17 +62,13 @@ def digests(folder: Path, name: str, rank: int) -> dict[str, Any]:
     return told
 
 
-def check_put_back(folder: Path, name: str) -> None:
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", EVERY)
+def test_what_training_depends_on_is_put_back(folder: Path, name: str) -> None:
     for rank in ranks_of(name):
         told = digests(folder, name, rank)["with"]
         assert told["after"] == told["before"]
         assert told["later"]["optimizer"] != told["after"]["optimizer"]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", EVERY)
-def test_what_training_depends_on_is_put_back(folder: Path, name: str) -> None:
-    check_put_back(folder, name)
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -103,10 +99,6 @@ def test_the_phases_follow_the_training_with_their_own_warmup(folder: Path, name
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_compute_only_step_computes_all_and_issues_nothing(folder: Path, name: str) -> None:
-    check_compute_only(folder, name)
-
-
-def check_compute_only(folder: Path, name: str) -> None:
     for rank in ranks_of(name):
         kept = record(folder / f"{name}-with", rank)
         blocks = sorted((span.block, span.phase) for span in kept.steps[-1].compute)
@@ -120,10 +112,6 @@ def check_compute_only(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "none"])
 def test_a_comm_only_step_issues_what_a_step_of_training_does(folder: Path, name: str) -> None:
-    check_comm_only(folder, name)
-
-
-def check_comm_only(folder: Path, name: str) -> None:
     for rank in ranks_of(name):
         kept = record(folder / f"{name}-with", rank)
         wanted = issued(kept.steps[-1])
@@ -138,15 +126,6 @@ def check_comm_only(folder: Path, name: str) -> None:
             assert step.reasons["loss"] == "a comm_only step trains nothing"
         orders = [[(r.kind, r.bytes, r.group) for r in step.collectives] for step in kept.isolated[STEPS:]]
         assert all(order == orders[0] for order in orders)
-
-
-@pytest.mark.slow
-def test_the_same_of_further_forms(tmp_path: Path) -> None:
-    launch(tmp_path, 2, *SLOW)
-    for name in SLOW:
-        check_put_back(tmp_path, name)
-        check_compute_only(tmp_path, name)
-        check_comm_only(tmp_path, name)
 
 
 @pytest.mark.thorough

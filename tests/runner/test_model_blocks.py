@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -14,13 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aorta.errors import ConfigError
 from aorta.runner.api_arguments import called_around, chosen_blocks, find_blocks, outside_compiled, strategy_of
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Layer(nn.Module):

@@ -25,12 +25,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
+from aorta.instrument import instrumentation
 from tests.rank_records import read_rank
 
 SWITCH_S = 1e-5
 """How long a thread keeps the interpreter: threads alternate within each line that a step writes."""
 PAUSE_S = 2e-4
-"""Between two collectives of a thread, so that they spread over many steps; `talking_threads` never sleeps."""
+"""Between two collectives of a thread, so that they spread over many steps."""
 
 
 class Loop:
@@ -74,14 +75,15 @@ class Loop:
         self._open.close()
 
 
-def reduces(group: Any, count: int) -> None:
+def reduces(group: Any, count: int, pause_s: float = PAUSE_S) -> None:
     for _ in range(count):
         dist.all_reduce(torch.ones(8), group=group)
-        time.sleep(PAUSE_S)
+        if pause_s:
+            time.sleep(pause_s)
 
 
-def _thread(group: Any, count: int) -> threading.Thread:
-    return threading.Thread(target=reduces, args=(group, count))
+def _thread(group: Any, count: int, pause_s: float = PAUSE_S) -> threading.Thread:
+    return threading.Thread(target=reduces, args=(group, count, pause_s))
 
 
 def checkpoint_in_the_background(loop: Loop) -> None:
@@ -102,6 +104,10 @@ def writer_of_every_step(loop: Loop) -> None:
 
 def group_for_each_of_two_threads(loop: Loop) -> None:
     loop.until(_thread(loop.group(), 150), _thread(loop.group(), 150))
+
+
+def threads_that_never_sleep(loop: Loop) -> None:
+    loop.until(_thread(loop.group(), 250, 0), _thread(loop.group(), 250, 0))
 
 
 def handles_of_a_thread_waited_for_by_the_loop(loop: Loop) -> None:
@@ -258,6 +264,7 @@ THREADS = [
     ThreadCase("a checkpoint in the background", checkpoint_in_the_background, 300),
     ThreadCase("a writer of every step", writer_of_every_step, 200),
     ThreadCase("a group for each of two threads", group_for_each_of_two_threads, 300),
+    ThreadCase("threads that never sleep", threads_that_never_sleep, 500),
     ThreadCase("handles of a thread, waited for by the loop", handles_of_a_thread_waited_for_by_the_loop, 100),
     ThreadCase("handles waited for behind the step", handles_waited_for_behind_the_step, 60),
     ThreadCase("a pool of four", pool_of_four, 200),
@@ -271,5 +278,10 @@ THREADS = [
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in THREADS])
-def test_what_threads_issue_between_steps_is_recorded(case: ThreadCase) -> None:
+@pytest.mark.parametrize("timed", ["native", "python"])
+def test_what_threads_issue_between_steps_is_recorded(
+    case: ThreadCase, timed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if timed == "python":
+        monkeypatch.setattr(instrumentation, "compiled", lambda *_, **__: (None, "not wanted"))
     assert case.wrong() is None

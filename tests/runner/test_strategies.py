@@ -27,48 +27,34 @@ def test_fsdp_gathers_twice_and_scatters_once_per_block(tmp_path: Path) -> None:
         assert gathered == 2 * scattered
 
 
-def test_ddp_hides_part_of_its_all_reduce_and_none_without_overlap(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(("strategy", "kind"), [("ddp", "allreduce"), ("fsdp", "allgather")])
+def test_with_overlap_part_of_it_is_hidden_and_without_nothing(
+    tmp_path_factory: pytest.TempPathFactory, strategy: str, kind: str
+) -> None:
     # The default sizes: a small model's all-reduce can end before the next block begins to compute.
     sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512", "training.max_steps=16")
 
-    def measure(folder: Path) -> Path:
-        train(folder / "on", "parallel.overlap=true", *sizes)
+    def trained(folder: Path, overlap: str) -> Path:
+        train(folder, f"parallel={strategy}", f"parallel.overlap={overlap}", *sizes)
         return folder
 
     def hides(folder: Path) -> None:
         for rank in (0, 1):
-            on = [s for s in record(folder / "on", rank).steps if not s.warmup]
-            assert sum(s.overlap["compute_allreduce_ms"] or 0 for s in on) > 0
-            assert sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
+            on = [s for s in record(folder, rank).steps if not s.warmup]
+            assert sum(s.overlap[f"compute_{kind}_ms"] or 0 for s in on) > 0
+            assert strategy != "ddp" or sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
 
-    folder = undisturbed(tmp_path_factory, "hides", measure, hides)
-    hides(folder)
-    train(folder / "off", "parallel.overlap=false", *sizes)
+    with_overlap = undisturbed(tmp_path_factory, "hides", lambda folder: trained(folder / "on", "true"), hides)
+    hides(with_overlap)
+    without = trained(with_overlap.with_name("off"), "false")
     for rank in (0, 1):
-        on, off = ([s for s in record(folder / name, rank).steps if not s.warmup] for name in ("on", "off"))
+        on, off = ([s for s in record(folder, rank).steps if not s.warmup] for folder in (with_overlap, without))
         assert all(s.overlap["overlap_ratio"] == 0 for s in off)
-        assert all(s.overlap["exposed_allreduce_ms"] == s.overlap["allreduce_ms"] for s in off)
+        assert all(s.overlap[f"exposed_{kind}_ms"] == s.overlap[f"{kind}_ms"] for s in off)
         # The same buckets, the same arithmetic: only the time moved.
-        assert [(c.kind, c.bytes) for c in on[-1].collectives] == [(c.kind, c.bytes) for c in off[-1].collectives]
-    assert losses(folder / "on") == losses(folder / "off")
-
-
-def test_fsdp_hides_something_and_nothing_without_overlap(tmp_path_factory: pytest.TempPathFactory) -> None:
-    sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512")
-
-    def measure(folder: Path) -> Path:
-        train(folder / "on", "parallel=fsdp", *sizes)
-        return folder
-
-    def hides(folder: Path) -> None:
-        on = [s for s in record(folder / "on").steps if not s.warmup]
-        assert sum(s.overlap["compute_allgather_ms"] or 0 for s in on) > 0
-
-    folder = undisturbed(tmp_path_factory, "hides", measure, hides)
-    hides(folder)
-    train(folder / "off", "parallel=fsdp", "parallel.overlap=false", *sizes)
-    assert all(s.overlap["compute_comm_ms"] == 0 for s in record(folder / "off").steps if not s.warmup)
-    assert losses(folder / "on") == losses(folder / "off")
+        rows = [sorted((c.kind, c.bytes) for c in steps[-1].collectives) for steps in (on, off)]
+        assert rows[0] == rows[1]
+    assert losses(with_overlap) == losses(without)
 
 
 def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
