@@ -40,7 +40,7 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.records import load_run
-from aorta.analysis.load.trace_files import AORTA, detect
+from aorta.analysis.load.trace_files import is_record
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
@@ -72,7 +72,7 @@ def load_source(
     text = str(location)
     if not is_url(text):
         path = Path(text)
-        if path.is_file() and _first(path) == AORTA:
+        if path.is_file() and _is_record(path):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
             return load_run(path, engine, contents=contents)
@@ -134,12 +134,12 @@ def holds_records(folder: Path) -> bool:
     return bool(rank_files(folder))
 
 
-def _first(path: Path) -> str | None:
+def _is_record(path: Path) -> bool:
     try:
         with opened(str(path)) as stream:
-            return detect(stream.head())
+            return is_record(stream.head())
     except InputError:
-        return None
+        return False
 
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"

@@ -1,10 +1,9 @@
-"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly; validates times and devices.
+"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly.
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
 nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
 (docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times: whole columns are converted,
-by `of_numbers`, or where that is not exact by `of_texts`. Times and device numbers of a damaged file are refused, so
-that arithmetic on them is safe.
+by `of_numbers`, or where that is not exact by `of_texts`.
 
 Must not: round to microseconds, convert through float64 what it cannot represent, or judge a duration (`trace_health`
 counts those that are zero, negative or absurd).
@@ -20,7 +19,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 LARGEST_NS: Final = 2**62
@@ -140,33 +138,3 @@ def as_text(value_ns: int) -> bytes:
 def _of_floats(microseconds: NDArray[np.float64]) -> Int64:
     whole = np.floor(microseconds)
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
-
-
-def check_instants(place: str, what: str, start_ns: Int64, end_ns: Int64) -> None:
-    """Refuse instants that no clock can show.
-
-    Raises:
-        InputError: a timestamp is missing (negative) or beyond `LARGEST_NS`; names the row.
-    """
-    for name, column in (("start", start_ns), ("end", end_ns)):
-        wrong = np.flatnonzero((column < 0) | (column > LARGEST_NS))
-        if len(wrong):
-            row = int(wrong[0])
-            raise InputError(
-                f"{place}: {what} {row + 1}: its {name} is {int(column[row])} ns; from 0 to {LARGEST_NS} is possible "
-                f"({len(wrong)} such row(s)). Is the file damaged?"
-            )
-
-
-def check_devices(place: str, what: str, device: Int64) -> None:
-    """Refuse device numbers that do not fit into the interval table.
-
-    Raises:
-        InputError: a number is below -1 (unknown) or longer than 31 bits.
-    """
-    wrong = np.flatnonzero((device < -1) | (device >= 2**31))
-    if len(wrong):
-        row = int(wrong[0])
-        raise InputError(
-            f"{place}: {what} {row + 1}: its device is {int(device[row])}; from 0 to 2147483647 is possible"
-        )

@@ -28,6 +28,7 @@ class Process:
     """What a trace says about one process; None is unknown.
 
     Attributes:
+        path: of its file, used in messages. Where `shared`, the file holds several, so its path names no rank.
         gpus: the GPUs it used, numbered over all GPUs of the machine (rocprofv3's `logical_node_type_id`).
         all_gpus_visible: no `*_VISIBLE_DEVICES` renumbered them for this process, as far as the trace says.
     """
@@ -39,6 +40,7 @@ class Process:
     environment_world: int | None = None
     gpus: tuple[int, ...] = ()
     all_gpus_visible: bool | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def place(process: Process, headers: Sequence[Header] = ()) -> InferredRank:
     by_pid = _by_pid(process, headers)
     evidence = [
         ("its environment says RANK", _set(process.environment_rank)),
-        ("its path says rank", ranks_in_path(process.path)),
+        ("its path says rank", set() if process.shared else ranks_in_path(process.path)),
         (f"the record with process id {process.pid} says rank", {header.rank for header in by_pid}),
         (f"GPU {_list(process.gpus)} belongs to local rank of rank", _by_gpu(process, headers)),
     ]

@@ -6,23 +6,32 @@ kernel's name is found by `kernel_id`, not by position. Must not: put a timestam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import IO, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, Interner, Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.rank_inference import Process, place
-from aorta.analysis.load.rocprof import HIP_API, MARKERS, NO_KERNELS, RCCL_API, Calls, Copies, Kernels, trace_of
+from aorta.analysis.load.rank_inference import Process
+from aorta.analysis.load.rocprof import (
+    HIP_API,
+    MARKERS,
+    NO_KERNELS,
+    RCCL_API,
+    Calls,
+    Launches,
+    process_of,
+    rocprof_trace,
+)
+from aorta.analysis.load.sqlite import coded
+from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies
 from aorta.errors import InputError
-from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
-FORMAT: Final = "rocprofv3-json"
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_PERIOD: Final = ("start_timestamp", "end_timestamp")
 _GPU: Final = 2
 """`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
 
@@ -143,24 +152,15 @@ class _File(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_File)
 
 
-def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers: Sequence[Header] = ()) -> list[Trace]:
-    """Read one file.
-
-    Args:
-        headers: of records that may identify the rank of a process.
-
-    Raises:
-        InputError: it is not such a file (names the position in it), or larger than `LARGEST_BYTES`.
-    """
-    text = bytearray()
-    while block := stream.read(_BLOCK):  # in blocks: a single read would allocate the largest size first
+def _read(source: Source) -> Iterator[Trace]:
+    path, text = source.place, bytearray()
+    while block := source.streams[path].read(_BLOCK):  # in blocks: a single read would allocate the largest size first
         text += block
-        if len(text) <= LARGEST_BYTES:
-            continue
-        raise InputError(
-            f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
-            "rocprofv3 --output-format rocpd instead"
-        )
+        if len(text) > LARGEST_BYTES:
+            raise InputError(
+                f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
+                "rocprofv3 --output-format rocpd instead"
+            )
     try:
         content = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -169,94 +169,77 @@ def read_json(stream: IO[bytes], path: str, classifier: NameClassifier, headers:
     computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
     if not computed:
         raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
-    return [_trace(process, path, classifier, headers) for process in computed]
+    for process in computed:
+        yield _trace(source, process)
 
 
-def _trace(process: _Process, path: str, classifier: NameClassifier, headers: Sequence[Header]) -> Trace:
+def _trace(source: Source, process: _Process) -> Trace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
     devices = {handle: _number(agent) for handle, agent in gpus.items()}
     records = process.buffer_records
-    kernels = _kernels(process, records.kernel_dispatch, devices)
-    used = np.unique(kernels.device)
-    host = process.metadata.node.hostname if process.metadata.node else None
+    ran, copied, node = records.kernel_dispatch, records.memory_copy, process.metadata.node
+    device = _integers([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in ran])
     visible = [agent.runtime_visibility.hip for agent in gpus.values() if agent.runtime_visibility is not None]
-    placed = place(
-        Process(
-            path=path,
-            pid=process.metadata.pid,
-            host=host,
-            gpus=tuple(used[used != NULL].tolist()),
-            all_gpus_visible=bool(all(visible)) if visible else None,
-        ),
-        headers,
-    )
     name = _namer(process.strings.buffer_records)
-    texts = {text.key: text.value for text in process.strings.marker_api}
+    ranged = {text.key: text.value for text in process.strings.marker_api}
     marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
     calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
     hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
-    return trace_of(
-        FORMAT,
-        path,
-        placed,
-        kernels,
-        _copies(records.memory_copy, devices, name),
-        _calls(calls, [name(row)[1] for row in calls]),
-        (_column(hip, "correlation_id.internal"), _column(hip, "start_timestamp")),
-        _calls(marks, [texts.get(row.correlation_id.internal, "") for row in marks]),
-        classifier,
-        host=host,
-        copies_observed=bool(records.memory_copy),
+    kernel, names = coded(
+        _column(ran, "dispatch_info.kernel_id"),
+        {
+            symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+            for symbol in process.kernel_symbols
+        },
     )
-
-
-def _calls(rows: list[_Call], texts: list[str]) -> Calls:
-    return Calls(
-        thread=_column(rows, "thread_id"),
-        correlation=_column(rows, "correlation_id.internal"),
-        start_ns=_column(rows, "start_timestamp"),
-        end_ns=_column(rows, "end_timestamp"),
-        texts=texts,
-    )
-
-
-def _kernels(process: _Process, rows: list[_Kernel], devices: dict[int, int]) -> Kernels:
-    names = Interner()
-    # A process with torch loads thousands of kernels but runs few, and every name that is kept has to be classified.
-    ran = {row.dispatch_info.kernel_id for row in rows}
-    symbols = {
-        symbol.kernel_id: names(text)
-        for symbol in process.kernel_symbols
-        if symbol.kernel_id in ran
-        and (text := symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name)
-    }
-    return Kernels(
-        thread=_column(rows, "thread_id"),
-        device=_integers([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in rows]),
-        queue=_handles(rows, "dispatch_info.queue_id.handle"),
-        stream=_handles(rows, "stream_id.handle"),
-        dispatch=_column(rows, "dispatch_info.dispatch_id"),
-        correlations=(_column(rows, "correlation_id.internal"), _column(rows, "correlation_id.ancestor")),
-        start_ns=_column(rows, "start_timestamp"),
-        end_ns=_column(rows, "end_timestamp"),
-        name=_integers([symbols.get(row.dispatch_info.kernel_id, NULL) for row in rows]),
-        names=names.strings,
-    )
-
-
-def _copies(rows: list[_Copy], devices: dict[int, int], name: Callable[[Any], tuple[str, str]]) -> Copies:
-    names = Interner()
-    return Copies(
-        # The GPU at either end; between two GPUs, the one that receives.
-        device=_integers(
-            [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in rows]
+    words = Interner()
+    return rocprof_trace(
+        source,
+        ROCPROF_JSON.name,
+        Process(
+            source.place,
+            pid=process.metadata.pid,
+            host=node.hostname if node else None,
+            gpus=tuple(np.unique(device[device != NULL]).tolist()),
+            all_gpus_visible=all(visible) if visible else None,
         ),
-        stream=_handles(rows, "stream_id.handle"),
-        bytes=_column(rows, "bytes"),
-        start_ns=_column(rows, "start_timestamp"),
-        end_ns=_column(rows, "end_timestamp"),
-        name=_integers([names(name(row)[1]) for row in rows]),
-        names=names.strings,
+        {
+            "start_ns": _column(ran, "start_timestamp"),
+            "end_ns": _column(ran, "end_timestamp"),
+            "device": device,
+            "stream": _handles(ran, "stream_id.handle"),
+            "queue": _handles(ran, "dispatch_info.queue_id.handle"),
+            "thread": _column(ran, "thread_id"),
+            "dispatch": _column(ran, "dispatch_info.dispatch_id"),
+            "correlation": _column(ran, "correlation_id.internal"),
+            "ancestor": _column(ran, "correlation_id.ancestor"),
+            "name": kernel,
+        },
+        names,
+        copies(
+            source.place,
+            start_ns=_column(copied, "start_timestamp"),
+            end_ns=_column(copied, "end_timestamp"),
+            # The GPU at either end; between two GPUs, the one that receives.
+            device=_integers(
+                [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in copied]
+            ),
+            stream=_handles(copied, "stream_id.handle"),
+            bytes=_column(copied, "bytes"),
+            name=_integers([words(name(row)[1]) for row in copied]),
+            names=words.strings,
+        ),
+        Ranges(
+            _column(marks, "start_timestamp"),
+            _column(marks, "end_timestamp"),
+            [ranged.get(row.correlation_id.internal, "") for row in marks],
+        ),
+        Launches(_column(hip, "correlation_id.internal"), _column(hip, "start_timestamp")),
+        Calls(
+            [name(row)[1] for row in calls],
+            *(_column(calls, field) for field in ("thread_id", "correlation_id.internal", *_PERIOD)),
+        ),
+        copies_observed=bool(copied),
     )
 
 
@@ -292,3 +275,12 @@ def _column(rows: Sequence[msgspec.Struct], field: str) -> Int64:
 
 def _integers(values: list[int]) -> Int64:
     return np.array(values, np.int64)
+
+
+ROCPROF_JSON: Final = Reader(
+    "rocprofv3-json",
+    "rocprofv3 *_results.json",
+    lambda head: head.text[:1] in (b"{", b"[") and b'"rocprofiler-sdk-tool"' in head.text[:4096],
+    _read,
+    process=process_of,
+)

@@ -1,32 +1,40 @@
-"""Reads SQLite files of other tools: rows of stored tables in bounded chunks, as integer columns and texts, executing
-nothing stored in the file. Columns that this version of the tool does not write are `NULL`.
+"""Reads SQLite files of other tools with SQL over stored tables, into integer columns and texts.
 
-Must not: query a view, a virtual table or a generated column (a hostile file could make them endless), or join in SQL:
-every query is one pass over one stored table, so the file's size bounds its cost.
+    with closing(Database(path, "node.sqlite")) as db:
+        ranges, strings = db.stored("NVTX_EVENTS", "start_ns=start", "textId"), db.stored("StringIds", "id value")
+        db.select("NVTX_EVENTS", f"SELECT start_ns, value FROM {ranges} LEFT JOIN {strings} ON id = textId", {"value"})
+
+Must not: name a table but by `Database.stored`, which leaves out views, virtual tables and generated columns (a hostile
+file could make them endless), or join to every row a text that the file stores once: the size of the file bounds what a
+query may cost.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import NULL
+from aorta.analysis.load.interval_table import NULL, Interner
 from aorta.errors import InputError
 from aorta.records.files import NOT_UTF8
 from aorta.timeline.arrays import Int64
 
-CHUNK: Final = 256
+MAGIC: Final = b"SQLite format 3\x00"
+_CHUNK: Final = 256
 """Rows held as Python objects at a time."""
 _LONGEST_BYTES: Final = 1 << 18
 """Longest text of a row; the longest names of kernels have some 10,000 characters."""
-_WORK_PER_BYTE: Final = 4
-"""Instructions and bytes of text of one pass over a table: a row has five bytes or more, and two for each column."""
+_WORK_PER_BYTE: Final = 8
+"""Most instructions, and bytes of text, of one query by the file's size: a row has five bytes or more, and takes two
+instructions for each column and some ten for each row joined to it.
+"""
 
 
 class Database:
@@ -73,51 +81,64 @@ class Database:
         """Close the file."""
         self._connection.close()
 
-    def columns(self, table: str) -> list[str]:
-        """Return the names of a table's stored columns; empty where the table does not exist."""
-        if table not in self.tables:
-            return []
-        with self._named(table):
-            return [str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})")]
+    def stored(self, table: str, required: str, optional: str = "") -> str:
+        """Return SQL to select from: the stored columns of a table. A table that was never created has no rows, an
+        optional column that this version of the tool does not write is NULL.
 
-    def rows(
-        self, table: str, required: Sequence[str], optional: Sequence[str] = ()
-    ) -> Iterator[list[tuple[object, ...]]]:
-        """Yield chunks of rows: the `required` columns, then the `optional` ones. An optional column that does not
-        exist is None.
+        Args:
+            required: names of columns with spaces between them, `start_ns=start` for one that is to be renamed.
 
         Raises:
-            InputError: the table or a required column is missing, or the file is damaged.
+            InputError: a required column is missing, or the file is damaged.
         """
-        present = self.columns(table)
-        if missing := [name for name in required if name not in present]:
+        wanted = [name.rpartition("=")[::2] for name in f"{required} {optional}".split()]
+        if table not in self.tables:
+            return f"(SELECT {', '.join(f'NULL AS {_quoted(name or column)}' for name, column in wanted)} WHERE 0)"
+        with self._named(table):
+            present = [str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})")]
+        if missing := [column for _, column in wanted[: len(required.split())] if column not in present]:
             raise InputError(
                 f"{self.place}: table {table}: no column {', '.join(missing)}; it has {', '.join(present) or 'none'}. "
                 "Was it written by another version of the tool?"
             )
-        wanted = [*required, *(name if name in present else None for name in optional)]
-        words = ", ".join("NULL" if name is None else _quoted(name) for name in wanted)
-        self._work = 0
-        with self._named(table):
-            cursor = self._connection.execute(f"SELECT {words} FROM {_quoted(table)}")
-            while chunk := cursor.fetchmany(CHUNK):
-                yield chunk
+        columns = (
+            f"{_quoted(column) if column in present else 'NULL'} AS {_quoted(name or column)}"
+            for name, column in wanted
+        )
+        return f"(SELECT {', '.join(columns)} FROM {_quoted(table)})"
 
-    def integers(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Read whole integer columns. SQL's NULL becomes `interval_table.NULL`, also in required columns.
+    def columns(self, table: str, required: str, optional: str = "") -> dict[str, Any]:
+        """Return integer columns of a table: arguments as `stored`, the rest as `select`."""
+        return self.select(table, f"SELECT * FROM {self.stored(table, required, optional)}")
+
+    def select(self, table: str, sql: str, texts: Collection[str] = ()) -> dict[str, Any]:
+        """Run a query over what `stored` returned.
+
+        Args:
+            table: the one to name in errors.
+            texts: the columns that are texts.
+
+        Returns:
+            Column -> its values: int64 with `interval_table.NULL` for SQL's NULL; a list of `str` for a column of
+            texts, "" for what is none.
 
         Raises:
-            InputError: as `rows`, or a value is not an integer.
+            InputError: a value is not an integer, or the file is damaged.
         """
-        names = [*required, *optional]
-        parts: list[list[Int64]] = [[] for _ in names]
-        first = 1
-        for chunk in self.rows(table, required, optional):
-            for name, part, values in zip(names, parts, zip(*chunk, strict=True), strict=True):
-                part.append(self._integers(table, name, first, values))
-            first += len(chunk)
+        self._work, first = 0, 1
+        with self._named(table):
+            cursor = self._connection.execute(sql)
+            names = [name for name, *_ in cursor.description]
+            parts: list[list[Any]] = [[] for _ in names]
+            while chunk := cursor.fetchmany(_CHUNK):
+                for name, part, values in zip(names, parts, zip(*chunk, strict=True), strict=True):
+                    if name in texts:
+                        part += [value if isinstance(value, str) else "" for value in values]
+                    else:
+                        part.append(self._integers(table, name.removesuffix("_ns"), first, values))
+                first += len(chunk)
         return {
-            name: np.concatenate(part) if part else np.zeros(0, np.int64)
+            name: part if name in texts else np.concatenate(part or [np.zeros(0, np.int64)])
             for name, part in zip(names, parts, strict=True)
         }
 
@@ -129,25 +150,18 @@ class Database:
             )
         return np.array([NULL if value is None else value for value in values], dtype=np.int64)
 
-    def integers_if_stored(self, table: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Int64]:
-        """Return what `integers` returns, without rows where the table was never created."""
-        if table not in self.tables:
-            return {column: np.zeros(0, np.int64) for column in (*required, *optional)}
-        return self.integers(table, required, optional)
-
-    def texts(self, table: str, key: str, value: str) -> dict[int, str]:
-        """Map the column `key` to the text in `value`; rows that lack either are left out. Empty where the table was
+    def texts(self, table: str, key: str, value: str, other: str | None = None) -> dict[int, str]:
+        """Map the column `key` to the text in `value`, or where that is empty in `other`. Empty where the table was
         never created.
 
         Raises:
-            InputError: as `rows`.
+            InputError: as `stored` and `select`.
         """
-        if table not in self.tables:
-            return {}
-        texts: dict[int, str] = {}
-        for chunk in self.rows(table, (key, value)):
-            texts.update((code, text) for code, text in chunk if isinstance(code, int) and isinstance(text, str))
-        return texts
+        text = value if other is None else f"COALESCE(NULLIF({value}, ''), {other})"
+        stored = self.stored(table, f"{key} {value} {other or ''}")
+        sql = f"SELECT {key} AS key, {text} AS text FROM {stored}"
+        found = self.select(table, f"{sql} WHERE typeof({key}) = 'integer'", {"text"})
+        return dict(zip(found["key"].tolist(), found["text"], strict=True))
 
     @contextmanager
     def _named(self, table: str) -> Iterator[None]:
@@ -158,9 +172,20 @@ class Database:
             raise InputError(f"{self.place}: table {table}: cannot be read: {why}") from error
 
 
-def rows_of(table: Mapping[str, Int64], rows: NDArray[Any]) -> dict[str, Int64]:
-    """Return the rows of a table that a mask or indices select."""
-    return {name: column[rows] for name, column in table.items()}
+def rows_of(table: Mapping[str, Any], chosen: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return the rows of a table from `Database.select` that a mask selects."""
+    return {
+        name: list(compress(column, chosen.tolist())) if isinstance(column, list) else column[chosen]
+        for name, column in table.items()
+    }
+
+
+def coded(ids: Int64, texts: Mapping[int, str]) -> tuple[Int64, tuple[str, ...]]:
+    """Return the code of the text of each id, `NULL` where it has none, and the texts by code."""
+    names = Interner()  # several ids may stand for one text
+    present, where = np.unique(ids, return_inverse=True)
+    codes = [names(text) if (text := texts.get(ident)) else NULL for ident in present.tolist()]
+    return np.array(codes, np.int64)[where], names.strings
 
 
 def _quoted(name: str) -> str:

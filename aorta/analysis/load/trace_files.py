@@ -1,7 +1,7 @@
-"""Detects the format of trace files, and groups those that one process wrote into units, to be read together.
+"""Finds trace files, groups those that one process wrote into units, and reads a unit.
 
-Two parts. *Units*: `find_units` lists those of a directory, glob or URL; `read_unit` yields the traces of one, one
-after the other. *Formats*: the first inflated bytes, for SQLite the path, give the name of a format or None.
+`READERS` is the one list of formats. `find_units` lists the units of a directory, glob or URL; `read_unit` yields the
+traces of one, one after the other.
 
 Must not: read a whole file for its format, or any only to find out that it is not wanted, judge a format by the file's
 name, or take two files of one process and run for two ranks.
@@ -12,37 +12,31 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
-from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.open import Peekable, is_tar, is_url, local_copy, members, opened, reading
-from aorta.analysis.load.rocpd import read_rocpd, read_rpd
-from aorta.analysis.load.rocprof_csv import read_csv, siblings
-from aorta.analysis.load.rocprof_json import read_json
-from aorta.analysis.load.sqlite import Database
+from aorta.analysis.load.rocpd import ROCPD, RPD
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
+from aorta.analysis.load.rocprof_json import ROCPROF_JSON
+from aorta.analysis.load.sqlite import MAGIC, Database
+from aorta.analysis.load.trace_source import Head, Reader, Source
 from aorta.errors import InputError
 from aorta.records.files import remote_files
 from aorta.records.schema import Header
 
-AORTA: Final = "aorta"
-TAR: Final = "tar"
-KINETO: Final = "kineto"
-KNOWN: Final = (
-    "an AORTA run folder, Kineto traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd database), RPD, "
-    "or an nsys SQLite export"
-)
-_SQLITE: Final = b"SQLite format 3\x00"
 _CHROME: Final = re.compile(
     rb'"(traceEvents|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|displayTimeUnit)"\s*:'
 )
 _BARE_EVENTS: Final = re.compile(rb'\[\s*\{[^{}]{0,2000}"ph"\s*:')
+_RECORD: Final = re.compile(rb'[^\n]{0,4096}"record"\s*:\s*"header"')
 _HINTS: Final = (
     (b"PK\x03\x04", "a zip archive: unpack it"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it"),
@@ -70,50 +64,45 @@ _OTHERS: Final = (
 """Chrome traces of other tools, by what their first bytes hold and Kineto's never do."""
 
 
-def detect(head: bytes) -> str | None:
-    """Detect the format of a file that begins with `head`.
-
-    Returns:
-        `aorta`, `tar`, `sqlite`, `kineto`, `rocprofv3-json` or `rocprofv3-csv`; None for anything else.
-    """
-    if head.startswith(_SQLITE):
-        return "sqlite"
-    if is_tar(head):
-        return TAR
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] in (b"{", b"["):
-        return _json(text)
-    first = text.split(b"\n", 1)[0].lower()
-    names = (b"start_timestamp", b"end_timestamp", b"kernel_name")
-    # Counter collection serialises kernels (W17): its times say nothing about overlap.
-    return "rocprofv3-csv" if all(name in first for name in names) and b"counter_name" not in first else None
+def _is_kineto(head: Head) -> bool:
+    text = head.text
+    if text[:1] not in (b"{", b"[") or _RECORD.match(text) or b'"rocprofiler-sdk-tool"' in text[:4096]:
+        return False
+    return bool(_CHROME.search(text) or _BARE_EVENTS.match(text)) and not hint(text)
 
 
-def _json(text: bytes) -> str | None:
-    first = text.split(b"\n", 1)[0]
-    if re.search(rb'"record"\s*:\s*"header"', first[:4096]):
-        return AORTA
-    if b'"rocprofiler-sdk-tool"' in text[:4096]:
-        return "rocprofv3-json"
-    if _CHROME.search(text) or _BARE_EVENTS.match(text):
-        return KINETO
-    return None
+KINETO: Final = Reader(
+    "kineto",
+    "Kineto .json, .json.gz, .tar.gz",
+    _is_kineto,
+    lambda source: [read_kineto(source.streams[source.place], source.place, source.classifier)],
+)
+READERS: Final = (KINETO, ROCPD, ROCPROF_JSON, ROCPROF_CSV, RPD, NSYS)
+"""Every format that is read. Of files with the same content (`Reader.process`) the format that comes first is read."""
+_NAMES: Final = [reader.name for reader in READERS]
+TAR: Final = "tar"
+"""Format of a unit that is an archive."""
+KNOWN: Final = f"an AORTA run folder, or traces: {'; '.join(reader.files for reader in READERS)}"
+LARGEST_FOLDER: Final = 100_000
 
 
-def detect_database(path: Path, place: str) -> str | None:
-    """Return `rpd`, `rocpd` or `nsys` for a SQLite file; None for any other.
+class NoTraces(InputError):
+    """There are files, but none of them is a trace."""
 
-    Raises:
-        InputError: it cannot be read.
-    """
-    with closing(Database(path, place)) as found:
-        if "rocpd_op" in found.tables:
-            return "rpd"
-        if any(name.startswith("rocpd_") for name in found.tables):
-            return "rocpd"
-        if "StringIds" in found.tables or any(name.startswith("CUPTI_") for name in found.tables):
-            return "nsys"
-    return None
+
+def text_of(head: bytes) -> bytes:
+    """Return the first bytes of a file without what may stand before its text."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()
+
+
+def is_record(head: bytes) -> bool:
+    """Return whether these are the first bytes of a record of AORTA."""
+    return bool(_RECORD.match(text_of(head)))
+
+
+def reader_of(head: Head) -> Reader | None:
+    """Return the reader of a file that begins so; None for what is not read."""
+    return next((reader for reader in READERS if reader.matches(head)), None)
 
 
 def hint(head: bytes) -> str:
@@ -125,25 +114,6 @@ def hint(head: bytes) -> str:
             if re.search(pattern, head):
                 return f"; it is {words}"
     return next((f"; it is {words}" for magic, words in _HINTS if head.startswith(magic)), "")
-
-
-_SAME_PROCESS: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
-"""Files in which rocprofv3 writes the same kernels of one process in several formats."""
-_PREFERRED: Final = ("rocpd", "rocprofv3-json", "rocprofv3-csv")
-LARGEST_FOLDER: Final = 100_000
-
-StreamReader: TypeAlias = Callable[[Peekable, str, NameClassifier, Sequence[Header]], Iterable[Trace]]
-"""Inflated text, where it stands, how kernels are named, and headers of AORTA's records near it -> its traces."""
-_OF_STREAMS: Final[Mapping[str, StreamReader]] = {
-    KINETO: lambda stream, place, classifier, _headers: [read_kineto(stream, place, classifier)],
-    "rocprofv3-json": read_json,
-}
-"""Format -> its reader: a new one is registered here, and `detect`."""
-_OF_DATABASES: Final = {"rpd": read_rpd, "rocpd": read_rocpd, "nsys": read_nsys}
-
-
-class NoTraces(InputError):
-    """There are files, but none of them is a trace."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +135,7 @@ class TraceFiles:
     def absolute(self) -> TraceFiles:
         """Return the same with absolute paths, for workers with another working directory."""
         files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
-        return TraceFiles(files, self.format, self.comm_patterns, self.headers)
+        return replace(self, files=files)
 
 
 def find_units(
@@ -183,20 +153,22 @@ def find_units(
     records = False
     for file in named:
         try:
-            found, words = _format(file)
+            head = _head(file)
         except InputError as error:
             if not folder:
                 raise
             notes.append(str(error))
             continue
-        if found is None or found == AORTA:
-            records = records or found == AORTA
-            unknown.append(f"{file}{words}")
+        reader = reader_of(Head(text_of(head.text), head.tables))
+        if reader is None and not is_tar(head.text):
+            records = records or is_record(head.text)
+            unknown.append(f"{file}{hint(head.text)}")
             continue
-        unit = TraceFiles(_together(file, found), found, tuple(comm_patterns), tuple(headers))
-        process = _SAME_PROCESS.sub("", file) if found in _PREFERRED else file
+        files = (file,) if reader is None or reader.together is None else reader.together(file)
+        unit = TraceFiles(files, reader.name if reader else TAR, tuple(comm_patterns), tuple(headers))
+        process = reader.process(file) if reader else file
         rival = units.get(process)
-        if rival is not None and _PREFERRED.index(rival.format) <= _PREFERRED.index(found):
+        if rival is not None and _NAMES.index(rival.format) <= _NAMES.index(unit.format):
             notes.append(f"{file}: the same process as {rival.files[0]}, which is used")
         else:
             if rival is not None:
@@ -218,35 +190,39 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
     Raises:
         InputError: a file cannot be read, is damaged, or holds nothing.
     """
-    classifier = NameClassifier(unit.comm_patterns)
-    place = unit.files[0]
-    if unit.format in _OF_DATABASES:
-        with local_copy(place) as path:
-            yield from _OF_DATABASES[unit.format](path, place, classifier, unit.headers)
-        return
+    classifier, place = NameClassifier(unit.comm_patterns), unit.files[0]
+    with opened(place) as stream:
+        is_database = stream.head().startswith(MAGIC)
     with ExitStack() as stack:
+        if is_database:
+            path = stack.enter_context(local_copy(place))
+            database = stack.enter_context(closing(Database(path, place)))
+            yield from _reader(unit.format).read(Source({}, classifier, unit.headers, database))
+            return
         streams = {file: stack.enter_context(opened(file)) for file in unit.files}
         with reading(place):
-            if unit.format == "rocprofv3-csv":
-                yield from read_csv(streams, classifier, unit.headers)
+            if unit.format == TAR:
+                yield from _of_archive(streams[place], place, classifier, unit.headers)
             else:
-                yield from _read_stream(streams[place], unit.format, place, classifier, unit.headers)
+                yield from _reader(unit.format).read(Source(streams, classifier, unit.headers))
 
 
-def _read_stream(
-    stream: Peekable, form: str, place: str, classifier: NameClassifier, headers: Sequence[Header]
+def _reader(name: str) -> Reader:
+    return READERS[_NAMES.index(name)]
+
+
+def _of_archive(
+    archive: Peekable, place: str, classifier: NameClassifier, headers: Sequence[Header]
 ) -> Iterator[Trace]:
-    if form == TAR:
-        seen = 0
-        for where, content in members(stream, place):
-            inner = detect(content.head())
-            if inner is not None and inner in _OF_STREAMS:
-                seen += 1
-                yield from _read_stream(content, inner, where, classifier, headers)
-        if not seen:
-            raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
-    else:
-        yield from _OF_STREAMS[form](stream, place, classifier, headers)
+    """Yield the traces in an archive, but of formats that need more than one file, or a file on a disk."""
+    seen = 0
+    for where, content in members(archive, place):
+        reader = reader_of(Head(text_of(content.head())))
+        if reader is not None and reader.together is None:
+            seen += 1
+            yield from reader.read(Source({where: content}, classifier, headers))
+    if not seen:
+        raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
 
 
 def _files(location: str) -> tuple[list[str], bool]:
@@ -293,25 +269,10 @@ def _remote(location: str) -> tuple[list[str], bool]:
     return [system.unstrip_protocol(name) for name in names], True
 
 
-def _format(file: str) -> tuple[str | None, str]:
+def _head(file: str) -> Head:
     with opened(file) as stream, reading(file):
-        head = stream.head()
-    found = detect(head)
-    if found == "sqlite":
-        with local_copy(file) as path:
-            found = detect_database(path, file)
-    if found == KINETO and (words := hint(head)):
-        return None, words
-    return found, "" if found else hint(head)
-
-
-def _together(file: str, form: str) -> tuple[str, ...]:
-    """Return the file and those that belong to it: rocprofv3 writes one CSV per kind of record, each of which may be
-    compressed.
-    """
-    if form != "rocprofv3-csv" or is_url(file):
-        return (file,)
-    own = file.removesuffix(".gz")
-    beside = ((name, f"{name}.gz") for name in siblings(own) if name != own)
-    # `gzip -k` leaves both files; their rows are the same and must be read once.
-    return (file, *(there for pair in beside if (there := next((n for n in pair if Path(n).is_file()), None))))
+        text = stream.head()
+    if not text.startswith(MAGIC):
+        return Head(text)
+    with local_copy(file) as path, closing(Database(path, file)) as found:
+        return Head(text, frozenset(found.tables))

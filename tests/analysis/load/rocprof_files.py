@@ -136,10 +136,6 @@ def as_json(pid: int = 4242) -> dict[str, Any]:
     return {"rocprofiler-sdk-tool": [process]}
 
 
-def json_bytes(content: dict[str, Any]) -> io.BytesIO:
-    return io.BytesIO(json.dumps(content).encode())
-
-
 def unlinked(content: dict[str, Any]) -> dict[str, Any]:
     """The same, with correlation ids that join no kernel to a call (an older tracer)."""
     changed = copy.deepcopy(content)

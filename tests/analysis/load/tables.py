@@ -1,9 +1,12 @@
-"""Hand-made interval tables: rows as tuples, for tests of what comes after the readers."""
+"""Traces for tests: rows as tuples, for what comes after the readers; and files read by a reader."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
 
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
@@ -17,6 +20,9 @@ from aorta.analysis.load.interval_table import (
     step_of,
     windows,
 )
+from aorta.analysis.load.sqlite import Database
+from aorta.analysis.load.trace_source import Reader, Source
+from aorta.records.schema import Header
 
 COMPUTE, COMM, COPY, UNKNOWN = (
     IntervalClass.COMPUTE,
@@ -80,3 +86,14 @@ def trace(
     )
     given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "ranks": (rank,), **facts}
     return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
+
+
+def read_with(
+    reader: Reader, what: Path | Mapping[str, bytes | IO[bytes]], headers: Sequence[Header] = ()
+) -> list[Trace]:
+    """What a reader gives for a database, or for the files of a process by name."""
+    if isinstance(what, Path):
+        with closing(Database(what, str(what))) as database:
+            return list(reader.read(Source({}, headers=headers, database=database)))
+    streams = {name: io.BytesIO(data) if isinstance(data, bytes) else data for name, data in what.items()}
+    return list(reader.read(Source(streams, headers=headers)))

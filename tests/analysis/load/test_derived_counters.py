@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import numpy as np
 import pytest
 
 from aorta.analysis.load.interval_table import CounterValues
-from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_totals import Agent, counter_means, with_derived
-from aorta.analysis.load.rocprof_csv import read_csv
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from tests.analysis.load import rocprof_files as rocprof
+from tests.analysis.load.tables import read_with
 
 MI200_DIE = Agent("gfx90a", xccs=1, cus=104.0)
 MI300X = Agent("gfx942", xccs=8, cus=304.0)
@@ -115,7 +114,7 @@ def test_the_device_comes_from_agent_info_beside_the_counters() -> None:
         "4242_counter_collection.csv": "\n".join([head, *lines]).encode(),
         "4242_agent_info.csv": "\n".join(agents).encode(),
     }
-    (made,) = read_csv({name: io.BytesIO(data) for name, data in files.items()}, NameClassifier())
+    (made,) = read_with(ROCPROF_CSV, files)
     rows, reason = counter_means(made)
     (found,) = (each for each in rows if each.counter == "OccupancyPercent")
     assert (found.name, found.count, found.mean) == (rocprof.GEMM, 1, pytest.approx(10.0))

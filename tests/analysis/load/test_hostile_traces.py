@@ -15,28 +15,23 @@ import pytest
 from aorta.analysis.load import rocprof_csv
 from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_facts import kernel_facts
-from aorta.analysis.load.nsys import read_nsys
-from aorta.analysis.load.rocpd import read_rocpd
-from aorta.analysis.load.rocprof_csv import read_csv
-from aorta.analysis.load.rocprof_json import read_json
+from aorta.analysis.load.nsys import NSYS
+from aorta.analysis.load.rocpd import ROCPD
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
+from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_health import facts_of, usable
 from aorta.errors import InputError
+from tests.analysis.load.tables import read_with
 
-CLASSIFIER = NameClassifier()
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 
 
 def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
-    match kind:
-        case "json":
-            return read_json(io.BytesIO(data), name, CLASSIFIER)
-        case "csv":
-            return read_csv({name: io.BytesIO(data)}, CLASSIFIER)
-    path = folder / "file.db"
-    path.write_bytes(data)
-    return (read_nsys if kind == "nsys" else read_rocpd)(path, name, CLASSIFIER)
+    if kind in ("json", "csv"):
+        return read_with(ROCPROF_JSON if kind == "json" else ROCPROF_CSV, {name: data})
+    (folder / name).write_bytes(data)
+    return read_with(NSYS if kind == "nsys" else ROCPD, folder / name)
 
 
 def measure(traces: list[Trace]) -> None:
@@ -100,5 +95,5 @@ def test_an_endless_line_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
             return b"x" * size
 
     with pytest.raises(InputError, match=r"endless\.csv:1: a line of more than 1000 bytes"):
-        read_csv({"endless.csv": Endless()}, CLASSIFIER)  # type: ignore[dict-item]
+        read_with(ROCPROF_CSV, {"endless.csv": Endless()})  # type: ignore[dict-item]
     assert taken == 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from aorta.analysis.load.gemm_shapes import Gemm, gemm_of
 from aorta.analysis.load.interval_table import NULL
-from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernel_facts import by_name, by_shape, entries, kernel_facts, ratio_of_means, slowdowns
 from aorta.analysis.load.kernel_totals import (
     NO_COUNTERS,
@@ -23,18 +21,17 @@ from aorta.analysis.load.kernel_totals import (
     kernel_totals,
     stream_gaps,
 )
-from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.rocprof import SERIALISED
-from aorta.analysis.load.rocprof_csv import read_csv
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from tests.analysis.load import rocprof_files as rocprof
 from tests.analysis.load import test_rocprof
 from tests.analysis.load.kineto_files import ALLREDUCE, event, kernel, read
 from tests.analysis.load.nsys_files import write_nsys
-from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trace
 
-CLASSIFIER = NameClassifier()
 MS = 1_000_000
 
 
@@ -238,20 +235,20 @@ def test_every_output_of_rocprofv3_tells_what_was_launched_late(source: str, tmp
 
 
 def test_nsys_tells_what_was_launched_late(tmp_path: Path) -> None:
-    made = read_nsys(write_nsys(tmp_path / "n.sqlite"), "n.sqlite", CLASSIFIER)
+    made = read_with(NSYS, write_nsys(tmp_path / "n.sqlite"))
     first = next(each for each in stream_gaps(made[0])[0] if each.stream == 7)
     assert (first.gaps, first.gap_ms, first.gaps_known, first.launch_bound_ms) == (2, 550e-6, 1, 200e-6)
 
 
-def with_counters(*values: tuple[int, str, str, object]) -> dict[str, io.BytesIO]:
+def with_counters(*values: tuple[int, str, str, object]) -> dict[str, bytes]:
     head = "Correlation_Id,Dispatch_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value,Start_Timestamp,End_Timestamp"
     lines = [f'{at},{at},"Agent 5","{name}",{counter},{value},1,2' for at, name, counter, value in values]
-    files = {**rocprof.as_csv("direct"), "4242_counter_collection.csv": "\n".join([head, *lines]).encode()}
-    return {name: io.BytesIO(data) for name, data in files.items()}
+    return {**rocprof.as_csv("direct"), "4242_counter_collection.csv": "\n".join([head, *lines]).encode()}
 
 
 def test_counters_belong_to_the_kernel_of_their_dispatch_beside_what_communication_covers_of_it() -> None:
-    (made,) = read_csv(
+    (made,) = read_with(
+        ROCPROF_CSV,
         with_counters(
             (1, rocprof.GEMM, "OccupancyPercent", 40.0),
             (4, rocprof.GEMM, "OccupancyPercent", 50.0),
@@ -260,7 +257,6 @@ def test_counters_belong_to_the_kernel_of_their_dispatch_beside_what_communicati
             (2, rocprof.GENERIC, "SQ_WAVES", 7),
             (3, rocprof.GEMM, "SQ_WAVES", 9999),  # dispatch 3 is the fill: of another run
         ),
-        CLASSIFIER,
     )
     rows, reason = counter_means(made)
     assert reason is None
@@ -277,7 +273,7 @@ def test_counters_belong_to_the_kernel_of_their_dispatch_beside_what_communicati
 
 
 def test_counters_of_other_kernels_are_left_out_and_none_is_a_reason() -> None:
-    (strange,) = read_csv(with_counters((77, "k", "SQ_WAVES", 1)), CLASSIFIER)
+    (strange,) = read_with(ROCPROF_CSV, with_counters((77, "k", "SQ_WAVES", 1)))
     assert counter_means(strange) == ([], "no value of a hardware counter has the dispatch id of a kernel")
     assert counter_means(trace([row(COMPUTE, 0, 5)])) == ([], NO_COUNTERS)
 
@@ -285,7 +281,7 @@ def test_counters_of_other_kernels_are_left_out_and_none_is_a_reason() -> None:
 @pytest.mark.parametrize("value", ["inf", "much", ""])
 def test_a_counter_that_is_no_finite_number_is_named_with_its_line(value: str) -> None:
     with pytest.raises(InputError, match=r"4242_counter_collection\.csv:2: counter_value is .*a finite number"):
-        read_csv(with_counters((1, rocprof.GEMM, "SQ_WAVES", value)), CLASSIFIER)
+        read_with(ROCPROF_CSV, with_counters((1, rocprof.GEMM, "SQ_WAVES", value)))
 
 
 def test_a_slowdown_has_the_means_of_both_sides_and_an_interval_of_their_ratio() -> None:

@@ -9,15 +9,13 @@ import pytest
 
 from aorta.analysis.load.device_timelines import by_launch
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.nsys import read_nsys
+from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from aorta.records.schema import Header
 from tests.analysis import builders
 from tests.analysis.load.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
-
-CLASSIFIER = NameClassifier()
+from tests.analysis.load.tables import read_with
 
 
 def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Header:
@@ -25,12 +23,15 @@ def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Head
 
 
 def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:
-    return read_nsys(write_nsys(tmp_path / "node.sqlite", **left_out), "node.sqlite", CLASSIFIER)
+    return read_with(NSYS, write_nsys(tmp_path / "node.sqlite", **left_out))
 
 
 def test_ranks_of_one_file_stay_apart(tmp_path: Path) -> None:
     first, second = read(tmp_path)
-    assert [trace.path for trace in (first, second)] == ["node.sqlite (process 5001)", "node.sqlite (process 5002)"]
+    assert [Path(trace.path).name for trace in (first, second)] == [
+        "node.sqlite (process 5001)",
+        "node.sqlite (process 5002)",
+    ]
     assert set(first.intervals.device.tolist()) == {0}
     assert set(second.intervals.device.tolist()) == {1}
     assert (second.intervals.start_ns - first.intervals.start_ns).tolist() == [LATER_NS] * 4
@@ -67,13 +68,13 @@ def test_a_kernel_without_a_launch_is_counted(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 12")
     db.close()
-    assert [trace.counters["kernels_unlinked"] for trace in read_nsys(path, "n", CLASSIFIER)] == [1, 1]
+    assert [trace.counters["kernels_unlinked"] for trace in read_with(NSYS, path)] == [1, 1]
 
 
 def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> None:
     path = write_nsys(tmp_path / "node.sqlite")
     headers = (header(9, 5001), header(8, 5002), header(1, 5001, host="dgx0"))
-    traces = read_nsys(path, "node.sqlite", CLASSIFIER, headers)
+    traces = read_with(NSYS, path, headers)
     assert [trace.ranks for trace in traces] == [(9,), (8,)]
     assert {trace.world_size for trace in traces} == {16}
 
@@ -87,12 +88,12 @@ def test_without_records_ranks_are_not_guessed_from_the_order_of_processes(tmp_p
 def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
     (tmp_path / "rank3").mkdir()
     path = write_nsys(tmp_path / "rank3" / "out.sqlite", pids=(5001,))
-    (trace,) = read_nsys(path, str(path), CLASSIFIER)
+    (trace,) = read_with(NSYS, path)
     assert trace.ranks == (3,)
     # Two processes cannot both be the rank in the path.
     path.unlink()
     write_nsys(path)
-    assert [each.ranks for each in read_nsys(path, str(path), CLASSIFIER)] == [(NULL,), (NULL,)]
+    assert [each.ranks for each in read_with(NSYS, path)] == [(NULL,), (NULL,)]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp
     with sqlite3.connect(path) as db:
         db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET globalPid = NULL WHERE deviceId = 1")
     db.close()
-    first, second = read_nsys(path, "n", CLASSIFIER)
+    first, second = read_with(NSYS, path)
     assert [len(trace.intervals) for trace in (first, second)] == [4, 3]
     assert any("1 row(s) of CUPTI_ACTIVITY_KIND_MEMCPY belong to no process" in note for note in first.notes)
 

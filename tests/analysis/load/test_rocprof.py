@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 
 from aorta.analysis.load import rocprof_json
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.rocpd import read_rocpd
-from aorta.analysis.load.rocprof_csv import read_csv, siblings
-from aorta.analysis.load.rocprof_json import read_json
+from aorta.analysis.load.rocpd import ROCPD
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
+from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
@@ -26,28 +26,31 @@ from tests.analysis.load.rocprof_files import (
     GENERIC,
     as_csv,
     as_json,
-    json_bytes,
     unlinked,
     write_rocpd,
 )
+from tests.analysis.load.tables import read_with
 
-CLASSIFIER = NameClassifier()
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples"
 VARIANTS = ("direct", "rocm-6.2", "convert", "quoted")
 SOURCES = ("json", *(f"csv-{variant}" for variant in VARIANTS), "rocpd")
 
 
 def from_csv(variant: str) -> list[Trace]:
-    return read_csv({name: io.BytesIO(data) for name, data in as_csv(variant).items()}, CLASSIFIER)
+    return read_with(ROCPROF_CSV, as_csv(variant))
+
+
+def from_json(content: dict[str, Any]) -> list[Trace]:
+    return read_with(ROCPROF_JSON, {"t.json": json.dumps(content).encode()})
 
 
 def read(source: str, tmp_path: Path) -> Trace:
     match source:
         case "json":
-            (trace,) = read_json(json_bytes(as_json()), "4242_results.json", CLASSIFIER)
+            (trace,) = from_json(as_json())
         case "rocpd":
             path = write_rocpd(tmp_path / "4242_results.db")
-            (trace,) = read_rocpd(path, str(path), CLASSIFIER)
+            (trace,) = read_with(ROCPD, path)
         case _:
             (trace,) = from_csv(source.removeprefix("csv-"))
     return trace
@@ -115,14 +118,14 @@ def test_bytes_of_copies_are_null_in_csv_which_has_no_such_column(tmp_path: Path
 
 
 def test_bytes_of_collectives_are_null_with_a_reason() -> None:
-    trace = read_json(json_bytes(as_json()), "t.json", CLASSIFIER)[0]
+    trace = from_json(as_json())[0]
     table = trace.intervals
     assert set(table.bytes[table.cls == IntervalClass.COMM].tolist()) == {NULL}
     assert any("does not record the size" in note for note in trace.notes)
 
 
 def test_kinds_follow_the_order_of_calls_where_no_id_links_them() -> None:
-    (trace,) = read_json(json_bytes(unlinked(as_json())), "t.json", CLASSIFIER)
+    (trace,) = from_json(unlinked(as_json()))
     table = trace.intervals
     assert sorted(table.kind[table.cls == IntervalClass.COMM].tolist()) == sorted(
         [KIND_CODE["allreduce"], KIND_CODE["reducescatter"]]
@@ -133,7 +136,7 @@ def test_kinds_follow_the_order_of_calls_where_no_id_links_them() -> None:
 def test_kinds_stay_unknown_where_calls_and_kernels_do_not_match_in_number() -> None:
     content = unlinked(as_json())
     content["rocprofiler-sdk-tool"][0]["buffer_records"]["rccl_api"].pop(0)
-    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    (trace,) = from_json(content)
     table = trace.intervals
     assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {NULL}
     assert trace.counters["comm_unlinked"] == 2
@@ -146,7 +149,7 @@ def test_a_mi300_kernel_name_that_tells_its_kind_needs_no_call() -> None:
     process["buffer_records"]["rccl_api"] = []
     for symbol in process["kernel_symbols"]:
         symbol["formatted_kernel_name"] = symbol["formatted_kernel_name"].replace("Generic_4", "AllGather_RING_LL")
-    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    (trace,) = from_json(content)
     table = trace.intervals
     assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {KIND_CODE["allgather"]}
 
@@ -156,14 +159,14 @@ def test_nanoseconds_that_a_float_would_round_are_kept_w14() -> None:
     content = as_json()
     kernel = content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][0]
     kernel |= {"start_timestamp": start, "end_timestamp": start + 1}
-    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    (trace,) = from_json(content)
     assert (start, start + 1) in zip(trace.intervals.start_ns.tolist(), trace.intervals.end_ns.tolist(), strict=True)
 
 
 def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None:
     content = as_json()
     content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][1]["dispatch_info"]["kernel_id"] = 999
-    (trace,) = read_json(json_bytes(content), "t.json", CLASSIFIER)
+    (trace,) = from_json(content)
     assert trace.intervals.cls.tolist().count(IntervalClass.UNKNOWN) == 1
     assert len(trace.intervals) == 6
 
@@ -173,23 +176,16 @@ def test_two_processes_of_one_json_file_stay_two_traces() -> None:
     second = copy.deepcopy(content["rocprofiler-sdk-tool"][0])
     second["metadata"]["pid"] = 4243
     content["rocprofiler-sdk-tool"].append(second)
-    assert len(read_json(json_bytes(content), "t.json", CLASSIFIER)) == 2
+    assert len(from_json(content)) == 2
 
 
 def test_processes_of_a_converted_csv_are_told_apart_by_their_guid() -> None:
     files = as_csv("convert")
     other = {name: data.replace(b"0000ddb5", b"0000ddb6").splitlines(True)[1:] for name, data in files.items()}
     joined = {name: io.BytesIO(data + b"".join(other[name])) for name, data in files.items()}
-    first, second = read_csv(joined, CLASSIFIER)
+    first, second = read_with(ROCPROF_CSV, joined)
     assert first.path != second.path
     assert rows(first) == rows(second)
-
-
-def test_files_of_one_process_are_found_by_their_names() -> None:
-    assert set(siblings("run/4242_rccl_api_trace.csv")) == {
-        f"run/{name}" for name in (*as_csv("direct"), "4242_counter_collection.csv", "4242_agent_info.csv")
-    }
-    assert siblings("run/other.csv") == ("run/other.csv",)
 
 
 @pytest.mark.parametrize("kept", [(".csv", ".csv.gz"), (".csv.gz",), (".csv",)])
@@ -200,7 +196,7 @@ def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies
         for suffix in kept:
             path = tmp_path / f"{name.removesuffix('.csv')}{suffix}"
             path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
-    (expected,) = read_csv({name: io.BytesIO(data) for name, data in as_csv("direct").items()}, CLASSIFIER)
+    (expected,) = from_csv("direct")
     (unit,), _ = find_units(str(tmp_path))
     (trace,) = read_unit(unit)
     assert rows(trace) == rows(expected)
@@ -211,14 +207,14 @@ def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pyt
     stream = io.BytesIO(b" " * (3 << 20))
     monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
     with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
-        read_json(stream, "out.json", CLASSIFIER)
+        read_with(ROCPROF_JSON, {"out.json": stream})
     assert stream.tell() <= 1 << 20
 
 
 def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:
     environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
     path = write_rocpd(tmp_path / "out.db", environment)
-    (trace,) = read_rocpd(path, str(path), CLASSIFIER)
+    (trace,) = read_with(ROCPD, path)
     assert (trace.ranks, trace.world_size, trace.host) == ((3,), 8, "node7")
     assert set(trace.intervals.rank.tolist()) == {3}
 
@@ -226,13 +222,13 @@ def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path
 def test_rocpd_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = write_rocpd(tmp_path / "out.db", version="4.1.0")
     with pytest.raises(InputError, match=r"out\.db: rocpd schema version 4\.1\.0; this AORTA reads version 3"):
-        read_rocpd(path, str(path), CLASSIFIER)
+        read_with(ROCPD, path)
 
 
 def test_reading_a_database_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = write_rocpd(tmp_path / "out.db")
     before = path.read_bytes()
-    read_rocpd(path, str(path), CLASSIFIER)
+    read_with(ROCPD, path)
     assert [item.name for item in tmp_path.iterdir()] == ["out.db"]
     assert path.read_bytes() == before
 
@@ -250,7 +246,7 @@ def test_real_kernel_traces_are_read_whole(name: str) -> None:
     if not path.exists():
         pytest.skip(f"{path} is not here: real data lies beside the checkout only")
     data = path.read_bytes()
-    (trace,) = read_csv({str(path): io.BytesIO(data)}, CLASSIFIER)
+    (trace,) = read_with(ROCPROF_CSV, {str(path): data})
     assert len(trace.intervals) == data.count(b'"KERNEL_DISPATCH"')
     assert (trace.intervals.end_ns > trace.intervals.start_ns).all()
     assert set(trace.intervals.cls.tolist()) <= {IntervalClass.COMPUTE, IntervalClass.COPY}
@@ -259,4 +255,4 @@ def test_real_kernel_traces_are_read_whole(name: str) -> None:
 def test_files_without_kernels_say_what_is_missing() -> None:
     files = {name: io.BytesIO(data) for name, data in as_csv("direct").items() if "kernel" not in name}
     with pytest.raises(InputError, match="no kernel dispatches: record with --kernel-trace"):
-        read_csv(files, CLASSIFIER)
+        read_with(ROCPROF_CSV, files)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.trace_files import find_units
+from aorta.analysis.load.trace_files import READERS, find_units
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.tables import RankTables
@@ -48,6 +48,13 @@ def folder(tmp_path: Path) -> Path:
     (found / "a.bin").write_bytes(gzip.compress(trace_of(1, late=8).encode()))
     (found / "notes.json").write_text('{"hello": 1}')
     return found
+
+
+def test_the_table_of_sources_has_a_row_for_every_reader() -> None:
+    text = (ROOT / "docs" / "traces.md").read_text()
+    table = text.partition("## What each source gives")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip().replace("`", "") for line in table.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [reader.files for reader in READERS]
 
 
 def report(words: list[str], output: Path) -> dict:
