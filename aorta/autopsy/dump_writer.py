@@ -67,12 +67,25 @@ def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
 
 def _dump(job: JobEvidence, rank: Rank) -> dict[str, Any]:
     groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
-    first = {name: _first_kept(job, name) for name in groups}
+    first = {}  # from which on no rank has dropped a collective of the group
+    for name in groups:
+        issued = [other.channels.get(Channel(name)) for other in job.ranks.values()]
+        first[name] = max((min(numbers) for numbers in issued if numbers), default=0)
     kept = [
         one
         for one in rank.collectives
         if one.peer is None and one.kind in _OPERATIONS and one.number >= first.get(one.group, 0)
     ]
+    status = {}
+    for name in groups:
+        of_group = [one for one in kept if one.group == name]
+        started = [one.number + 1 for one in of_group if one.state != "issued"]
+        completed = [one.number + 1 for one in of_group if one.state == "completed"]
+        status[name] = {
+            "last_enqueued_collective": max((one.number + 1 for one in of_group), default=-1),
+            "last_started_collective": max(started, default=-1),
+            "last_completed_collective": max(completed, default=-1),
+        }
     number_of = {name: at for at, name in enumerate(sorted(job.groups))}
     return {
         "version": VERSION,
@@ -81,27 +94,8 @@ def _dump(job: JobEvidence, rank: Rank) -> dict[str, Any]:
             for name, group in groups.items()
         },
         "comm_lib_version": "",
-        "pg_status": {str(number_of[name]): _status(kept, name) for name in groups},
+        "pg_status": {str(number_of[name]): of_group for name, of_group in status.items()},
         "entries": [_entry(job, at, one, number_of[one.group]) for at, one in enumerate(kept)],
-    }
-
-
-def _first_kept(job: JobEvidence, group: str) -> int:
-    """Return the number from which on no rank has dropped a collective of the group."""
-    channel = Channel(group)
-    oldest = [min(rank.channels[channel]) for rank in job.ranks.values() if rank.channels.get(channel)]
-    return max(oldest, default=0)
-
-
-def _status(kept: Sequence[CollectiveEvidence], group: str) -> dict[str, int]:
-    of_group = [one for one in kept if one.group == group]
-    issued = [one.number + 1 for one in of_group]
-    started = [one.number + 1 for one in of_group if one.state != "issued"]
-    completed = [one.number + 1 for one in of_group if one.state == "completed"]
-    return {
-        "last_enqueued_collective": max(issued, default=-1),
-        "last_started_collective": max(started, default=-1),
-        "last_completed_collective": max(completed, default=-1),
     }
 
 

@@ -79,6 +79,14 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: Integer | None = None
     exception: str | None = None
 
+    def __str__(self) -> str:
+        """Return ` by SIGKILL`, ` with exit code 1`, ...; empty where it is not known."""
+        if self.signal is not None:
+            return f" by {self.signal}"
+        if self.exception is not None:
+            return f" with {self.exception}"
+        return f" with exit code {self.exit_code}" if self.exit_code is not None else ""
+
 
 class RankState(msgspec.Struct, kw_only=True):
     """Where a rank is.

@@ -15,7 +15,7 @@ import pickle
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -154,8 +154,14 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     Raises:
         InputError: there is no dump, a file has no rank in its name, or two speak of one rank.
     """
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder")
+        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        found += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
     files: dict[int, Path] = {}
-    for path in sorted(_files(paths), key=lambda each: (each.suffix == ".json", each)):
+    for path in sorted(found, key=lambda each: (each.suffix == ".json", each)):
         match = _RANK.search(path.name)
         if match is None or int(match[1]) >= WORLD_LIMIT:
             raise InputError(f"{path}: the name of a dump ends with its rank, as comm_lib_trace_rank_3; rename it")
@@ -198,18 +204,6 @@ def is_dump(path: Path) -> bool:
             return file.read(1) in (b"\x80", b"{", b"")
     except OSError:
         return False
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    found = []
-    for path in paths:
-        if path.is_dir():
-            found += [file for file in sorted(path.rglob("*")) if file.is_file() and is_dump(file)]
-        elif path.exists():
-            found.append(path)
-        else:
-            raise InputError(f"{path}: no such file or folder")
-    return found
 
 
 def _read(path: Path) -> _Dump | str:
@@ -367,6 +361,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
     whole = len(known) == len(items) == len(sizes) > 0 and max(sizes) < 2**62
+    outside = (f"{at.filename}:{at.line} {at.name}" for at in entry.frames if "/torch/" not in at.filename)
     return CollectiveEvidence(
         group=group,
         number=number,
@@ -380,7 +375,7 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
         issued_ns=entry.time_created_ns or None,
         started_ns=entry.time_discovered_started_ns or None,
         completed_ns=entry.time_discovered_completed_ns or None,
-        issued_by=_users_frame(entry.frames),
+        issued_by=next(outside, None),
     )
 
 
@@ -391,9 +386,3 @@ def _peer(rank: int, name: str, group: GroupEvidence) -> int:
         return rank
     other = sides[1]
     return group.ranks[other] if other < len(group.ranks) else other
-
-
-def _users_frame(frames: Sequence[_Frame]) -> str | None:
-    """Return the innermost frame outside of torch."""
-    outside = [frame for frame in frames if "/torch/" not in frame.filename]
-    return f"{outside[0].filename}:{outside[0].line} {outside[0].name}" if outside else None

@@ -2,21 +2,26 @@
 
     job = join(evidence)
 
-Must not accuse.
+The ring of torch's Flight Recorder, on NCCL, is joined with the progress file of the same rank, row by row
+(`with_rings`). The progress file knows phases, and on a device learns late that a collective is completed; the ring
+knows whether the device has begun it, and who issued it. Both count the collectives of a group, from different
+beginnings: how far these are apart is found from kinds, bytes and times of issue, and is one number for all ranks of
+the group. Must not accuse.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from aorta.autopsy.evidence import GroupEvidence, RankEvidence, RankState
+from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, GroupEvidence, RankEvidence, RankState
 from aorta.autopsy.job import UNRESPONSIVE, Channel, JobEvidence, Rank, channel_of
-from aorta.autopsy.ring import with_rings
 from aorta.errors import InputError
 
 _DEFAULT_GROUP = "default_pg"
@@ -26,11 +31,16 @@ _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "
 """No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
 
 
+_ALIKE_NS: Final = 1_000_000
+"""Both sources take the time of an issue within this of each other, but for an interruption of the host."""
+_BEGUN: Final = ("started", "completed")
+
+
 def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     """Join all that is known of each rank; raises InputError where that is too little of a large job.
 
     Collectives come from one kind of source, the one that speaks of the most ranks: two sources count from different
-    beginnings. A ring of NCCL completes the progress file of its rank (`aorta.autopsy.ring`). Everything else is taken
+    beginnings. A ring of NCCL completes the progress file of its rank. Everything else is taken
     from the first source that says it.
     """
     evidence, denied = with_rings(sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)))
@@ -38,7 +48,14 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     for one in evidence:
         by_rank[one.rank].append(one)
     everything = [one for several in by_rank.values() for one in several]
-    chosen = _source_of_collectives(everything)
+    speaking = [one for one in everything if one.source != "ras"]
+    chosen = max(
+        ("progress", "flight_recorder"),
+        key=lambda source: (
+            sum(bool(one.collectives) for one in speaking if one.source == source),
+            sum(one.torn is None for one in speaking if one.source == source),
+        ),
+    )
     names, groups, listed = _groups([one for one in everything if one.source == chosen])
     ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
     sizes = [one.world_size or 0 for one in everything]
@@ -57,29 +74,23 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
     if any(rank.completed_late for rank in ranks.values()):
         # What one rank has noted of a collective that needs all ranks, holds on all of them.
-        return _completed_up_to(job, {channel: _noted(job, channel) for channel in job.channels})
+        newest: dict[Channel, int] = defaultdict(lambda: -1)
+        for rank in ranks.values():
+            for issued in rank.collectives:
+                if issued.state == "completed" and issued.kind in _NEED_ALL_RANKS:
+                    channel = channel_of(issued, rank.rank)
+                    newest[channel] = max(newest[channel], issued.number)
+        for rank in job.ranks.values():
+            if rank.completed_late:
+                settled = tuple(
+                    structs.replace(issued, state="completed")
+                    if issued.number <= newest[channel_of(issued, rank.rank)]
+                    else issued
+                    for issued in rank.collectives
+                )
+                ranks[rank.rank] = structs.replace(rank, collectives=settled)
+        return replace(job, ranks=ranks)
     return job
-
-
-def _noted(job: JobEvidence, channel: Channel) -> int:
-    """Return the number of the newest collective there that some rank has noted, and no rank completes alone."""
-    seen = [rank.channels.get(channel, {}).values() for rank in job.ranks.values()]
-    completed = [one for each in seen for one in each if one.state == "completed" and one.kind in _NEED_ALL_RANKS]
-    return max((one.number for one in completed), default=-1)
-
-
-def _completed_up_to(job: JobEvidence, newest: Mapping[Channel, int]) -> JobEvidence:
-    """Return the job with all collectives up to these completed, on ranks that note completions late."""
-    ranks = {}
-    for number, rank in job.ranks.items():
-        settled = tuple(
-            structs.replace(one, state="completed")
-            if rank.completed_late and one.number <= newest[channel_of(one, number)]
-            else one
-            for one in rank.collectives
-        )
-        ranks[number] = structs.replace(rank, collectives=settled)
-    return replace(job, ranks=ranks)
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:
@@ -126,18 +137,6 @@ def _least_size(job: JobEvidence, group: str) -> int:
         if one.group == group and one.kind == "all_gather" and one.input_sizes and one.output_sizes
     ]
     return max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
-
-
-def _source_of_collectives(evidence: Sequence[RankEvidence]) -> str:
-    speaking = [one for one in evidence if one.source != "ras"]
-    counts = {
-        source: (
-            sum(bool(one.collectives) for one in speaking if one.source == source),
-            sum(one.torn is None for one in speaking if one.source == source),
-        )
-        for source in ("progress", "flight_recorder")
-    }
-    return max(counts, key=lambda source: counts[source])
 
 
 def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
@@ -212,3 +211,189 @@ def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:
         elif silent and "running" in states.values():
             found.append(f"rank {rank}: RAS gets no answer from it, and its process runs")
     return tuple(found)
+
+
+class _Twins(NamedTuple):
+    """One group of one rank in both sources, by number; of a ring without what only a status reports."""
+
+    ours: dict[int, CollectiveEvidence]
+    ring: dict[int, CollectiveEvidence]
+
+    def pairs(self, offset: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
+        """Return the collectives of both, if the ring's numbers are so much higher."""
+        return [(one, self.ring[number + offset]) for number, one in self.ours.items() if number + offset in self.ring]
+
+    def agree(self, offset: int) -> bool:
+        """Return whether both then saw the same collectives."""
+        return all(_alike(*pair) for pair in self.pairs(offset))
+
+
+def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
+    """Complete progress files by the rings of their ranks, which keep no collectives of their own; returns the
+    evidence, and where a ring denies what a progress file says. A ring that does not match is left as it is, and so are
+    all where some rank has a ring alone: the numbers of that one would have nothing to be compared with.
+    """
+    by_rank: dict[int, dict[str, RankEvidence]] = defaultdict(dict)
+    for one in evidence:
+        if one.collectives and (one.source == "progress" or (one.source == "flight_recorder" and one.device_seen_ns)):
+            by_rank[one.rank].setdefault(one.source, one)
+    pairs = {rank: (found["progress"], found["flight_recorder"]) for rank, found in by_rank.items() if len(found) == 2}
+    if any(one.source == "flight_recorder" and one.collectives and one.rank not in pairs for one in evidence):
+        return list(evidence), []
+    names = {rank: _group_names(*pair) for rank, pair in pairs.items()}
+    twins = {rank: _twins(*pair, names[rank]) for rank, pair in pairs.items()}
+    votes: dict[str, Counter[int]] = defaultdict(Counter)
+    for groups in twins.values():
+        for name, both in groups.items():
+            if (apart := _numbering_offset(both)) is not None:
+                votes[name][apart] += 1
+    # By how much the ring's numbers of a group are higher than ours: what most ranks say.
+    offsets = {name: max(sorted(counts), key=lambda apart: counts[apart]) for name, counts in votes.items()}
+    contradictions = []
+    replaced: dict[int, RankEvidence] = {}
+    for rank, (progress, ring) in pairs.items():
+        odd = [group for group, both in twins[rank].items() if group in offsets and not both.agree(offsets[group])]
+        contradictions += [
+            f"rank {rank}: progress and flight_recorder saw different collectives of {name}" for name in odd
+        ]
+        matched = {group: both for group, both in twins[rank].items() if group in offsets and group not in odd}
+        if matched:
+            replaced[id(progress)] = _completed(progress, ring, matched, offsets)
+            replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
+            contradictions += _denied(progress, matched, offsets)
+    return [replaced.get(id(one), one) for one in evidence], contradictions
+
+
+def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
+    """Map the ring's name of a group to ours: of the same ranks and, where several have these, of the same name."""
+    names: dict[str, str] = {}
+    for theirs in ring.groups:
+        same = [ours.name for ours in progress.groups if ours.ranks and ours.ranks == theirs.ranks]
+        found = [name for name in same if name in (theirs.name, theirs.description)] or same
+        if len(found) == 1:
+            names[theirs.name] = found[0]
+    times = Counter(names.values())
+    return {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
+
+
+def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str]) -> dict[str, _Twins]:
+    found: dict[str, _Twins] = {}
+    for name in names.values():
+        ours = {one.number: one for one in progress.collectives if one.group == name and one.peer is None}
+        if ours:
+            found[name] = _Twins(ours, {})
+    for one in ring.collectives:
+        if one.kind != UNKNOWN_KIND and one.peer is None and (both := found.get(names.get(one.group, ""))) is not None:
+            both.ring[one.number] = one
+    return {name: both for name, both in found.items() if both.ring}
+
+
+def _numbering_offset(both: _Twins) -> int | None:
+    """Return the offset between both numberings with which kinds and bytes agree in the newer half of the shorter list:
+    one with like times of issue, with which the newest match or nearly so, as in a hang nobody issues any more.
+    """
+    newest = max(both.ring) - max(both.ours)
+    least = (min(len(both.ours), len(both.ring)) + 1) // 2
+    found: list[tuple[int, int]] = []
+    possible = range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
+    if possible.stop - possible.start > 4 * (len(both.ours) + len(both.ring)):
+        return None  # sources number what they saw without gaps
+    for offset in sorted(possible, key=lambda each: abs(each - newest)):
+        pairs = both.pairs(offset)
+        if len(pairs) >= least and all(_alike(*pair) for pair in pairs):
+            middle = _clock_ahead_ns(pairs)
+            spread = 0
+            if middle is not None:  # how far the difference of both clocks usually is from its median
+                spread = round(median(abs(each - middle) for each in _differences_ns(pairs))) // _ALIKE_NS
+            if spread == 0:
+                return offset
+            found.append((spread, offset))
+    return min(found, key=lambda each: each[0])[1] if found else None
+
+
+def _clock_ahead_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> float | None:
+    """Return the median by which the ring's clock is ahead of ours; None: no collective has both times of issue."""
+    return median(differences) if (differences := _differences_ns(pairs)) else None
+
+
+def _differences_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> list[int]:
+    return [
+        theirs.issued_ns - ours.issued_ns
+        for ours, theirs in pairs
+        if ours.issued_ns is not None and theirs.issued_ns is not None
+    ]
+
+
+def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
+    if ours.kind != theirs.kind:
+        return False
+    # NCCL's barrier is an all-reduce, whose element only the ring counts.
+    return ours.kind == "barrier" or None in (ours.bytes, theirs.bytes) or ours.bytes == theirs.bytes
+
+
+def _completed(
+    progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]
+) -> RankEvidence:
+    """Return a progress file with what the ring knows of its collectives. A group's collectives run one after another:
+    what is older than a row that the device has begun is completed. A full ring may have dropped what is not.
+    """
+    begun = {
+        group: min((number for number, row in both.ring.items() if row.state in _BEGUN), default=-1)
+        for group, both in matched.items()
+    }
+    collectives, covered = [], True
+    for one in progress.collectives:
+        both = matched.get(one.group) if one.peer is None else None
+        twin = None if both is None else both.ring.get(one.number + offsets[one.group])
+        if twin is not None:
+            collectives.append(
+                structs.replace(
+                    one,
+                    state=one.state if one.state == "completed" else twin.state,
+                    started_ns=twin.started_ns,
+                    dtype=twin.dtype if one.dtype is None else one.dtype,
+                    input_sizes=twin.input_sizes,
+                    output_sizes=twin.output_sizes,
+                    issued_by=twin.issued_by,
+                )
+            )
+        elif both is not None and one.number + offsets[one.group] < begun[one.group]:
+            collectives.append(structs.replace(one, state="completed"))
+        else:
+            covered &= one.state == "completed"
+            collectives.append(one)
+    return structs.replace(
+        progress,
+        collectives=collectives,
+        completed_late=progress.completed_late and not covered,
+        device_seen_ns=ring.device_seen_ns if covered else None,
+    )
+
+
+def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]) -> list[str]:
+    """Return the oldest collective of each group that our file says is completed and the ring has open, and what only
+    the ring has of those issued before the file was read.
+    """
+    contradictions, rank = [], progress.rank
+    for name, both in matched.items():
+        denied = [
+            (ours, row)
+            for ours, row in both.pairs(offsets[name])
+            if ours.state == "completed" and row.state != "completed"
+        ]
+        if denied:
+            ours, row = min(denied, key=lambda pair: pair[0].number)
+            what = f"{ours.kind} {ours.number} of {name}"
+            contradictions.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
+        newer = [row for number, row in both.ring.items() if number - offsets[name] > max(both.ours)]
+        ahead_ns = _clock_ahead_ns(both.pairs(offsets[name]))
+        read_ns = progress.taken_ns
+        more = sum(
+            row.issued_ns is None or read_ns is None or ahead_ns is None or row.issued_ns - ahead_ns < read_ns
+            for row in newer
+        )
+        if more:
+            contradictions.append(
+                f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not"
+            )
+    return contradictions

@@ -15,11 +15,10 @@ from itertools import pairwise
 from typing import Final
 
 from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
+from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, channel_of
 from aorta.autopsy.joining import join
 from aorta.autopsy.rules import RULES, Case
 from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_label
-from aorta.autopsy.waits import OpenCollective
 from aorta.command_line import name_ranks
 from aorta.version import __version__
 
@@ -85,7 +84,11 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     else:
         kind, suspects = _without_culprit(case)
     waits = _chain(case, [one.rank for one in found])
-    ranks = [_doing(case, rank) for rank in job.ranks.values()]
+    notes = [*job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
+    unlisted = [group for name, group in job.groups.items() if name not in job.listed and group.ranks]
+    if unlisted:
+        names = sorted(group_label(group.name, group.description) for group in unlisted)
+        notes.append(f"the ranks of {', '.join(names)} are those that were seen to use it")
     return Verdict(
         aorta_version=__version__,
         kind=kind,
@@ -93,10 +96,10 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         culprits=found,
         suspects=suspects,
         waits=waits,
-        ranks=ranks,
+        ranks=[_doing(case, rank) for rank in job.ranks.values()],
         missing=job.missing,
         contradictions=list(job.contradictions),
-        notes=_notes(job),
+        notes=notes,
         next=[each for one in dict.fromkeys([kind, *(one.kind for one in found)]) for each in NEXT[one]],
     )
 
@@ -280,15 +283,3 @@ def _summary(
     causes = "; ".join(f"rank {one.rank}: {one.reason}{time}" for one, time in zip(accused, times, strict=True))
     others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused})
     return f"{causes}; {name_ranks(others)} wait{'s' if len(others) == 1 else ''}" if others else causes
-
-
-def _notes(job: JobEvidence) -> list[str]:
-    """Return what limits the answer."""
-    torn = [f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn]
-    unlisted = sorted(
-        group_label(name, group.description)
-        for name, group in job.groups.items()
-        if name not in job.listed and group.ranks
-    )
-    guessed = [f"the ranks of {', '.join(unlisted)} are those that were seen to use it"] if unlisted else []
-    return [*job.notes, *torn, *guessed]

@@ -72,10 +72,12 @@ class Mismatch:
 
     def evidence(self) -> list[str]:
         """Return what each camp issued, and from where."""
-        return [
-            f"{name_ranks(ranks)}: {_said(self.issued[ranks[0]], self.aspect)}{_from(self.issued[ranks[0]])}"
-            for ranks in self.camps.values()
-        ]
+        lines = []
+        for ranks in self.camps.values():
+            one = self.issued[ranks[0]]
+            where = f", issued at {one.issued_by}" if one.issued_by is not None else ""
+            lines.append(f"{name_ranks(ranks)}: {_said(one, self.aspect)}{where}")
+        return lines
 
 
 def mismatches(job: JobEvidence) -> list[Mismatch]:
@@ -158,10 +160,6 @@ def _said(one: CollectiveEvidence, aspect: Aspect) -> str:
         return one.kind
     size = f"{one.bytes:,} bytes" if one.bytes is not None else f"shapes {one.input_sizes}"
     return f"{one.kind} of {one.dtype}" if aspect == "dtype" else f"{one.kind} of {size}"
-
-
-def _from(one: CollectiveEvidence) -> str:
-    return f", issued at {one.issued_by}" if one.issued_by is not None else ""
 
 
 _CONTEXT: Final = 64

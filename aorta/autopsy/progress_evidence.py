@@ -15,8 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import exit_of_zombie, pid_namespace, process_state
-from aorta.autopsy.stacks import fatal_in, stacks_of
+from aorta.autopsy.processes import exit_of_zombie, fatal_in, pid_namespace, process_state, stacks_of
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import decode_json, open_regular, read_small
@@ -66,27 +65,16 @@ def _evidence(run_folder: Path, path: Path, *, stacks: bool, saved: bool) -> Ran
         taken_ns = time.perf_counter_ns()  # before stacks are asked for, which takes its time
     except (OSError, UnreadableProgress) as error:
         return RankEvidence(rank=rank, source="progress", path=str(path), torn=str(error))
-    earlier = saved_evidence(run_folder, seen.facts.rank) if saved else None
-    if earlier is not None and earlier.pid == seen.facts.pid and earlier.progress_ns == seen.state.progress_ns:
+    facts, loop = seen.facts, seen.state
+    earlier = saved_evidence(run_folder, rank) if saved else None
+    if earlier is not None and earlier.pid == facts.pid and earlier.progress_ns == loop.progress_ns:
         return earlier
-    state = state_of_rank(path, seen.facts)
-    left = 0 < (seen.state.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
+    state = state_of_rank(path, facts)
+    left = 0 < (loop.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
     ended, at_end = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
     taken: list[ThreadStack] = []
-    if stacks and state == "running" and seen.state.exit_code is None:
-        taken = stacks_of(seen.facts, path, stacks_file(path))
-    return _rank_evidence(path, seen, taken_ns, state, ended, taken or at_end)
-
-
-def _rank_evidence(
-    path: Path,
-    seen: ProgressSeen,
-    taken_ns: int,
-    state: ProcessState,
-    ended: RankExit | None,
-    stacks: list[ThreadStack],
-) -> RankEvidence:
-    facts, loop = seen.facts, seen.state
+    if stacks and state == "running" and loop.exit_code is None:
+        taken = stacks_of(facts, path, stacks_file(path))
     return RankEvidence(
         rank=facts.rank,
         world_size=facts.world_size,
@@ -106,7 +94,7 @@ def _rank_evidence(
         collectives=[_collective(row) for row in seen.collectives],
         lost=seen.issued - len(seen.collectives),
         completed_late=facts.completed_late,
-        stacks=stacks,
+        stacks=taken or at_end,
         torn=seen.torn,
     )
 

@@ -17,8 +17,7 @@ from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.progress_evidence import progress_evidence
-from aorta.autopsy.verdict import Verdict
-from aorta.autopsy.verdict_text import verdict_text
+from aorta.autopsy.verdict import Verdict, verdict_text
 from aorta.errors import InputError
 from aorta.records.files import decode_json, json_text, read_small, write_whole
 from aorta.records.progress_file import PROGRESS_DIR

@@ -16,15 +16,16 @@ from typing import Final, TypeAlias
 from msgspec import structs
 
 from aorta.autopsy.evidence import CollectiveEvidence
-from aorta.autopsy.job import JobEvidence, Rank
+from aorta.autopsy.job import JobEvidence, OpenCollective, Rank, WaitGraph, is_behind
 from aorta.autopsy.mismatches import Mismatch, conforms, mismatches, passed_by
 from aorta.autopsy.verdict import Accusation, Kind, group_label
-from aorta.autopsy.waits import OpenCollective, WaitGraph, is_behind
 from aorta.command_line import name_ranks
 from aorta.errors import SIGNAL_EXIT_BASE
 
 _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
+_GIVING_UP: Final = ("destroy_process_group", "_shutdown_backend", "_abort_process_group")
+"""Functions of torch in which a rank gives up its process groups."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
             rank=rank.rank,
             kind="dead",
             rule="dead",
-            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{_how_it_ended(rank)}",
+            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{rank.exit or ''}",
             evidence=[f"last seen {_where(rank)}"],
             phase=rank.phase,
         )
@@ -117,13 +118,20 @@ def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
     for circle in waits.circles:
         if circle & _ranks(before) or any(case.is_held(one) for rank in circle for one in waits.of_rank(rank)):
             continue
-        open_there = {rank: _last(waits.of_rank(rank), circle) for rank in sorted(circle)}
+        open_there = {
+            rank: max(  # of several the last one, in which it waits
+                (one for one in waits.of_rank(rank) if one.behind & circle),
+                key=lambda one: one.collective.issued_ns or 0,
+            )
+            for rank in sorted(circle)
+        }
         for rank in _odd_ones(job, open_there):
             one = open_there[rank]
             awaited = [other for other in open_there.values() if rank in other.behind]
             if not awaited:
                 continue  # others wait for it in what they issued before: it is in the circle, and not odd in it
-            twin = next((other for other in awaited if _alike(other.collective, one.collective)), None)
+            shape = _shape(one.collective)
+            twin = next((other for other in awaited if _shape(other.collective) == shape), None)
             others = sorted(circle - {rank})
             where = _in_collective(job, one)
             wrong_group = twin is not None and twin.channel.group != one.channel.group
@@ -168,13 +176,14 @@ def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusatio
         own = who.open(first.channel)
         missing = _missing_on(job, rank, first)
         peers = name_ranks(sorted({one.rank for one in awaited}))
+        frames = () if not who.stacks else who.stacks[0].frames
         kind: Kind = "rank_did_not_join"
         if own is not None and own.number == first.collective.number:
             issued = _in_collective(job, first)
             reason = f"its host issued {issued}, its device has not begun it, while {peers} began it"
         elif who.phase is not None:
             kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {missing}"
-        elif destroying := _destroying(who):
+        elif destroying := next((name for name in _GIVING_UP if any(f.endswith(f" {name}") for f in frames)), None):
             kind, reason = "stuck_outside", f"it is in {destroying} and has not issued {missing}"
         elif who.unresponsive:
             reason = f"RAS gets no answer from it, and {peers} wait in {_in_collective(job, first)}"
@@ -233,6 +242,9 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
     """
     if not before:
         return []
+    # For half as long as one that is accused, as far as times are known.
+    times = [still_s for one in before if (still_s := case.job.ranks[one.rank].still_s) is not None]
+    least_s = min(times, default=0.0) / 2
     return [
         _stuck_outside(rank, "busy_elsewhere", f"it is in {rank.phase} and waits for nobody")
         for rank in case.job.ranks.values()
@@ -240,7 +252,8 @@ def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]
         and not rank.gone
         and rank.complete
         and rank.is_elsewhere
-        and _as_long(rank, [case.job.ranks[one.rank] for one in before])
+        and rank.still_s is not None
+        and rank.still_s >= least_s
     ]
 
 
@@ -277,41 +290,24 @@ def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
     Args:
         waited_for: ranks that others wait for and that wait for nobody.
     """
-    ended = [rank for rank in job.ranks.values() if rank.has_ended]
-    if own := [rank for rank in ended if _by_itself(rank)]:
+    ended, own = [rank for rank in job.ranks.values() if rank.has_ended], list[Rank]()
+    for rank in ended:
+        if rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE:
+            continue  # it ended in order, as a signal asked it to
+        if rank.exit.signal is not None:
+            own += [rank] if rank.exit.signal not in _ASKED_TO_END else []
+        elif rank.exit.exception is not None and not rank.lost_a_peer:
+            own.append(rank)
+    if own:
         return own
     if job.missing:
         return []  # one of them may have ended first
     running = any(not rank.has_ended for rank in job.ranks.values())
-    failed = [rank for rank in ended if not (rank.exit is not None and rank.exit.exit_code == 0)]
-    failed = [rank for rank in failed if not rank.lost_a_peer]
+    failed = [one for one in ended if (one.exit is None or one.exit.exit_code != 0) and not one.lost_a_peer]
     if not running:
         return failed if len(failed) == 1 else []
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
     return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
-
-
-def _how_it_ended(rank: Rank) -> str:
-    """Return ` by SIGKILL`, ` with exit code 1`, ...; empty where it is not known."""
-    if rank.exit is None:
-        return ""
-    if rank.exit.signal is not None:
-        return f" by {rank.exit.signal}"
-    if rank.exit.exception is not None:
-        return f" with {rank.exit.exception}"
-    return f" with exit code {rank.exit.exit_code}" if rank.exit.exit_code is not None else ""
-
-
-def _by_itself(rank: Rank) -> bool:
-    if (
-        rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE
-    ):  # it ended in order, as a signal asked it to
-        return False
-    if rank.exit.signal is not None:
-        return rank.exit.signal not in _ASKED_TO_END
-    if rank.exit.exception is not None:
-        return not rank.lost_a_peer
-    return False
 
 
 def _stuck_outside(rank: Rank, rule: str, reason: str) -> Accusation:
@@ -364,13 +360,6 @@ def _missing_on(job: JobEvidence, rank: int, one: OpenCollective) -> str:
     return f"{structs.replace(name, kind=kind)} ({'to' if kind == 'send' else 'from'} rank {other})"
 
 
-def _destroying(who: Rank) -> str | None:
-    """Return the function in which a rank gives up its process groups, if its stack shows it there."""
-    frames = who.stacks[0].frames if who.stacks else ()
-    names = ("destroy_process_group", "_shutdown_backend", "_abort_process_group")
-    return next((name for name in names if any(frame.endswith(f" {name}") for frame in frames)), None)
-
-
 def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
     """Return how far every member of a channel is."""
     issued: dict[int, list[int]] = {}
@@ -383,24 +372,11 @@ def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
 
 
 def _since(rank: Rank) -> float | None:
-    in_phase = rank.age_s(rank.phase_since_ns)
-    return in_phase if in_phase is not None else rank.still_s
+    return rank.age_s(rank.phase_since_ns if rank.phase_since_ns is not None else rank.progress_ns)
 
 
-def _as_long(rank: Rank, accused: Sequence[Rank]) -> bool:
-    """Return whether a rank has made no progress for half as long as one that is accused, as far as times are known."""
-    times = [one.still_s for one in accused if one.still_s is not None]
-    return rank.still_s is not None and (not times or rank.still_s >= min(times) / 2)
-
-
-def _last(several: Sequence[OpenCollective], circle: frozenset[int]) -> OpenCollective:
-    """Return a rank's open collective in a circle: of several the last one, in which it waits."""
-    there = [one for one in several if one.behind & circle]
-    return max(there, key=lambda one: one.collective.issued_ns or 0)
-
-
-def _alike(one: CollectiveEvidence, other: CollectiveEvidence) -> bool:
-    return all(getattr(one, what) == getattr(other, what) for what in ("kind", "bytes", "dtype", "input_sizes"))
+def _shape(one: CollectiveEvidence) -> tuple[object, ...]:
+    return one.kind, one.bytes, one.dtype, one.input_sizes
 
 
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:

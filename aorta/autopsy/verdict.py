@@ -1,15 +1,21 @@
-"""The answer of an autopsy, as types that are computed, rendered and written (`aorta autopsy --json` prints one).
+"""The answer of an autopsy, as types that are computed and written (`aorta autopsy --json` prints one), and as text of
+80 columns: the answer, who is accused and why, who waits for whom, what every rank does, and what to do next. Ranks
+that do the same share a line.
 
-Its JSON Schema is `docs/schemas/autopsy-1.schema.json`. Must not compute anything but what a struct says of itself.
+Its JSON Schema is `docs/schemas/autopsy-1.schema.json`. Must not decide anything.
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from aorta.autopsy.evidence import ThreadStack
+from aorta.command_line import name_ranks, rounded_time
+from aorta.terminal_style import LEAST_WIDTH, PLAIN, Style
 
 AUTOPSY_VERSION: Final = 1
 ENDED_IN_ORDER: Final = "ended in order"
@@ -142,3 +148,80 @@ class Verdict(msgspec.Struct, kw_only=True):
     contradictions: list[str] = []
     notes: list[str] = []
     next: list[str] = []
+
+
+_MOST_LINES: Final = 6
+"""Of waits, and of ranks: more are counted, and in the JSON."""
+_GOOD: Final = ("not_stuck", "slow")
+
+
+def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False) -> str:
+    """Return the text for the terminal.
+
+    Args:
+        stacks: show the stacks of each rank that left some, those of its main thread first.
+    """
+    word = verdict.kind.replace("_", " ")
+    title = style.bold(word) if verdict.kind in _GOOD else style.error(word)
+    lines = [title, *_wrapped(verdict.summary, "  ")]
+    accused = list[str]()
+    for one in verdict.culprits:
+        aspect = f" of {one.aspect}" if one.aspect else ""
+        accused += _wrapped(f"rank {one.rank}: {one.kind.replace('_', ' ')}{aspect} (rule {one.rule})", "  ")
+        accused += [line for sentence in one.evidence for line in _wrapped(sentence, "    ")]
+    doing = _limited(list(_doing(verdict.ranks)))
+    if verdict.missing:
+        doing.append(f"  no evidence of {name_ranks(verdict.missing)}")
+    blocks = {
+        "accused": accused,
+        "waiting": _limited([_wrapped(waiting_sentence(one), "  ") for one in verdict.waits]),
+        "ranks": doing,
+        "sources disagree": [line for sentence in verdict.contradictions for line in _wrapped(sentence, "  ")],
+        "limits": [line for sentence in verdict.notes for line in _wrapped(sentence, "  ")],
+        "next": [line for sentence in verdict.next for line in _wrapped(sentence, "  ")],
+    }
+    if stacks:
+        blocks["stacks"] = list[str]()
+        for rank in verdict.ranks:
+            threads = [(f"rank {rank.rank}", rank.stack)] if rank.stack else []
+            threads += [(f"rank {rank.rank}, thread {each.name}", list(each.frames)) for each in rank.other_stacks]
+            for thread, frames in threads:
+                blocks["stacks"] += [f"  {thread}", *(f"    {frame}" for frame in frames)]
+    for heading, block in blocks.items():
+        lines += [heading, *block] if block else []
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, LEAST_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+
+def _limited(blocks: Sequence[list[str]]) -> list[str]:
+    shown = [line for block in blocks[:_MOST_LINES] for line in block]
+    return [*shown, f"  and {len(blocks) - _MOST_LINES} more; see --json"] if len(blocks) > _MOST_LINES else shown
+
+
+def waiting_sentence(one: WaitingRanks) -> str:
+    """Return who waits for whom, in which collective, and for how long."""
+    for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
+    verb = "waits" if len(one.ranks) == 1 else "wait"
+    size = "" if one.collective.bytes is None else f" ({one.collective.bytes:,} bytes)"
+    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {one.collective}{size}{_age(one.since_s)}"
+
+
+def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
+    """Yield what ranks do, those that do the same in one line."""
+    alike: dict[tuple[str, str, int | None], list[RankDoing]] = {}
+    for one in ranks:
+        alike.setdefault((one.doing, one.state, one.step), []).append(one)
+    for (doing, state, step), several in alike.items():
+        ages = [one.since_s for one in several if one.since_s is not None]
+        # How a rank ended says more than that its process is gone.
+        parts = [doing] if state in ("unknown", doing) or doing == ENDED_IN_ORDER else [state, doing]
+        parts += [f"step {step}"] if step is not None else []
+        who = name_ranks([one.rank for one in several])
+        yield _wrapped(f"{who}: {', '.join(parts)}{_age(max(ages, default=None))}", "  ")
+
+
+def _age(seconds: float | None) -> str:
+    return f", for {rounded_time(seconds)}" if seconds is not None else ""

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from aorta.autopsy.evidence import RankEvidence, RankExit
+from aorta.autopsy.evidence import RankExit
 from aorta.autopsy.processes import exit_of_zombie, process_state
 from aorta.autopsy.progress_evidence import EVIDENCE_FILE, is_visible, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
@@ -103,8 +103,10 @@ class Patience:
         While one rank is paused or in an announced phase, the others may be waiting for it: time without progress
         counts from its end on.
         """
-        if any(self._is_excused(state, now_ns) for state in states.values()):
-            self._quiet_until_ns = now_ns
+        for state in states.values():
+            announced = state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
+            if state.phase == "paused" or announced:
+                self._quiet_until_ns = now_ns
         limit_ns = int(self.timeout_s(states) * 1e9)
         self._learn(states)
         late = {}
@@ -117,11 +119,6 @@ class Patience:
     def was_asleep(self, now_ns: int) -> None:
         """Ignore time without progress until now: the host slept, and no process ran."""
         self._quiet_until_ns = now_ns
-
-    def _is_excused(self, state: ProgressState, now_ns: int) -> bool:
-        if state.phase == "paused":
-            return True
-        return state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
 
     def _learn(self, states: dict[int, ProgressState]) -> None:
         ended_s = []
@@ -169,8 +166,12 @@ class HostWatchdog:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._alive()
                 self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
-            if self._has_resumed():
-                self._withdraw()
+            now = self._progress_ns()
+            if self._reported and all(now[rank] > at for rank, at in self._reported.items()):
+                # The ranks were late and not stuck: the report is written again. What was saved of them stays.
+                idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
+                self._reported = {}
+                to_stderr(f"aorta watchdog: every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
                 continue  # `states` are of before
             if not states:
                 return
@@ -234,38 +235,23 @@ class HostWatchdog:
     def _report(self, accused: dict[int, float], what: str) -> None:
         """Save evidence of every rank, have the report written, and say so in one line."""
         self._reported = self._progress_ns()
-        evidence = progress_evidence(self._folder, stacks=True, saved=False)
+        evidence, output = progress_evidence(self._folder, stacks=True, saved=False), self._folder / AUTOPSY_DIR
         try:
-            self._save(evidence)
+            output.mkdir(exist_ok=True)
+            for one in evidence:
+                if one.rank in self._watches:
+                    one.exit = one.exit or self._exits.get(one.rank)
+                    write_whole(output / EVIDENCE_FILE.format(rank=one.rank), msgspec.json.encode(one).decode())
         except OSError as error:
-            output, why = self._folder / AUTOPSY_DIR, error.strerror or error
+            why = error.strerror or error
             explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {output}: {why}"
         else:
             explanation = _explained(self._folder)
         named = f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))}"
         to_stderr(f"aorta watchdog: {named} {what}; {explanation}")
 
-    def _has_resumed(self) -> bool:
-        """Return whether every rank has made progress since the report."""
-        now = self._progress_ns()
-        return bool(self._reported) and all(now[rank] > at for rank, at in self._reported.items())
-
-    def _withdraw(self) -> None:
-        """Have the report written again: the ranks were late and not stuck. What was saved of them then stays."""
-        idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
-        self._reported = {}
-        to_stderr(f"aorta watchdog: every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
-
     def _progress_ns(self) -> dict[int, int]:
         return {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
-
-    def _save(self, evidence: list[RankEvidence]) -> None:
-        folder = self._folder / AUTOPSY_DIR
-        folder.mkdir(exist_ok=True)
-        for each in evidence:
-            if each.rank in self._watches:
-                each.exit = each.exit or self._exits.get(each.rank)
-                write_whole(folder / EVIDENCE_FILE.format(rank=each.rank), msgspec.json.encode(each).decode())
 
 
 def _is_dead(facts: ProgressFacts) -> bool:

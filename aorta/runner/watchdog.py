@@ -24,8 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 import aorta
-from aorta.autopsy.processes import pid_namespace, start_ticks
-from aorta.autopsy.stacks import stacks_on_request
+from aorta.autopsy.processes import pid_namespace, stacks_on_request, start_ticks
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology

@@ -13,8 +13,7 @@ from aorta.analysis.json_schemas import file_name
 from aorta.autopsy.evidence import RankEvidence, ThreadStack
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import as_json
-from aorta.autopsy.verdict import Verdict
-from aorta.autopsy.verdict_text import verdict_text
+from aorta.autopsy.verdict import Verdict, verdict_text
 from aorta.commands import main
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write

@@ -17,10 +17,9 @@ import pytest
 
 from aorta.autopsy import processes
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import pid_namespace, process_state, start_ticks
+from aorta.autopsy.processes import parse_stacks, pid_namespace, process_state, start_ticks
 from aorta.autopsy.progress_evidence import progress_evidence
 from aorta.autopsy.report import verdict_on_run
-from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
 from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
 from benchmarks import learned_timeout

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aorta.autopsy.processes import pid_namespace, start_ticks
-from aorta.autopsy.stacks import stacks_on_request
+from aorta.autopsy.processes import pid_namespace, stacks_on_request, start_ticks
 from aorta.records.clocks import boot_id
 from aorta.records.progress_file import ProgressFacts, ProgressFile
 

@@ -20,7 +20,7 @@ OTHERWISE = {
     "analysis/report/charts/style.py": "writes to the path that the report gives it",
     "analysis/report/html/__init__.py": "writes to the path that the report gives it",
     "analysis/table_files.py": "writes to the path that the report gives it",
-    "autopsy/stacks.py": "a file that stays open, for a process that may die",
+    "autopsy/processes.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",
     "distributed/output_folder.py": "a lock",
     "experiments/journal.py": "appends lines",

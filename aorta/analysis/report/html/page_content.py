@@ -48,8 +48,7 @@ from aorta.analysis.report.html.timeline import TimelineSpans, spans_of
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
-from aorta.autopsy.verdict import RankDoing, Verdict
-from aorta.autopsy.verdict_text import waiting_sentence
+from aorta.autopsy.verdict import RankDoing, Verdict, waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.redaction import redact
 
