@@ -125,7 +125,7 @@ def with_aorta(path: str) -> dict[str, Any]:
         (trace,) = traces
         return {
             "rows": trace.facts.counters["rows"],
-            "steps": len(trace.devices[0].tables.steps),
+            "steps": len(trace.devices[0].global_step),
             "overlap_ratio": trace.devices[0].whole["metrics"]["overlap_ratio"],
         }
 

@@ -1,9 +1,9 @@
 """The algebra of `intervals` on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
 
 `merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
-`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). With `COLUMNS` as its algebra
-`overlap.measure_lanes` measures columns by the definition of a live step. Must not know what an interval stands for,
-define a metric, or touch floating point (docs/dev/measuring.md, W14).
+`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). `measure_windows` measures all
+windows of a trace at once, by the definition that `overlap.measure_lanes` measures a live step with. Must not define a
+metric, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import IntervalError
-from aorta.timeline.intervals import Interval, Tile
-from aorta.timeline.overlap import Algebra
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import KindOverlap, Overlap
 
 Int64: TypeAlias = NDArray[np.int64]
 
@@ -75,13 +75,36 @@ def union(parts: Sequence[Spans]) -> Spans:
 
 def intersect(left: Spans, right: Spans) -> Spans:
     """Return the time that is in both of two merged sets."""
-    low = np.searchsorted(right.end, left.start, side="right")
-    high = np.searchsorted(right.start, left.end, side="left")
-    count = np.maximum(high - low, 0)
+    mine, other = _meeting(left, right)
+    return Spans(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+
+
+def _meeting(any_order: Spans, merged: Spans) -> tuple[Int64, Int64]:
+    """Return the indices of both in every pair of intervals that have time in common."""
+    low = np.searchsorted(merged.end, any_order.start, side="right")
+    return ranges(low, np.searchsorted(merged.start, any_order.end, side="left"))
+
+
+def ranges(first: Int64, last: Int64) -> tuple[Int64, Int64]:
+    """Return the indices from `first` to `last` (exclusive) of all ranges: the number of the range, and the index."""
+    count = np.maximum(last - first, 0)
     mine = np.repeat(np.arange(len(count)), count)
     before = np.cumsum(count) - count
-    other = np.arange(len(mine)) - np.repeat(before - low, count)
-    return Spans(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+    return mine, np.arange(len(mine)) - np.repeat(before - first, count)
+
+
+def covered_ns(rows: Spans, merged: Spans) -> Int64:
+    """Return the nanoseconds of each row that lie inside a merged set of spans. Rows may overlap."""
+    if not len(merged.start):
+        return np.zeros(len(rows.start), np.int64)
+    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(merged.end - merged.start)))
+
+    def until(instant: Int64) -> Int64:
+        """Return merged time before each instant."""
+        at = np.searchsorted(merged.start, instant, side="right")
+        return np.where(at > 0, before[at - 1] + np.minimum(merged.end[at - 1], instant) - merged.start[at - 1], 0)
+
+    return until(rows.end) - until(rows.start)
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
@@ -152,20 +175,68 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
         )
 
 
-def _lane(raw: Spans, window: Interval) -> Spans:
-    return merge(clip(raw, window))
+def tile_windows(windows: Spans, lanes: Mapping[int, Spans]) -> tuple[Int64, Spans, Int64]:
+    """`tile` of many windows, which may overlap: window of each tile, tiles by window and time, and their masks.
+
+    Args:
+        lanes: bit -> merged intervals.
+    """
+    if not len(windows.start):
+        return np.zeros(0, np.int64), spans(), np.zeros(0, np.int64)
+    whole = int(windows.start.min()), int(windows.end.max())
+    tiles, masks = tile(whole, {bit: cut(lane, whole) for bit, lane in lanes.items()})
+    mine, at = _meeting(windows, tiles)
+    start, end = np.maximum(windows.start[mine], tiles.start[at]), np.minimum(windows.end[mine], tiles.end[at])
+    filled = start < end
+    return mine[filled], Spans(start[filled], end[filled]), masks[at[filled]]
 
 
-def _tile(window: Interval, lanes: Mapping[int, Spans]) -> list[Tile]:
-    stretches, masks = tile(window, lanes)
-    return list(zip(stretches.start.tolist(), stretches.end.tolist(), masks.tolist(), strict=True))
+def measure_windows(
+    windows: Spans,
+    *,
+    compute: Spans,
+    comm: Mapping[str, Spans],
+    of_unknown_kind: Spans | None = None,
+    copy: Spans | None = None,
+) -> list[Overlap]:
+    """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives, without tiles.
 
+    Args:
+        windows: in any order; they may overlap. The lanes are merged; otherwise as for `measure_lanes`.
 
-COLUMNS: Algebra[Spans, Spans] = Algebra(_lane, union, intersect, subtract, measure, _tile, pairs)
-"""Raw intervals as columns."""
+    Raises:
+        IntervalError: a window ends before it starts.
+    """
+    refuse_inverted(*windows)
+    nothing = spans()
+    communication = union([*comm.values(), nothing if of_unknown_kind is None else of_unknown_kind])
+    busy = union([communication, compute, nothing if copy is None else copy])
 
-MERGED_COLUMNS: Algebra[Spans, Spans] = Algebra(cut, union, intersect, subtract, measure, _tile, pairs)
-"""For lanes merged once and used for many windows of a trace: clipping a merged lane leaves it merged."""
+    def total(merged: Spans) -> list[int]:
+        return list(map(int, covered_ns(windows, merged)))
+
+    length = (windows.end - windows.start).tolist()
+    computed, communicated, active, hidden = map(
+        total, (compute, communication, busy, intersect(communication, compute))
+    )
+    copied = [None] * len(length) if copy is None else total(copy)
+    unnamed = total(nothing if of_unknown_kind is None else of_unknown_kind)
+    kinds = {kind: (total(lane), total(intersect(lane, compute))) for kind, lane in comm.items()}
+    return [
+        Overlap(
+            window_ns=length[at],
+            compute_ns=computed[at],
+            comm_ns=communicated[at],
+            copy_ns=copied[at],
+            aux_ns=None,
+            idle_ns=length[at] - active[at],
+            hidden_ns=hidden[at],
+            stall_ns=None,
+            kinds={kind: KindOverlap(lasted[at], inside[at]) for kind, (lasted, inside) in kinds.items()},
+            unknown_kind_ns=unnamed[at],
+        )
+        for at in range(len(length))
+    ]
 
 
 def self_times(rows: Spans, thread: Int64) -> tuple[Int64, Spans]:

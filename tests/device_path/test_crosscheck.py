@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.trace_tables import device_timelines
 from aorta.records.schema import Step
+from aorta.timeline.arrays import Spans, pairs
 from aorta.timeline.overlap import Overlap
 from tests.device_path.launch import launched
 from tests.device_path.program_kineto import STEPS
@@ -41,10 +42,10 @@ class Seen:
     def steps(self) -> list[tuple[Step, Overlap, list[Row]]]:
         """Each step: its line, what the reader makes of its window, and the reader's collectives in it."""
         (device,) = device_timelines(self.trace)
-        marks = zip(device.windows.start.tolist(), device.windows.end.tolist(), strict=True)
+        windows = Spans(self.trace.windows.start_ns, self.trace.windows.end_ns)
         return [
-            (line, device.measure(window), self.collectives(window))
-            for line, window in zip(self.lines, marks, strict=True)
+            (line, overlap, self.collectives(window))
+            for line, overlap, window in zip(self.lines, device.measure(windows), pairs(windows), strict=True)
         ]
 
     def collectives(self, window: tuple[int, int]) -> list[Row]:

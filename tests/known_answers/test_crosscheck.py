@@ -15,10 +15,10 @@ from statistics import median
 
 import pytest
 
-from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kernel_totals import kernel_totals
+from aorta.analysis.load.kernels import kernel_totals
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.trace_tables import device_timelines
 from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
@@ -169,7 +169,7 @@ def test_the_reader_of_traces_finds_what_plain_loops_find(launch: Launch, case: 
     with path.open("rb") as stream:
         trace = read_kineto(stream, str(path), NameClassifier())
     (device,) = device_timelines(trace)
-    found = device.measure(device.whole)
+    (found,) = device.measure(device.whole)
     assert (found.compute_ns, found.comm_ns, found.hidden_ns) == expected[:3]
     assert found.overlap_ratio == pytest.approx(expected.hidden_ns / expected.comm_ns, rel=1e-9)
     of_kernels = {row.name: row.total_ms for row in kernel_totals(trace.intervals) if row.cls == "compute"}

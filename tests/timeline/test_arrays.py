@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
-from aorta.timeline.arrays import COLUMNS, MERGED_COLUMNS, pairs, spans
+from aorta.timeline.arrays import Spans, pairs, spans
 from aorta.timeline.classes import LANES
-from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes, measure_window
+from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes
 from tests.strategies import bases, collectives, interval_lists
 from tests.strategies import intervals as windows
 
@@ -38,31 +40,30 @@ def test_clipping_is_that_of_lists_and_quick_for_merged_ones(found, window, base
     assert pairs(arrays.cut(spans(merged), window)) == intervals.clip(merged, window)
 
 
-@given(windows, interval_lists, collectives, interval_lists, interval_lists, interval_lists, bases)
-def test_a_window_on_columns_is_the_window_on_lists(window, compute, comm, stalls, aux, copy, base):
-    (window,) = shifted([window], base)
-    lists = {"compute": compute, "stalls": stalls, "aux": aux, "copy": copy}
-    lists = {name: shifted(found, base) for name, found in lists.items()}
-    comm = {kind: shifted(found, base) for kind, found in comm.items()}
-    expected, lanes = measure_lanes(PAIRS, window, comm=comm, **lists)
+@given(st.lists(windows, max_size=4), interval_lists, collectives, interval_lists, interval_lists, bases)
+def test_windows_measured_at_once_are_each_the_window_on_lists(found, compute, comm, unknown, copy, base):
+    """Windows may overlap, and come in any order."""
+    found = shifted(found, base)
+    lists = {"compute": compute, "of_unknown_kind": unknown, "copy": copy}
+    lists = {name: shifted(own, base) for name, own in lists.items()}
+    comm = {kind: shifted(own, base) for kind, own in comm.items()}
+    measured = [measure_lanes(PAIRS, window, comm=comm, **lists, tiled=True) for window in found]
 
-    columns = {name: spans(found) for name, found in lists.items()}
-    measured, measured_lanes = measure_lanes(
-        COLUMNS, window, comm={kind: spans(found) for kind, found in comm.items()}, **columns
-    )
-    assert measured == expected
-    assert {name: pairs(lane) for name, lane in measured_lanes.items()} == lanes
-    merged = {name: arrays.merge(found) for name, found in columns.items()}
-    of_merged, _ = measure_lanes(
-        MERGED_COLUMNS, window, comm={kind: arrays.merge(spans(found)) for kind, found in comm.items()}, **merged
-    )
-    assert of_merged == expected
+    merged = {name: arrays.merge(spans(own)) for name, own in lists.items()}
+    lanes = {kind: arrays.merge(spans(own)) for kind, own in comm.items()}
+    columns = Spans(*(spans(found) if found else spans()))
+    at_once = arrays.measure_windows(columns, comm=lanes, **merged)
+    assert at_once == [replace(overlap, tiles=()) for overlap, _ in measured]
+    without = arrays.measure_windows(columns, comm=lanes, compute=merged["compute"])
+    assert without == [measure_lanes(PAIRS, window, comm=comm, compute=lists["compute"])[0] for window in found]
 
-    bits = {LANES.index(name): lane for name, lane in measured_lanes.items()}
-    stretches, masks = arrays.tile(window, bits)
-    tiled = [(*pair, mask) for pair, mask in zip(pairs(stretches), masks.tolist(), strict=True)]
-    live = measure_window(window, comm=comm, **lists)
-    assert tiled == [(part.start_ns, part.end_ns, part.lanes) for part in live.segments]
+    bits = {
+        LANES.index(kind): lane
+        for kind, lane in {**lanes, "compute": merged["compute"], "copy": merged["copy"]}.items()
+    }
+    mine, tiles, masks = arrays.tile_windows(columns, bits)
+    tiled = list(zip(mine.tolist(), *(end.tolist() for end in tiles), masks.tolist(), strict=True))
+    assert tiled == [(at, *tile) for at, (overlap, _) in enumerate(measured) for tile in overlap.tiles]
 
 
 @given(windows, interval_lists, collectives, interval_lists)

@@ -1,7 +1,8 @@
-"""Sums up what collectives cost, per kind, group and size, from traces of any source.
+"""Numbers the collectives of a trace, and sums up what they cost, per kind, group and size, whatever the source.
 
-`parts_of` reduces the table of one rank in the process that reads it; `costs` joins the parts of all ranks into one row
-per (kind, group, bytes): how many, how long, how much of it hidden, and bandwidths as docs/metrics.md defines them.
+`collective_rows` gives those of the steps of one device. `parts_of` reduces a trace in the process that reads it;
+`costs` joins the parts of all ranks into one row per (kind, group, bytes): how many, how long, how much of it hidden,
+and bandwidths as docs/metrics.md defines them.
 
 A source without sequence numbers has its collectives numbered by their order, where order identifies them. On a device
 it identifies nothing: steps are cut where the host marked them and the device runs behind its host, so a step may hold
@@ -15,19 +16,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, collectives_of, places
+from aorta.analysis.load.interval_table import (
+    NULL,
+    IntervalClass,
+    Intervals,
+    Trace,
+    collectives_of,
+    group_by,
+    places,
+)
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.analysis.tables import UNNUMBERED, CollectiveName
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
 
 MOST_COUNTED: Final = 1 << 20
+UNKNOWN_GROUP: Final = "unknown"
+"""Group name of collectives whose process group the trace does not state."""
+END_SOURCE: Final = "trace"
+"""Ends of collectives are as the trace has them."""
 
 
 def order_identifies(trace: Trace) -> bool:
@@ -44,15 +58,72 @@ def ordinals(place: Int64, code: Int64) -> Int64:
         place: the step of each row, rows in order of time.
         code: what each row is.
     """
-    if not len(place):
-        return np.zeros(0, np.int64)
-    _, where = np.unique(place, return_inverse=True)
-    group = where * (int(code.max()) + 1) + code
-    order = np.argsort(group, kind="stable")
-    _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
-    numbers = np.empty(len(group), np.int64)
-    numbers[order] = np.arange(len(group)) - np.repeat(first, counts) + np.repeat(counts, counts) * MOST_COUNTED
+    groups = group_by(place, code)
+    counts = np.diff(groups.starts, append=len(place))
+    numbers = np.empty(len(place), np.int64)
+    numbers[groups.order] = np.arange(len(place)) + np.repeat(counts * MOST_COUNTED - groups.starts, counts)
     return numbers
+
+
+@dataclass(frozen=True)
+class CollectiveRows:
+    """The collectives that start inside a step of one device, by step, then start. `step` and `name` are indices;
+    `seq` is `UNNUMBERED` or below where nothing numbers it; times are on the clock of the trace.
+    """
+
+    names: tuple[CollectiveName, ...]
+    step: Int64
+    name: Int64
+    seq: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    @staticmethod
+    def joined(parts: Sequence[CollectiveRows], steps_before: Int64) -> CollectiveRows:
+        """Return the rows of several traces of one process; `steps_before` has the steps before each of them."""
+        names_before = np.cumsum([0, *(len(part.names) for part in parts)])
+        moved = [
+            replace(part, step=part.step + steps, name=part.name + names)
+            for part, steps, names in zip(parts, steps_before, names_before, strict=False)
+        ]
+        return CollectiveRows(
+            tuple(name for part in parts for name in part.names),
+            *(
+                np.concatenate([getattr(part, column) for part in moved])
+                for column in ("step", "name", "seq", "start_ns", "end_ns")
+            ),
+        )
+
+
+def collective_rows(trace: Trace, rows: Intervals, steps: Int64 | None) -> CollectiveRows:
+    """Return the collectives among the rows of one device.
+
+    Args:
+        steps: numbers of the steps, ascending; None: the whole trace is one.
+    """
+    table = collectives_of(rows.take(rows.cls == IntervalClass.COMM))
+    if steps is not None:
+        table = table.take(np.isin(table.step, steps))
+    step = np.zeros(len(table), np.int64) if steps is None else np.searchsorted(steps, table.step)
+    order = np.lexsort((table.start_ns, step))
+    table, step = table.take(order), step[order]
+    distinct = group_by(table.kind, table.group, table.bytes, table.dtype)
+    first = table.take(distinct.first)
+    columns = (first.kind.tolist(), first.group.tolist(), first.bytes.tolist(), first.dtype.tolist())
+    names = tuple(
+        CollectiveName(
+            KINDS[kind] if kind != NULL else UNKNOWN_KIND,
+            table.groups[group] if group != NULL else UNKNOWN_GROUP,
+            size,
+            table.dtypes[dtype] if dtype != NULL else None,
+            END_SOURCE,
+        )
+        for kind, group, size, dtype in zip(*columns, strict=True)
+    )
+    numbers = ordinals(step, distinct.of_row)
+    by_order = numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
+    seq = np.where(table.seq != NULL, table.seq, by_order)
+    return CollectiveRows(names, step, distinct.of_row, seq, table.start_ns, table.end_ns)
 
 
 NO_GROUP: Final = "its group is not in the trace"
@@ -117,39 +188,38 @@ def parts_of(trace: Trace) -> list[CostPart]:
         here = table.take(rows)
         compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
         comm = here.take(here.cls == IntervalClass.COMM)
-        keys = np.stack([column.astype(np.int64) for column in (comm.kind, comm.group, comm.bytes)], axis=1)
-        found, inverse = np.unique(keys, axis=0, return_inverse=True)
-        for index, (kind, group, size) in enumerate(found.tolist()):
-            own = comm.take(np.flatnonzero(inverse.reshape(-1) == index))
-            lane = arrays.merge(own.spans)
-            own, step, seq = _numbered(collectives_of(own), trace)
+        for mine in group_by(comm.kind, comm.group, comm.bytes).rows:
+            own = comm.take(mine)
+            kind, group, size = int(own.kind[0]), int(own.group[0]), int(own.bytes[0])
             name = comm.groups[group] if group != NULL else None
+            lane = arrays.merge(own.spans)
+            own = collectives_of(own)
+            own = own.take(np.argsort(own.start_ns, kind="stable"))
+            by_order = (own.seq == NULL) & (own.step != NULL) & order_identifies(trace)
+            seq = own.seq.copy()
+            seq[by_order] = ordinals(own.step[by_order], np.zeros(by_order.sum(), np.int64))
+            members = trace.group_ranks.get(name) if name is not None else None
+            ranks = len(members) if members else trace.group_sizes.get(name) if name is not None else None
+            key = CostKey(
+                KINDS[kind] if kind != NULL else UNKNOWN_KIND,
+                name,
+                tuple(sorted(members)) if members else None,
+                ranks,
+                size if size != NULL else None,
+            )
             parts.append(
                 CostPart(
-                    key=_key(kind, name, size, trace),
+                    key=key,
                     rank=rank,
                     count=len(own),
                     time_ns=arrays.measure(lane),
                     hidden_ns=arrays.measure(arrays.intersect(lane, compute)),
-                    step=step,
+                    step=np.where(by_order, own.step, NULL),
                     seq=seq,
                     duration_ns=own.end_ns - own.start_ns,
                 )
             )
     return parts
-
-
-def _numbered(own: Intervals, trace: Trace) -> tuple[Intervals, Int64, Int64]:
-    """Return the collectives of one key, with the step and the sequence number that together identify each."""
-    step, seq = np.full(len(own), NULL, np.int64), own.seq.astype(np.int64)
-    if not order_identifies(trace) or (seq != NULL).all():
-        return own, step, seq
-    own = own.take(np.argsort(own.start_ns, kind="stable"))
-    by_order = (own.seq == NULL) & (own.step != NULL)
-    in_step = own.step.astype(np.int64)[by_order]
-    step[by_order], seq = in_step, own.seq.astype(np.int64)
-    seq[by_order] = ordinals(in_step, np.zeros(len(in_step), np.int64))
-    return own, step, seq
 
 
 def costs(parts: Sequence[CostPart]) -> list[Cost]:
@@ -159,18 +229,6 @@ def costs(parts: Sequence[CostPart]) -> list[Cost]:
         together[part.key].append(part)
     rows = (_cost(key, same) for key, same in together.items())
     return sorted(rows, key=lambda row: (-(row.time_ms or 0.0), str(row.key)))
-
-
-def _key(kind: int, group: str | None, size: int, trace: Trace) -> CostKey:
-    members = trace.group_ranks.get(group) if group is not None else None
-    ranks = len(members) if members else trace.group_sizes.get(group) if group is not None else None
-    return CostKey(
-        KINDS[kind] if kind != NULL else UNKNOWN_KIND,
-        group,
-        tuple(sorted(members)) if members else None,
-        ranks,
-        size if size != NULL else None,
-    )
 
 
 def _cost(key: CostKey, parts: list[CostPart]) -> Cost:

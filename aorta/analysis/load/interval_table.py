@@ -2,8 +2,7 @@
 
 A `Trace` has one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about its source. All
 columns are integers, times in int64 ns; `NULL` (-1) means "unknown" in every column that allows it. Strings are stored
-once, in tables indexed by codes. `covered_ns` gives how much of each interval others cover, merged first per rank and
-device.
+once, in tables indexed by codes.
 
 Must not: hold a Python object per row, merge devices with each other (W15), or sum lengths of intervals that may
 overlap (W10).
@@ -19,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.tables import UNKNOWN
 from aorta.redaction import redact
 from aorta.timeline.arrays import Int64, Spans
@@ -191,34 +189,45 @@ def concatenate(parts: Sequence[Intervals]) -> Intervals:
     return Intervals(**made)
 
 
-class Operations(NamedTuple):
-    """What the rows of a table are parts of. `first` is the first row of each operation, `of_row` the place of every
-    row's operation in it.
+class Groups(NamedTuple):
+    """Rows with equal keys, by key: `order` has the rows group by group, in each as in the table; `starts` is where a
+    group begins in it, `of_row` the group of each row.
     """
 
-    first: Int64
+    order: Int64
+    starts: Int64
     of_row: Int64
 
-    def total(self, of_rows: Int64) -> Int64:
-        """Return the sum of a value over the rows of each operation."""
-        summed = np.zeros(len(self.first), np.int64)
-        np.add.at(summed, self.of_row, of_rows)
-        return summed
+    @property
+    def first(self) -> Int64:
+        """The first row of each group."""
+        return self.order[self.starts]
+
+    @property
+    def rows(self) -> list[Int64]:
+        """The rows of each group."""
+        return np.split(self.order, self.starts[1:]) if len(self.starts) else []
+
+    def reduce(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+        """Reduce a column in each group: `groups.reduce(np.add, length_ns)`."""
+        found: NDArray[Any] = ufunc.reduceat(values[self.order], self.starts) if len(self.starts) else values[:0]
+        return found
 
 
-def operations(table: Intervals) -> Operations:
-    """Group rows with the same `operator` into one operation; every other row is one by itself.
+def group_by(*columns: NDArray[Any]) -> Groups:
+    """Group rows that are equal in all columns, by the first column, then the next."""
+    order = np.lexsort(columns[::-1])
+    differs = [column[order[1:]] != column[order[:-1]] for column in columns]
+    fresh = np.concatenate(([True], np.any(differs, axis=0)))[: len(order)]
+    of_row = np.empty_like(order)
+    of_row[order] = np.cumsum(fresh) - 1
+    return Groups(order, np.flatnonzero(fresh), of_row)
 
-    Args:
-        table: rows of one trace: operators are numbered in each.
-    """
+
+def operations(table: Intervals) -> Groups:
+    """Group the rows of one trace into operations: rows of one `operator`, and every row without by itself."""
     number = np.arange(len(table))
-    whole = table.operator == NULL
-    if whole.all():
-        return Operations(number, number)
-    number = np.where(whole, number, len(table) + table.operator)
-    _, first, of_row = np.unique(number, return_index=True, return_inverse=True)
-    return Operations(first, of_row)
+    return group_by(np.where(table.operator == NULL, number, len(table) + table.operator))
 
 
 def collectives_of(table: Intervals) -> Intervals:
@@ -230,15 +239,11 @@ def collectives_of(table: Intervals) -> Intervals:
     joins = (exchange & (numbered | launched)) | (numbered & launched & ~np.isin(table.kind, _OF_PAIRS))
     operator = np.where(exchange & numbered, NULL, table.origin)
     alone = np.where(joins, NULL, np.arange(len(table)))
-    columns = (table.rank, table.device, table.step, table.kind, table.group, table.seq, operator, alone)
-    keys = np.stack([column.astype(np.int64) for column in columns], axis=1)
-    _, first, of_row = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    if len(first) == len(table):
+    found = group_by(table.rank, table.device, table.step, table.kind, table.group, table.seq, operator, alone)
+    if len(found.starts) == len(table):
         return table
-    start, end = table.start_ns[first], table.end_ns[first]
-    np.minimum.at(start, of_row.reshape(-1), table.start_ns)
-    np.maximum.at(end, of_row.reshape(-1), table.end_ns)
-    return replace(table.take(first), start_ns=start, end_ns=end)
+    start, end = found.reduce(np.minimum, table.start_ns), found.reduce(np.maximum, table.end_ns)
+    return replace(table.take(found.first), start_ns=start, end_ns=end)
 
 
 @dataclass(frozen=True)
@@ -277,6 +282,36 @@ def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
         inside = (at >= 0) & (start_ns[here] < end[at])
         found[here] = np.where(inside, step[at], NULL)
     return found
+
+
+class Gemm(NamedTuple):
+    """One shape of a product: `batch` times [m, k] by [k, n]. `dtype` is that of the first factor."""
+
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str | None
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of one product."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True)
+class Gemms:
+    """The products of a trace. `origin` (ascending, each once) is the `Intervals.origin` of the rows that a product
+    ran as, `shape` an index into `shapes`. `unknown` products have no shape in the trace. `lasted_ns`: how long each
+    ran, where a CPU ran it: its operator, whose parts are rows of other names. None: its rows tell.
+    """
+
+    origin: Int64
+    shape: Int64
+    shapes: tuple[Gemm, ...]
+    unknown: int
+    lasted_ns: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -339,28 +374,8 @@ class Trace:
 
 def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
     """Yield each rank and device of a table with the indices of its rows."""
-    if not len(table):
-        return
-    packed = (table.rank.astype(np.int64) << 32) + (table.device.astype(np.int64) + 1)
-    order = np.argsort(packed, kind="stable")
-    found, first = np.unique(packed[order], return_index=True)
-    for each, rows in zip(found.tolist(), np.split(order, first[1:]), strict=True):
-        yield each >> 32, (each & 0xFFFFFFFF) - 1, rows
-
-
-def covered_ns(rows: Spans, merged: Spans) -> Int64:
-    """Return the nanoseconds of each row that lie inside a merged set of spans."""
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(merged.end - merged.start)))
-
-    def until(instant: Int64) -> Int64:
-        """Return merged time before each instant."""
-        at = np.searchsorted(merged.start, instant, side="right")
-        reached = np.minimum(merged.end[at - 1], instant) - merged.start[at - 1] if len(merged.start) else instant
-        return np.where(at > 0, before[at - 1] + reached, 0)
-
-    if not len(merged.start):
-        return np.zeros(len(rows.start), np.int64)
-    return until(rows.end) - until(rows.start)
+    for rows in group_by(table.rank, table.device).rows:
+        yield int(table.rank[rows[0]]), int(table.device[rows[0]]), rows
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:

@@ -1,10 +1,11 @@
 """Classifies kernels and operators by name, and finds a trace's steps by the texts of its ranges.
 
-Two parts. *Classes*: compute, copy or communication, and which kind of collective. Each distinct name is taken once,
+Three parts. *Classes*: compute, copy or communication, and which kind of collective. Each distinct name is taken once,
 with additional patterns from the command line, and gets codes of `interval_table.IntervalClass` and
 `interval_table.KIND_CODE`. Patterns are unanchored (docs/dev/measuring.md, W12): `void ncclDevKernel...` is
-communication too. *Steps*: of ranges by NVTX, ROCTx or `record_function`; `ProfilerStep#3` is step 3. One family of
-markers is used per process: of `iteration#7` and `ProfilerStep#3` in one trace, only one counts.
+communication too. *Data types* of torch's C++ and of NCCL get torch's name. *Steps*: of ranges by NVTX, ROCTx or
+`record_function`; `ProfilerStep#3` is step 3. One family of markers is used per process: of `iteration#7` and
+`ProfilerStep#3` in one trace, only one counts.
 
 Must not: classify by anything but the name (W13: readers select by a format's categories first), or guess a step from
 anything but a marker.
@@ -84,6 +85,39 @@ def kind_of(name: str) -> int:
     """
     words = in_words(name)
     return next((code for code, pattern in _KIND_PATTERNS if pattern.search(words)), NULL)
+
+
+_TORCH_TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "uint8": (1, ("byte", "unsigned char", "uint8_t")),
+    "int8": (1, ("char", "signed char", "int8_t")),
+    "int16": (2, ("short", "short int")),
+    "int32": (4, ("int", "uint32")),
+    "int64": (8, ("long", "long int", "uint64", "long long")),
+    "float16": (2, ("half", "c10::half", "f16")),
+    "bfloat16": (2, ("c10::bfloat16", "bf16")),
+    "float32": (4, ("float", "f32")),
+    "float64": (8, ("double", "f64")),
+    "bool": (1, ()),
+    "complex64": (8, ("complexfloat", "c10::complex<float>")),
+    "complex128": (16, ("complexdouble", "c10::complex<double>")),
+    "float8_e4m3fn": (1, ("f8e4m3", "c10::float8_e4m3fn")),
+    "float8_e5m2": (1, ("f8e5m2", "c10::float8_e5m2")),
+    "float8_e4m3fnuz": (1, ("c10::float8_e4m3fnuz",)),
+    "float8_e5m2fnuz": (1, ("c10::float8_e5m2fnuz",)),
+}
+_BY_NAME: Final = {
+    name: (torch_name, size) for torch_name, (size, others) in _TORCH_TYPES.items() for name in (torch_name, *others)
+}
+
+
+def known_dtype(name: str | None) -> tuple[str | None, int | None]:
+    """Return torch's name of a data type and its bytes per element (c10/core/ScalarType.h). An unknown name is returned
+    unchanged, with None.
+    """
+    if not name:
+        return None, None
+    found = _BY_NAME.get(name.lower())
+    return (name, None) if found is None else found
 
 
 def add_comm_pattern(parser: argparse.ArgumentParser) -> None:

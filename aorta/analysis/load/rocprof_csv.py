@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
-from aorta.analysis.load.kernel_totals import Agent, with_derived
+from aorta.analysis.load.kernels import Agent, with_derived
 from aorta.analysis.load.open import is_url
 from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.rocprof import (

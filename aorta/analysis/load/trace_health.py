@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.health import listed
-from aorta.analysis.load.device_timelines import doubted
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
+from aorta.timeline.kernel_names import doubtful
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
@@ -98,6 +98,13 @@ def _named_strays(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[str]:
     if strays.any():
         shown = ", ".join(repr(name[:80]) for name in list(names)[:SHOWN_DOUBTS])
         yield f"{trace.path}: {int(strays.sum())} row(s) lie far outside of everything else and are left out: {shown}"
+
+
+def doubted(rows: Intervals) -> NDArray[np.bool_]:
+    """Return which rows of devices are counted as computation, and have a name that may communicate."""
+    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
+    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    return found
 
 
 def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:

@@ -17,7 +17,7 @@ from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.health import Health
 from aorta.analysis.load.collective_costs import costs
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.kernel_facts import entries, largest_first
+from aorta.analysis.load.kernels import entries, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import TraceHealth, examine
@@ -78,7 +78,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     for index in sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index]))):
         number, device = numbered[index], devices[index]
         if index in chosen:
-            ranks[number] = _as_rank(device.tables, number, world)
+            ranks[number] = device.as_rank(number, world)
         wholes[str(number)] = device.whole
     return Run(location, ranks, None, _health(ranks, health, left_out, numbering, world), _entries(wholes, traces))
 
@@ -116,7 +116,7 @@ def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntr
 
 def _claimed(processes: Sequence[Sequence[DeviceTables]]) -> list[int]:
     """Return the ranks that processes claim to be, once for each process."""
-    return [process[0].tables.source.rank for process in processes if process]
+    return [process[0].source.rank for process in processes if process]
 
 
 def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
@@ -137,7 +137,7 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     numbering: list[str] = []
     next_number = -1
     for index, device in enumerate(devices):
-        source = device.tables.source
+        source = device.source
         if index in chosen and source.rank != UNKNOWN and source.rank not in numbers:
             numbers.append(source.rank)
             continue
@@ -152,12 +152,6 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
         numbering.append(f"{source.path}: {who}, {where} is {what}")
         next_number -= 1
     return numbers, chosen, numbering
-
-
-def _as_rank(tables: RankTables, number: int, world_size: int) -> RankTables:
-    # Groups belong to a rank; a number that stands for an unknown rank has none.
-    groups = tables.source.groups if number >= 0 else {}
-    return replace(tables, source=replace(tables.source, rank=number, world_size=world_size, groups=groups))
 
 
 def _health(

@@ -7,11 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kineto.kineto_reader import read_kineto
 from aorta.analysis.load.open import Peekable
+from aorta.analysis.load.trace_tables import device_timelines
 from aorta.timeline.overlap import Overlap
 
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
@@ -64,4 +64,4 @@ def rows(trace: Trace, cls: IntervalClass) -> list[tuple[str, int, int]]:
 def whole(trace: Trace) -> Overlap:
     """The whole trace of one device as one window."""
     (timeline,) = device_timelines(trace)
-    return timeline.measure(timeline.whole)
+    return timeline.measure(timeline.whole)[0]

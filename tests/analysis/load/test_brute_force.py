@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.analysis.load.trace_tables import device_timelines
 from aorta.timeline.overlap import Overlap
 from benchmarks.kineto_traces import Plan, rank_text, write_traces
 
@@ -21,7 +21,7 @@ def measured(folder: Path) -> list[Overlap]:
     for unit in find_units(str(folder))[0]:
         for trace in read_unit(unit):
             (timeline,) = device_timelines(trace)
-            found.append(timeline.measure(timeline.whole))
+            found += timeline.measure(timeline.whole)
     return found
 
 

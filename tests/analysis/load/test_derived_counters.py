@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aorta.analysis.load.interval_table import CounterValues
-from aorta.analysis.load.kernel_totals import Agent, counter_means, with_derived
+from aorta.analysis.load.kernels import Agent, counter_means, with_derived
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from tests.analysis.load import rocprof_files as rocprof
 from tests.analysis.load.tables import read_with

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.load.interval_table import IntervalClass, Trace
-from aorta.analysis.load.kernel_facts import slowdowns
-from aorta.analysis.load.kernel_totals import gemm_rates, kernel_totals
+from aorta.analysis.load.kernels import gemm_rates, kernel_totals, slowdowns
 from aorta.timeline.arrays import Spans, self_times
 from tests.analysis.load.kineto_files import BASE_NS, event, read, whole
 

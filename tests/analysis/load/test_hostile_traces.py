@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load import rocprof_csv
-from aorta.analysis.load.device_timelines import device_timelines
 from aorta.analysis.load.interval_table import Trace
-from aorta.analysis.load.kernel_facts import kernel_facts
+from aorta.analysis.load.kernels import kernel_facts
 from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.rocpd import ROCPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_health import facts_of, usable
+from aorta.analysis.load.trace_tables import device_timelines
 from aorta.errors import InputError
 from tests.analysis.load.tables import read_with
 

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.load.gemm_shapes import Gemm, gemm_of
-from aorta.analysis.load.interval_table import NULL
-from aorta.analysis.load.kernel_facts import by_name, by_shape, entries, kernel_facts, ratio_of_means, slowdowns
-from aorta.analysis.load.kernel_totals import (
+from aorta.analysis.load.interval_table import NULL, Gemm
+from aorta.analysis.load.kernels import (
     NO_COUNTERS,
     NO_PRODUCTS,
     NO_STREAMS,
     StreamGapsEntry,
+    by_name,
+    by_shape,
     counter_means,
+    entries,
+    gemm_of,
     gemm_rates,
+    kernel_facts,
     kernel_totals,
+    ratio_of_means,
+    slowdowns,
     stream_gaps,
 )
 from aorta.analysis.load.nsys import NSYS
@@ -222,7 +227,7 @@ def test_calls_and_products_with_odd_arguments_launch_nothing(arguments: str) ->
     good = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 1, "args": {"stream": 7}}'
     made = read_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join([*odd, good])}]}}')
     assert (made.intervals.launch_ns == NULL).all()
-    assert kernel_facts(made).gemms.rows == ()
+    assert not kernel_facts(made).gemms.rows
 
 
 @pytest.mark.parametrize("source", ["json", "csv-direct", "rocpd"])
@@ -317,7 +322,7 @@ def test_kernels_that_all_last_the_same_have_a_ratio_without_width() -> None:
 
 
 def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aorta.analysis.load.kernel_facts.SHOWN_ROWS", 2)
+    monkeypatch.setattr("aorta.analysis.load.kernels.SHOWN_ROWS", 2)
     rows = [[row(COMPUTE, 0, 10 + at, name=f"k{at}", rank=rank) for at in range(5)] for rank in (0, 1)]
     kept = entries([kernel_facts(trace(rows[0])), kernel_facts(trace(rows[1]))])
     assert (len(kept.totals), kept.left_out) == (4, {"totals": 6})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load.device_timelines import by_launch
 from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
 from aorta.analysis.load.nsys import NSYS
+from aorta.analysis.load.trace_tables import by_launch
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from aorta.records.schema import Header

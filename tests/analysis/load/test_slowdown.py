@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 
 from aorta.analysis.load import trace_tables
-from aorta.analysis.load.interval_table import covered_ns, places
-from aorta.analysis.load.kernel_facts import FEWEST, slowdowns
+from aorta.analysis.load.interval_table import places
+from aorta.analysis.load.kernels import FEWEST, slowdowns
 from aorta.analysis.load.traces import load_traces
-from aorta.timeline.arrays import merge, spans
+from aorta.timeline.arrays import covered_ns, merge, spans
 from tests.analysis.load.tables import COMM, COMPUTE, row, trace
 from tests.strategies import bases, interval_lists
 

@@ -21,17 +21,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS, known_dtype
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NULL,
     Interner,
     IntervalClass,
     Intervals,
-    covered_ns,
     intervals,
 )
-from aorta.analysis.load.kernel_classifier import MARK, kind_of
+from aorta.analysis.load.kernel_classifier import MARK, kind_of, known_dtype
+from aorta.analysis.load.kernels import GEMM_OPERATORS
 from aorta.analysis.load.kineto.event_structs import (
     HOST,
     OPERATORS,
@@ -47,7 +46,7 @@ from aorta.analysis.load.kineto.event_structs import (
     where,
 )
 from aorta.analysis.load.kineto.kernel_links import LARGEST_BYTES, CollectiveColumns, externals_of, links_of
-from aorta.timeline.arrays import Int64, Spans, intersect, measure, merge, self_times
+from aorta.timeline.arrays import Int64, Spans, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.overlap import AGREEMENT
 
 HELD_BYTES: Final = 128 << 20

@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.gemm_shapes import Gemms, gemm_of, gemms_of, known_dtype
-from aorta.analysis.load.interval_table import NULL, Interner, look_up
-from aorta.analysis.load.kernel_classifier import kind_of
+from aorta.analysis.load.interval_table import NULL, Gemms, Interner, look_up
+from aorta.analysis.load.kernel_classifier import kind_of, known_dtype
+from aorta.analysis.load.kernels import gemm_of, gemms_of
 from aorta.analysis.load.kineto.event_structs import Arguments, Number, Rows, decoded, integer
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.load.chrome_json import EventArray
-from aorta.analysis.load.gemm_shapes import Gemms
 from aorta.analysis.load.interval_table import (
     NO_WINDOWS,
     NULL,
     Clock,
+    Gemms,
     IntervalClass,
     Intervals,
     Trace,

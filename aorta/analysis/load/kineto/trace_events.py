@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from aorta.analysis.load.gemm_shapes import GEMM_OPERATORS
 from aorta.analysis.load.interval_table import NULL, Interner, IntervalClass
 from aorta.analysis.load.kernel_classifier import MARK, NameClassifier
+from aorta.analysis.load.kernels import GEMM_OPERATORS
 from aorta.analysis.load.kineto.event_structs import (
     CALLS,
     COPIES,

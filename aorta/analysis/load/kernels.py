@@ -1,0 +1,630 @@
+"""What a report shows of the kernels of traces: totals by name, slowdowns, matrix products, gaps and hardware counters.
+
+`kernel_facts(trace)` gives one trace's, small enough to be sent between processes; `entries` joins those of all traces.
+All rows are per rank and device (W15: devices are never merged). What a trace does not hold is an empty list with a
+reason, or None inside a row.
+
+*Matrix products*: one of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations, a multiplication and
+an addition for each of B x M x N x K pairs of elements (what torch.utils.flop_counter counts).
+
+*Slowdowns* compare kernels of one name, alone and while communication runs. That is fair only where kernels of one name
+do the same work; matrix products of two shapes may share a name.
+
+*Derived counters*: occupancy and CU utilisation from raw counters of rocprofv3, where it was not asked for them, by the
+formulas of rocprofiler-sdk, `counter_defs.yaml`, under its names. Its CSV has the sum of a counter over all its
+instances (`generateCSV.cpp`); a formula that takes the largest of one instance per XCC can be computed from it only
+where there is one XCC.
+
+Must not: leave a row out without saying how many, state a slowdown that rests on a few kernels, guess a shape, a launch
+or what a device is, or replace a value that rocprofv3 gave.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.analysis.documents.traces import (
+    CounterEntry,
+    GemmEntry,
+    KernelClass,
+    KernelEntries,
+    KernelTotalEntry,
+    SlowdownEntry,
+    StreamGapsEntry,
+)
+from aorta.analysis.load.interval_table import (
+    NULL,
+    CounterValues,
+    Gemm,
+    Gemms,
+    IntervalClass,
+    Intervals,
+    Trace,
+    group_by,
+    operations,
+    places,
+)
+from aorta.analysis.load.kernel_classifier import known_dtype
+from aorta.timeline.arrays import Int64, covered_ns, merge, ranges
+
+SHOWN_ROWS: Final = 500
+"""Rows of a kind that are kept of one trace."""
+NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
+NO_PRODUCTS: Final = "none among the host's operators"
+UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
+UNLINKED: Final = "{count} of known shape without a kernel in the trace"
+NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
+NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
+COUNTERS_UNJOINED: Final = "no value of a hardware counter has the dispatch id of a kernel"
+NO_LAUNCHES: Final = "no launch of its kernels is known"
+
+
+class KeptRows(NamedTuple):
+    """Rows of one kind. `reason`: what the trace lacks of them. `left_out`: how many there are beyond `SHOWN_ROWS`."""
+
+    rows: Sequence[Any]
+    reason: str | None = None
+    left_out: int = 0
+
+
+class KernelFacts(NamedTuple):
+    """The kernels of one trace: entries of `documents.traces` by the fields of `KernelEntries`. `total_ms`: of all
+    kernels, those that are not kept too.
+    """
+
+    totals: KeptRows
+    gemms: KeptRows
+    gaps: KeptRows
+    counters: KeptRows
+    total_ms: float = 0.0
+
+
+def kernel_facts(trace: Trace) -> KernelFacts:
+    """Sum up the kernels of a trace.
+
+    Args:
+        trace: of `trace_health.usable`.
+    """
+    if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
+        nothing = KeptRows((), trace.unseen)
+        return KernelFacts(nothing, nothing, nothing, nothing)
+    totals = kernel_totals(trace.intervals)
+    return KernelFacts(
+        totals=_kept(totals),
+        gemms=_kept(*gemm_rates(trace)),
+        gaps=_kept(*stream_gaps(trace)),
+        counters=_kept(*counter_means(trace)),
+        total_ms=sum(row.total_ms for row in totals),
+    )
+
+
+def _kept(rows: Sequence[Any], reason: str | None = None) -> KeptRows:
+    """Select the rows that are kept, in their order: those of most time on all devices; without times, the first."""
+    kept = rows
+    if len(rows) > SHOWN_ROWS and hasattr(rows[0], "total_ms"):
+        least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
+        kept = [row for row in rows if row.total_ms >= least]
+    return KeptRows(kept[:SHOWN_ROWS], reason, max(len(rows) - SHOWN_ROWS, 0))
+
+
+def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
+    """Return the kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together,
+    without rank and device. `reasons`: kind of rows -> what traces lack of them.
+    """
+    facts = list(facts)
+    kept = {kind: [cast(KeptRows, getattr(each, kind)) for each in facts] for kind in KernelFacts._fields[:-1]}
+    rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
+    rows["totals"] = _of_devices([part.rows for part in kept["totals"]])
+    reasons = {kind: list(dict.fromkeys(part.reason for part in parts if part.reason)) for kind, parts in kept.items()}
+    left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
+    return KernelEntries(
+        by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
+        by_shape=by_shape(rows["gemms"]),
+        **rows,
+        reasons={kind: stated for kind, stated in reasons.items() if stated},
+        left_out={kind: count for kind, count in left_out.items() if count},
+    )
+
+
+def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotalEntry]:
+    """Return the totals of each device, over the windows of a rank; a trace of unknown rank is a device of its own."""
+    groups: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
+    whole: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for at, rows in enumerate(parts):
+        for row in rows:
+            device = (row.rank, row.device, at if row.rank is None else None)
+            groups[*device, row.name, row.cls].append(row)
+            if row.share:
+                whole[device].setdefault(at, row.total_ms / row.share)
+    return [
+        own[0] if len(whole[key[:3]]) < 2 else _summed(own, sum(whole[key[:3]].values())) for key, own in groups.items()
+    ]
+
+
+def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTotalEntry]:
+    """Return kernels of one name and class on all devices as one row, the largest total first; `total_ms` is of all
+    kernels of all traces, which shares are of.
+    """
+    groups = _alike(rows, lambda row: (row.name, row.cls))
+    found = [msgspec.structs.replace(_summed(own, total_ms), rank=None, device=None) for own in groups]
+    return sorted(found, key=lambda row: (-row.total_ms, row.name))
+
+
+def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
+    """Return the products of one shape on all devices as one row, the largest total first."""
+    found = []
+    for own in _alike(rows, lambda row: (row.operator, row.batch, row.m, row.n, row.k, row.dtype)):
+        times = _together(own)
+        work = sum(row.tflops * row.total_ms for row in own if row.tflops is not None)
+        rate = work / times["total_ms"] if times["total_ms"] else None
+        found.append(msgspec.structs.replace(own[0], rank=None, device=None, **times, tflops=rate))
+    return sorted(found, key=lambda row: -row.total_ms)
+
+
+_Row = TypeVar("_Row", KernelTotalEntry, GemmEntry)
+
+
+def _alike(rows: Iterable[_Row], key: Callable[[_Row], object]) -> Iterable[list[_Row]]:
+    """Return the rows of each key, in order of first appearance."""
+    groups: dict[object, list[_Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups.values()
+
+
+def _summed(rows: Sequence[KernelTotalEntry], total_ms: float) -> KernelTotalEntry:
+    """Return rows of one name as one; its share is of `total_ms`."""
+    return msgspec.structs.replace(
+        rows[0],
+        **_together(rows),
+        min_ms=min(row.min_ms for row in rows),
+        max_ms=max(row.max_ms for row in rows),
+        share=sum(row.total_ms for row in rows) / total_ms if total_ms else 0.0,
+    )
+
+
+def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
+    """Return count, total, mean and sample standard deviation of several samples as one: the squares about the common
+    mean are those about each mean, and those of the means.
+    """
+    count, total = sum(row.count for row in rows), sum(row.total_ms for row in rows)
+    mean = total / count
+    squares = sum((row.count - 1) * (row.std_ms or 0.0) ** 2 + row.count * (row.mean_ms - mean) ** 2 for row in rows)
+    deviation = (squares / (count - 1)) ** 0.5 if count > 1 else None
+    return {"count": count, "total_ms": total, "mean_ms": mean, "std_ms": deviation}
+
+
+def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Intervals]]:
+    """Yield the rank, device and rows of each device."""
+    for rank, device, rows in places(table):
+        yield None if rank == NULL else rank, None if device == NULL else device, table.take(rows)
+
+
+def _name(table: Intervals, code: int) -> str:
+    return table.names[code] if code != NULL else ""
+
+
+def _times(length: Int64) -> dict[str, Any]:
+    return {
+        "total_ms": float(length.sum()) / 1e6,
+        "mean_ms": float(length.mean()) / 1e6,
+        "std_ms": float(length.std(ddof=1)) / 1e6 if len(length) > 1 else None,
+    }
+
+
+def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
+    """Return all kernels, copies and communication, those of unknown class too, the largest total of a device first; on
+    a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
+    summed time of all kernels on the device, which may run at the same time: shares add up to 1.
+    """
+    found = []
+    for rank, device, here in _devices(table):
+        whole = operations(here)
+        length = whole.reduce(np.add, here.end_ns - here.start_ns)
+        name, cls, total = here.name[whole.first], here.cls[whole.first], float(length.sum())
+        rows = [
+            KernelTotalEntry(
+                rank=rank,
+                device=device,
+                name=_name(here, int(name[own[0]])),
+                cls=cast(KernelClass, IntervalClass(cls[own[0]]).name.lower()),
+                count=len(own),
+                share=float(length[own].sum()) / total if total else 0.0,
+                **_times(length[own]),
+                min_ms=float(length[own].min()) / 1e6,
+                max_ms=float(length[own].max()) / 1e6,
+            )
+            for own in group_by(name, cls).rows
+        ]
+        found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
+    return found
+
+
+_FACTORS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_addmm_activation": 1,
+}
+"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
+GEMM_OPERATORS: Final = frozenset(_FACTORS)
+_SIZES: Final = msgspec.json.Decoder(list[Any])
+_TYPES: Final = msgspec.json.Decoder(list[str])
+_LARGEST: Final = 2**31
+"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
+
+
+def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
+    """Return the shape of one product, or None where the arguments do not say it.
+
+    Args:
+        dims: `Input Dims` as JSON. types: `Input type` as JSON.
+    """
+    first = _FACTORS[operator]
+    factors = _listed(_SIZES, dims)[first : first + 2]
+    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
+        return None
+    (*batch, m, k), (*other, rows, n) = factors
+    sizes = (*batch, m, k, n)
+    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST for size in sizes):
+        return None
+    names = _listed(_TYPES, types)
+    dtype = known_dtype(names[first])[0] if first < len(names) else None
+    return Gemm(operator, batch[0] if batch else 1, m, n, k, dtype)
+
+
+def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
+    """Return the products of a trace by their origin; of those with the same origin the first counts.
+
+    Args:
+        origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the
+            index of its shape. shapes: may repeat; None where the trace does not say it.
+    """
+    kept = np.flatnonzero(origin >= 0)
+    origins, first = np.unique(origin[kept], return_index=True)
+    code = code[kept[first]]
+    shaped = np.array([shape is not None for shape in shapes], bool)[code] if len(code) else np.zeros(0, bool)
+    distinct: dict[Gemm | None, int] = {}
+    place = {each: distinct.setdefault(shapes[each], len(distinct)) for each in dict.fromkeys(code[shaped].tolist())}
+    return Gemms(
+        origins[shaped],
+        np.array(list(map(place.__getitem__, code[shaped].tolist())), np.int64),
+        tuple(shape for shape in distinct if shape is not None),
+        int((~shaped).sum()),
+    )
+
+
+def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
+    """Return the matrix products by shape, the largest total of a device first; and what is missing of them. A product
+    lasts as long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12
+    operations per second.
+    """
+    gemms = trace.gemms
+    if gemms is None:
+        return [], NO_SHAPES.format(format=trace.format)
+    if not len(gemms.origin) + gemms.unknown:
+        return [], NO_PRODUCTS
+    missing = [UNSHAPED.format(count=gemms.unknown)] if gemms.unknown else []
+    if gemms.lasted_ns is not None:
+        rank = trace.ranks[0] if trace.ranks[0] != NULL else None
+        return _rates(rank, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(missing) or None
+    found: list[GemmEntry] = []
+    linked = 0
+    for rank, device, here in _devices(trace.intervals):
+        rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
+        products = group_by(rows.origin)
+        lasted = products.reduce(np.add, rows.end_ns - rows.start_ns)
+        linked += len(lasted)
+        shape = gemms.shape[np.searchsorted(gemms.origin, rows.origin[products.first])]
+        found += _rates(rank, device, gemms, shape, lasted)
+    if linked < len(gemms.origin):
+        missing.append(UNLINKED.format(count=len(gemms.origin) - linked))
+    return found, "; ".join(missing) or None
+
+
+def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmEntry]:
+    found = []
+    for own in group_by(shape).rows:
+        gemm, times = gemms.shapes[int(shape[own[0]])], _times(lasted[own])
+        rate = gemm.flops * len(own) / (times["total_ms"] * 1e9) if times["total_ms"] else None
+        found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
+    return sorted(found, key=lambda row: -row.total_ms)
+
+
+def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
+    """Return the gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
+    kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
+    kernel whose launch call began after the kernel before it had ended: the device waited for the host.
+    `launch_bound_ms` is the whole length of these gaps.
+    """
+    if trace.platform == "cpu":
+        return [], NO_STREAMS
+    found: list[StreamGapsEntry] = []
+    for rank, device, here in _devices(trace.intervals):
+        on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
+        rows = [_gaps(rank, device, on_stream.take(own)) for own in group_by(on_stream.stream).rows]
+        found += sorted(rows, key=lambda row: (-row.busy_ms, row.stream))
+    return found, None if found else "none: the trace names no streams"
+
+
+def _gaps(rank: int | None, device: int | None, rows: Intervals) -> StreamGapsEntry:
+    order = np.argsort(rows.start_ns, kind="stable")
+    start, end, launch = rows.start_ns[order], rows.end_ns[order], rows.launch_ns[order]
+    before = np.maximum.accumulate(end)[:-1]  # rows of one queue may overlap
+    gap = np.maximum(start[1:] - before, 0)
+    between = gap > 0
+    known = between & (launch[1:] != NULL)
+    bound = known & (launch[1:] > before)
+    known_all = bool(known.any()) or not between.any()
+    return StreamGapsEntry(
+        rank=rank,
+        device=device,
+        stream=int(rows.stream[0]),
+        kernels=len(start),
+        busy_ms=float(end.max() - start[0] - gap.sum()) / 1e6,
+        gaps=int(between.sum()),
+        gap_ms=float(gap.sum()) / 1e6,
+        gaps_known=int(known.sum()),
+        launch_bound=int(bound.sum()) if known_all else None,
+        launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
+        reason=None if known_all else NO_LAUNCHES,
+    )
+
+
+def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
+    """Return the hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A
+    mean is over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time
+    during which communication ran; None of communication itself, and where communication was not fully observed.
+    `derived_from`: the raw counters it was derived from (`derived_counters`); None where the tool gave it.
+    """
+    counters = trace.hardware_counters
+    if counters is None:
+        return [], NO_COUNTERS
+    order = np.argsort(counters.origin, kind="stable")
+    origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
+    found: list[CounterEntry] = []
+    for rank, device, here in _devices(trace.intervals):
+        comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
+        length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
+        first, last = np.searchsorted(origin, here.origin), np.searchsorted(origin, here.origin, side="right")
+        last = np.where(here.origin == NULL, first, last)
+        row, at = ranges(first, last)
+        rows = []
+        for own in group_by(here.name[row], counter[at]).rows:
+            code, values, kernels = counter[at[own[0]]], value[at[own]], np.unique(row[own])
+            lasted = int(length[kernels].sum())
+            of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
+            made = CounterEntry(
+                rank=rank,
+                device=device,
+                name=_name(here, int(here.name[row[own[0]]])),
+                counter=counters.names[code],
+                count=len(values),
+                mean=float(values.mean()),
+                min=float(values.min()),
+                max=float(values.max()),
+                comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
+                derived_from=counters.derived_from.get(counters.names[code]),
+            )
+            rows.append((-lasted, made))
+        found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
+    return found, ("; ".join(counters.missing) or None) if found else COUNTERS_UNJOINED
+
+
+FEWEST: Final = 6
+"""Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
+2^(1-n), the sign test).
+"""
+_LEVEL: Final = 0.95
+_LARGEST_REACH: Final = 300.0
+"""Of a logarithm: keeps the upper end finite where a few kernels differ by everything."""
+_HALF: Final = 2
+"""A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
+
+
+def slowdowns(table: Intervals) -> list[SlowdownEntry]:
+    """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
+    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio`
+    is overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
+    `reason` says why.
+    """
+    found: list[SlowdownEntry] = []
+    for rank, device, here in _devices(table):
+        comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
+        kernels = here.take(here.cls == IntervalClass.COMPUTE)
+        whole = operations(kernels)
+        name = kernels.name[whole.first]
+        length = whole.reduce(np.add, kernels.end_ns - kernels.start_ns)
+        hidden = whole.reduce(np.add, covered_ns(kernels.spans, comm))
+        alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
+        for rows in group_by(name).rows:
+            free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
+            medians, means = (
+                [float(middle(side)) / 1e6 if len(side) else None for side in (free, busy)]
+                for middle in (np.median, np.mean)
+            )
+            reason = _why_not(len(free), len(busy), medians[0], bool(len(comm.start)))
+            of_means, low, high = (None, None, None) if reason else ratio_of_means(free, busy)
+            slower, excess_ms = None, None
+            if reason is None and medians[0] and medians[1] is not None:
+                slower = medians[1] / medians[0] - 1
+                excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
+            found.append(
+                SlowdownEntry(
+                    rank=rank,
+                    device=device,
+                    name=_name(kernels, int(name[rows[0]])),
+                    alone_count=len(free),
+                    overlapped_count=len(busy),
+                    partly_count=len(rows) - len(free) - len(busy),
+                    alone_median_ms=medians[0],
+                    overlapped_median_ms=medians[1],
+                    slowdown=slower,
+                    excess_ms=excess_ms,
+                    alone_mean_ms=means[0],
+                    overlapped_mean_ms=means[1],
+                    mean_ratio=of_means,
+                    mean_ratio_low=low,
+                    mean_ratio_high=high,
+                    reason=reason,
+                )
+            )
+    return sorted(found, key=largest_first)
+
+
+def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:
+    """Sort key: the largest excess first. Kernels that were faster under communication follow; those that cannot be
+    compared come last, by name.
+    """
+    return each.slowdown is None, -(each.excess_ms or 0.0), each.name
+
+
+def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float]:
+    """Return overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
+
+    By the delta method the logarithm of a ratio of means has the variance s1^2 / (n1 m1^2) + s2^2 / (n2 m2^2) (Casella
+    and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and
+    Satterthwaite. Kernels count as independent of each other.
+    """
+    from scipy.special import stdtrit
+
+    ratio = float(overlapped.mean() / alone.mean())
+    counts = np.array([len(alone), len(overlapped)])
+    parts = np.array([side.var(ddof=1) / side.mean() ** 2 for side in (alone, overlapped)]) / counts
+    total = float(parts.sum())
+    if not total:
+        return ratio, ratio, ratio
+    freedom = total**2 / float((parts**2 / (counts - 1)).sum())
+    reach = float(stdtrit(freedom, 1 - (1 - _LEVEL) / 2)) * total**0.5
+    return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))
+
+
+def _why_not(alone: int, overlapped: int, alone_median: float | None, any_comm: bool) -> str | None:
+    if not any_comm:
+        return "no communication on this device"
+    if alone < FEWEST or overlapped < FEWEST:
+        return f"{alone} alone and {overlapped} overlapped; at least {FEWEST} of each are needed"
+    return None if alone_median else "kernels alone have no length"
+
+
+_CDNA: Final = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
+_RDNA: Final = ("gfx1010", "gfx1030", "gfx1031", "gfx1032")
+_RDNA_3: Final = ("gfx1100", "gfx1101", "gfx1102")
+_COUNTED_BY_XCC: Final = frozenset({"GRBM_GUI_ACTIVE", "GRBM_COUNT"})
+"""Cycles, counted by each XCC; formulas take the largest."""
+_SLOTS: Final = 32
+"""Waves a CU can hold, in the formulas of `OccupancyPercent`."""
+
+
+class Formula(NamedTuple):
+    """`metric` = `factor` x counter `of` / counter `by`, and by the number of CUs where it is `per_cu`."""
+
+    metric: str
+    architectures: tuple[str, ...]
+    factor: float
+    of: str
+    by: str
+    per_cu: bool
+
+
+FORMULAS: Final = (
+    # Of the cycles of all CUs the share in which a CU was busy, 0 to 1.
+    Formula("SIMD_UTILIZATION", _CDNA, 1, "SQ_BUSY_CU_CYCLES", "GRBM_COUNT", True),
+    # Percent; on CDNA SQ_WAVE_CYCLES counts every fourth cycle.
+    Formula("OccupancyPercent", _CDNA, 400 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    Formula("OccupancyPercent", _RDNA + _RDNA_3, 100 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    # Waves. On CDNA both need SQ_LEVEL_WAVES added up cycle by cycle, which no raw counter in the CSV is.
+    Formula("MeanOccupancyPerCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    Formula("MeanOccupancyPerActiveCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES", False),
+)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A GPU in rocprofv3's `agent_info`: its architecture, and how many XCCs and CUs it has; None where not stated. The
+    number of CUs is SIMDs / SIMDs per CU, as in rocprofiler-sdk (`CU_NUM`).
+    """
+
+    name: str
+    xccs: int | None
+    cus: float | None
+
+
+def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterValues:
+    """Add what `FORMULAS` gives for each kernel that has both counters, except where rocprofv3 gave it.
+
+    Args:
+        agents: the GPUs of the machine. Which of them a kernel ran on is not needed while they are alike.
+    """
+    architectures = {each.name for each in agents}
+    wanted = [each for each in FORMULAS if each.of in counters.names and each.metric not in counters.names]
+    known = [each for each in wanted if not agents or architectures & {*each.architectures}]
+    missing: dict[str, dict[str, None]] = defaultdict(dict)
+    for formula in known:
+        if (why := _why_not_derived(formula, counters, agents)) is None:
+            counters = _added(counters, formula, agents[0])
+        else:
+            missing[why][formula.metric] = None
+    if wanted and not known:
+        metrics = dict.fromkeys(each.metric for each in wanted)
+        missing[f"rocprofiler-sdk has no formula for {', '.join(sorted(architectures))}"] = metrics
+    return replace(
+        counters, missing=tuple(f"{', '.join(metrics)} not derived: {why}" for why, metrics in missing.items())
+    )
+
+
+def _why_not_derived(formula: Formula, counters: CounterValues, agents: Sequence[Agent]) -> str | None:
+    """Return why a formula cannot be computed; None: it can."""
+    if not agents:
+        return "no agent_info.csv beside the counters says what device it is"
+    agent, *others = dict.fromkeys(agents)
+    if others:
+        return f"the GPUs of agent_info.csv are not alike ({', '.join(each.name for each in (agent, *others))})"
+    if formula.by not in counters.names:
+        return f"{formula.by} was not collected with {formula.of}"
+    if formula.per_cu and not agent.cus:
+        return "agent_info.csv has no number of compute units"
+    if formula.by in _COUNTED_BY_XCC and agent.xccs != 1:
+        count = "an unknown number of" if agent.xccs is None else agent.xccs
+        return f"it takes the largest {formula.by} of {count} XCCs, and the CSV has their sum; name it behind --pmc"
+    return None
+
+
+def _column(counters: CounterValues, name: str) -> tuple[Int64, NDArray[np.float64]]:
+    """Return kernels that have this counter, each once, and its values."""
+    rows = counters.counter == counters.names.index(name)
+    return counters.origin[rows], counters.value[rows]
+
+
+def _added(counters: CounterValues, formula: Formula, agent: Agent) -> CounterValues:
+    """Add a value of the metric for each kernel that has both counters and a divisor that is not 0."""
+    (of_kernels, of), (by_kernels, by) = (_column(counters, name) for name in (formula.of, formula.by))
+    kernels, left, right = np.intersect1d(of_kernels, by_kernels, assume_unique=True, return_indices=True)
+    of, by = of[left], by[right]
+    divisible = by > 0
+    values = formula.factor * of[divisible] / by[divisible] / (agent.cus if formula.per_cu and agent.cus else 1)
+    return replace(
+        counters,
+        origin=np.append(counters.origin, kernels[divisible]),
+        counter=np.append(counters.counter, np.full(int(divisible.sum()), len(counters.names))),
+        value=np.append(counters.value, values),
+        names=(*counters.names, formula.metric),
+        derived_from={**counters.derived_from, formula.metric: f"{formula.of}, {formula.by}"},
+    )
