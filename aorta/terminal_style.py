@@ -18,7 +18,7 @@ from typing import Final, TextIO
 
 from aorta.redaction import redact
 
-MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "not tested": "-"}
+MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "shifted": "~", "not tested": "-"}
 """Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
 UNDECIDED: Final = "?"
 # SGR parameters of ECMA-48, section 8.3.117.

@@ -77,7 +77,7 @@ def test_a_terminal_has_colour_unless_it_is_refused(words: Mapping[str, str], co
 
 
 def test_verdicts_are_told_apart_without_colour() -> None:
-    verdicts = ("regression", "improvement", "equivalent", "inconclusive", "not tested")
+    verdicts = ("regression", "improvement", "equivalent", "inconclusive", "shifted", "not tested")
     assert len({mark_of(verdict) for verdict in verdicts}) == len(verdicts)
     assert Style().verdict("regression", "x regression") == "x regression"
     assert Style(enabled=True).verdict("regression", "x") != Style(enabled=True).verdict("improvement", "x")
@@ -91,7 +91,7 @@ def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, colu
     words = [sys.executable, "-m", "aorta", "report", "plan/reference", "plan/candidate", "--no-html"]
     seen = on_terminal(words, tmp_path, columns)
     plain = ESCAPE.sub("", seen)
-    assert "\033[1;31m[x] OVERLAP LOST\033[0m" in seen
+    assert "\033[1;31m[x] More exposed communication\033[0m" in seen
     assert max(map(len, plain.splitlines()[:-2])) <= min(columns, 100)  # without the commands to be copied
     assert on_terminal(words, tmp_path, columns, NO_COLOR="1") == plain
     piped = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), check=True).stdout

@@ -16,10 +16,11 @@ import msgspec
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
-from aorta.analysis.compare.verdict import Rules, headline, is_comparable, title
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
@@ -111,7 +112,7 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
     left, right = (ComparedSide.of(entry, over_all=few_steps) for entry in entries)
     found = compare(before, after, left, right, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     found.statistic = MEANS if few_steps else found.statistic
-    found.headline = headline(found)
+    found.headline, found.numbers = headline(found), numbers(found)
     return found
 
 

@@ -20,6 +20,7 @@ from aorta.analysis import straggler as _straggler
 from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
 from aorta.analysis.attribution import breakdown
+from aorta.analysis.compare import headline as _headline
 from aorta.analysis.compare import metric_verdicts, run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.analysis.documents import as_json
@@ -76,7 +77,9 @@ def by_json(function: Callable[..., Any]) -> Callable[..., Any]:
 aggregate = by_json(_aggregate.aggregate)
 attribute = by_json(_attribute.attribute)
 describe = by_json(_stats.describe)
-headline, short_headline, title = map(by_json, (_verdict.headline, _verdict.short_headline, _verdict.title))
+headline, numbers_line, evidence, title = map(
+    by_json, (_headline.headline, _headline.numbers, _headline.evidence, _headline.title)
+)
 markdown_summary = by_json(gate_command.markdown_summary)
 slower = by_json(_verdict.slower)
 summarize = by_json(_summary.summarize)

@@ -80,16 +80,19 @@ def test_bounds_that_reach_the_other_side_are_not_tested(tmp_path: Path) -> None
 def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -> None:
     found = compared(tmp_path, ahead, behind(2.0, 3.0))
     assert found["verdict"] == "regression"
-    assert found["headline"].startswith("OVERLAP LOST: the candidate is host-bound, and the other is not; host-bound, ")
-    assert "apart in all launches, by -37.1 points or more (p = 0.029)" in found["headline"]
-    assert "hides" not in found["headline"]
+    assert found["headline"].startswith("More exposed communication: exposed known in bounds only; step time ")
+    assert found["numbers"].startswith("The candidate is host-bound, the reference is not. ")
+    assert "apart in all launches, by +148.5 % or more (p = 0.029)" in found["numbers"]
+    ratio = found["metrics"]["overlap_ratio"]
+    assert ratio["verdict"] == "regression"
+    assert "apart in all launches, by -37.1 points or more (p = 0.029)" in ratio["verdict_reason"]
     assert found["host_bound"]["side"] == "candidate"
     assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
     sentence = found["attribution"]["sentence"]
     assert sentence.startswith("the candidate is host-bound: its host is 0.01 ms ahead of the device (median), that of")
     assert "hide" not in sentence.partition("What differs")[0]
-    # No other metric is decided by bounds.
-    assert found["metrics"]["exposed_comm_ms"]["verdict"] is None
+    # None but those tested in turn is decided by bounds.
+    assert found["metrics"]["exposed_share"]["verdict"] is None
 
 
 def test_bounds_of_too_few_launches_decide_nothing(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_bounds_of_too_few_launches_decide_nothing(tmp_path: Path) -> None:
 
 
 def test_bounds_within_the_margin_are_equivalent(tmp_path: Path) -> None:
-    found = compared(tmp_path, lambda _launch, rank, number: decided(rank, number, 6.0), behind(5.9, 6.1))
+    found = compared(tmp_path, lambda _launch, rank, number: decided(rank, number, 6.0), behind(5.985, 6.005))
     assert (found["verdict"], found["host_bound"]["side"]) == ("equivalent", "candidate")
 
 
@@ -120,11 +123,8 @@ def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_
     found = compared(tmp_path, ahead, measured)
     assert found["verdict"] == "regression"
     assert found["metrics"]["overlap_ratio"]["candidate"] == pytest.approx(0.3769, abs=1e-4)
-    assert (
-        "the candidate is host-bound, and the other is not; 75.2 % -> 37.7 % of communication hidden"
-        in found["headline"]
-    )
-    assert "hides" not in found["headline"]
+    assert found["headline"].startswith("More exposed communication: ")
+    assert found["numbers"].startswith("The candidate is host-bound, the reference is not. Hidden 75 % -> 38 % (signif")
     assert found["attribution"]["sentence"].startswith("the candidate is host-bound")
     assert found["attribution"].get("causes") is None
 
@@ -156,7 +156,7 @@ def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> Non
     text = "\n".join([verdict_block(found), comparison_table(found)])
     assert "25.2 % to at most 77.7 %" in text
     card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
-    assert (card.value, card.change) == ("25.2\u00a0% to at most 77.7\u00a0%", PAGE.unknown)
+    assert (card.value, card.change) == ("1.79 to at most 5.99\u00a0ms", PAGE.unknown)
     sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
-    assert sentence.startswith("the candidate is host-bound, and the other is not; ")
-    assert "25.2 % to at most 77.7 % against 75.2 % in the reference" in sentence
+    assert "The candidate is host-bound, the reference is not. " in sentence
+    assert "1.79 to at most 5.99 ms against 1.99 ms in the reference" in sentence

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.headline import headline, numbers
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample, launch_order
 from aorta.analysis.compare.metric_verdicts import add_statistics, judge
 from aorta.analysis.compare.run_comparison import (
@@ -27,8 +28,9 @@ from aorta.analysis.compare.run_comparison import (
     difference_in_lead,
     differing,
     not_alike,
+    why_ratios_alone,
 )
-from aorta.analysis.compare.verdict import GUARD, Rules, VerdictName, headline, too_few
+from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, VerdictName, too_few
 from aorta.analysis.documents.comparison import (
     SIDES,
     AllowedDifference,
@@ -142,6 +144,8 @@ def compare_launches(
         InputError: the launches did different work (`refuse_unlike`).
     """
     allowed = refuse_unlike(*sides, rules)
+    if why_ratios_alone(*datasets, judge_milliseconds=rules.judge_milliseconds) and rules.primary == SEQUENCE[0]:
+        rules = replace(rules, primary=SEQUENCE[1])  # exposed milliseconds are not judged across platforms
     before, after = (medians_side(side, rows) for side, rows in zip(sides, collectives, strict=True))
     found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
     order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)
@@ -163,7 +167,7 @@ def compare_launches(
     found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
     found.interval_level, found.sequence = 1 - rules.alpha, list(rules.sequence)
     found.judge_milliseconds, found.refused = rules.judge_milliseconds, allowed
-    found.headline = headline(found)
+    found.headline, found.numbers = headline(found), numbers(found)
     return found
 
 

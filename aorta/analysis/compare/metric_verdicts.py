@@ -1,10 +1,10 @@
-"""Gives every metric of two launch sets its statistics and its verdict, and the comparison the verdict of its primary
-metric.
+"""Gives every metric of two launch sets its statistics and its verdict, and the comparison the verdict of its step time
+or its primary metric.
 
 Three questions are asked, each at alpha: whether the step time differs (the guard); which metrics of a sequence named
 in advance differ, each tested only where the one before it did; and which of all others, by step-down minP. Must not:
-let a secondary metric decide the comparison, judge a metric in which neither direction is better, or launches that did
-not take turns.
+let a secondary metric decide the comparison, announce a share that changed without time gained or lost, judge a metric
+in which neither direction is better, or launches that did not take turns.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from aorta.analysis.compare.effects import (
 from aorta.analysis.compare.launch_set import SEED, Sample
 from aorta.analysis.compare.rank_tests import launches_for, mann_whitney, step_down
 from aorta.analysis.compare.verdict import (
+    DECIDED,
     GUARD,
     LEVEL,
     NOT_COMPARABLE,
     NOT_TESTED,
+    SEQUENCE,
+    SHIFTED,
     Evidence,
     Rules,
     VerdictName,
@@ -135,7 +138,6 @@ def _not_estimated(pair: ComparedMetric, reason: str) -> None:
 Metrics: TypeAlias = Mapping[str, ComparedMetric]
 Values: TypeAlias = Mapping[str, tuple[Floats, Floats]]
 """Metric -> one value for each launch of the reference and of the candidate, NaN where it has none."""
-_DECIDED: Final = ("regression", "improvement")
 _BEFOREHAND: Final = "to test it first, name it with --primary before the next launches are made"
 """Not for launches whose results were seen: the choice would rest on them."""
 
@@ -162,7 +164,7 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None =
     _stop_sequence(metrics, rules)
     _judge_together(metrics, rules, values)
     _withhold(metrics, rules)
-    return _carried(metrics, rules)
+    return _announced(metrics, rules)
 
 
 def _is_tested(entry: ComparedMetric, alpha: float) -> bool:
@@ -183,12 +185,12 @@ def _stop_sequence(metrics: Metrics, rules: Rules) -> None:
         entry = metrics.get(name)
         if entry is None:
             continue
-        tested = _is_tested(entry, rules.alpha)
+        tested = _is_tested(entry, rules.alpha) or (entry.bounded and entry.verdict is not None)
         if stopped is not None and tested:
             entry.verdict, entry.verdict_reason = NOT_TESTED, f"{stopped}; {_BEFOREHAND}"
         elif tested and entry.p is not None and entry.p > rules.alpha:
             stopped = f"{in_turn}: p = {p_value(entry.p)} of {name} is above {rules.alpha:g}"
-        elif entry.bounded and entry.verdict not in _DECIDED:
+        elif entry.bounded and entry.verdict not in DECIDED:
             stopped = f"{in_turn}: {name} is {entry.verdict or NOT_TESTED} ({entry.verdict_reason})"
 
 
@@ -222,29 +224,31 @@ def _add_undecidable(entry: ComparedMetric, count: int, sides: tuple[Floats, Flo
         entry.verdict_reason, entry.needs_launches = f"{needs(wanted)}: {why}", wanted
 
 
+_SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
+"""Shares that can move without a millisecond gained or lost."""
+
+
 def _withhold(metrics: Metrics, rules: Rules) -> None:
-    """Step time goes first: nothing counts as improved where the step takes longer."""
-    if rules.primary == GUARD:
-        return
-    withheld = slower(metrics.get(GUARD), rules.alpha)
+    """Step time goes first: nothing counts as improved where the step takes longer. A share that differs alone, without
+    exposed or step time decided in that direction, is shifted; across platforms, where only shares are judged, it
+    stands.
+    """
+    step, exposed = metrics.get(GUARD), metrics.get(SEQUENCE[0])
+    withheld = None if rules.primary == GUARD else slower(step, rules.alpha)
+    times = [entry for entry in (step, exposed) if entry is not None and entry.verdict is not None]
+    decided = {entry.verdict for entry in times}
     for name, entry in metrics.items():
         if entry.verdict == "improvement" and name != GUARD and withheld is not None:
             entry.verdict = "inconclusive"
             alone = f"better by itself ({entry.verdict_reason})"
             entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
-    if not any(_fell(metrics.get(name)) for name in (GUARD, "exposed_comm_ms")):
-        for name in ("overlap_ratio", "overlap_efficiency"):
-            ratio = metrics.get(name)
-            if ratio is not None and ratio.verdict == "improvement":
-                ratio.verdict = "inconclusive"
-                ratio.verdict_reason = (
-                    f"the ratio is better ({ratio.verdict_reason}), but neither exposed communication nor step time is "
-                    "shorter by more than its margin: shifted, nothing gained"
-                )
-
-
-def _fell(entry: ComparedMetric | None) -> bool:
-    return entry is not None and entry.effect.value is not None and entry.effect.value < -entry.margin
+        elif times and name in _SHARES and entry.verdict in DECIDED and entry.verdict not in decided:
+            better, gained = ("better", "gained") if entry.verdict == "improvement" else ("worse", "lost")
+            entry.verdict = SHIFTED
+            entry.verdict_reason = (
+                f"the share is {better} ({entry.verdict_reason}), but neither exposed nor step time is significantly "
+                f"{better}: shifted, nothing {gained}"
+            )
 
 
 def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
@@ -261,11 +265,17 @@ def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, s
     return decide(Evidence(entry.better, entry.effect, p, entry.counts, rules.alpha, entry.margin))
 
 
-def _carried(metrics: Metrics, rules: Rules) -> tuple[VerdictName, str]:
-    """Return the verdict of the comparison, which is that of the primary metric."""
-    entry = metrics.get(rules.primary)
+def _announced(metrics: Metrics, rules: Rules) -> tuple[VerdictName, str]:
+    """Return the verdict of the comparison: that of the step time where it is decided, else that of the primary metric;
+    where this one is undecided and the hidden share alone differs, `shifted`.
+    """
+    step, entry, ratio = metrics.get(GUARD), metrics.get(rules.primary), metrics.get(_SHARES[0])
+    if step is not None and step.verdict in DECIDED:
+        return cast(VerdictName, step.verdict), f"{GUARD}: {step.verdict_reason}"
     if entry is None:
         return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"
+    if entry.verdict not in DECIDED and ratio is not None and ratio.verdict == SHIFTED:
+        return SHIFTED, str(ratio.verdict_reason)
     if entry.verdict is None:
         return "inconclusive", f"{rules.primary} is not judged: {entry.verdict_reason}"
     if entry.verdict == NOT_TESTED:
@@ -274,14 +284,14 @@ def _carried(metrics: Metrics, rules: Rules) -> tuple[VerdictName, str]:
 
 
 def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
-    """Return the verdict of a metric of which a side has bounds alone: that of the primary metric where the bounds lie
-    apart in all launches, or all together within the margin; otherwise none.
+    """Return the verdict of a metric of which a side has bounds alone: in the sequence, where the bounds lie apart in
+    all launches, or all together within the margin; otherwise none.
     """
     found, unit = entry.bounds, entry.unit
     effect = found.difference if unit == "ratio" else found.change
     sides = " against ".join(TEXT.bounds(ends, unit) for ends in (found.candidate, found.reference))
     why = f"host-bound, {sides} in the reference"
-    if entry.role != "primary" or entry.better is None:
+    if entry.role not in ("primary", "sequence") or entry.better is None:
         return None, f"{NOT_TESTED}: {why}"
     counts = found.counts
     lacking = too_few(counts, rules.alpha)

@@ -36,10 +36,7 @@ from aorta.analysis.tables import Run
 from aorta.records.run_files import flatten
 
 VERDICT: Final = "inconclusive"
-VERDICT_REASON: Final = (
-    "one {what} per side; at least four are needed (the smallest possible two-sided p of the exact Mann-Whitney test "
-    "is 0.029 with four, 0.10 with three)"
-)
+VERDICT_REASON: Final = "one {what} per side; a verdict needs four"
 _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _INTERCEPTOR: Final = "config.instrument.interceptor"
@@ -124,12 +121,7 @@ def compare(
             `unlike`.
     """
     left, right = before.overlap_ratio, after.overlap_ratio
-    platforms = reference.run.source.platform, candidate.run.source.platform
-    not_judged = None  # why only ratios are judged
-    if not judge_milliseconds and platforms[0] != platforms[1]:
-        not_judged = ACROSS_PLATFORMS
-    if not judge_milliseconds and None in platforms:
-        not_judged = _PLATFORM_UNKNOWN
+    not_judged = why_ratios_alone(reference, candidate, judge_milliseconds=judge_milliseconds)
     differences = differing(facts(reference.run), facts(candidate.run))
     traced = all(side.run.source.format != FORMAT for side in (reference, candidate))
     null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
@@ -160,6 +152,14 @@ def compare(
         },
         attribution=None,
     )
+
+
+def why_ratios_alone(reference: LabelledRun, candidate: LabelledRun, *, judge_milliseconds: bool) -> str | None:
+    """Return why only ratios are judged; None if milliseconds are, too."""
+    platforms = reference.run.source.platform, candidate.run.source.platform
+    if judge_milliseconds or (platforms[0] == platforms[1] is not None):
+        return None
+    return _PLATFORM_UNKNOWN if None in platforms else ACROSS_PLATFORMS
 
 
 def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:

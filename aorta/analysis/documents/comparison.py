@@ -318,6 +318,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     judge_milliseconds: Unpublished[bool] = ABSENT
     refused: Unpublished[list[AllowedDifference]] = ABSENT
     headline: str = ABSENT
+    numbers: str = ABSENT
     attribution: Attribution | None
 
     @property
@@ -333,7 +334,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     @property
     def deciding(self) -> str:
         """The metric that the verdict, or the headline of single runs, is of."""
-        return self.primary or "overlap_ratio"
+        return self.primary or "exposed_comm_ms"
 
     @property
     def sentence(self) -> str | None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.attribution.breakdown import sentence_rows
-from aorta.analysis.compare.verdict import is_comparable, short_headline, title, verdict_label
+from aorta.analysis.compare.headline import headline as compared_headline
+from aorta.analysis.compare.headline import is_comparable, numbers, title, verdict_label
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributionRow, Comparison, GateEntry, JudgedCondition
 from aorta.analysis.documents.summary import Summary
@@ -123,9 +124,8 @@ def _head(comparison: Comparison | None, result: GateEntry | None) -> Iterator[s
     if result is None:
         yield f"### AORTA: {escaped(title(comparison))}"
     yield ""
-    word, _, details = short_headline(comparison).partition(":")
     sides = f"{escaped(comparison.candidate)} against {escaped(comparison.reference)}"
-    yield f"{sides}: **{escaped(word)}**: {escaped(details)}"
+    yield f"{sides}: **{escaped(compared_headline(comparison))}** {escaped(numbers(comparison))}"
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.compare.verdict import short_headline
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, MarginalEntry, WhatIf
@@ -20,7 +19,7 @@ from aorta.analysis.formatting import TEXT, json_text, rough_interval, rough_ms
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.html import PAGE_FILE
-from aorta.analysis.report.terminal_text import led, metric_table, notes_of, shown_first, verdict_line
+from aorta.analysis.report.terminal_text import led, metric_table, notes_of, shown_first, verdict_lines
 from aorta.analysis.summary import SHOWN_MARGINALS
 from aorta.terminal_style import PLAIN, Style, table, wrapped
 
@@ -82,7 +81,7 @@ def _compared(comparison: Comparison, candidate: DatasetEntry, style: Style) -> 
     """Return verdict, metrics, cause, as many notes as fit, what differs, and gains."""
     first = shown_first(comparison)
     names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in first][:_SHOWN_METRICS]
-    above = [verdict_line(comparison, short_headline(comparison), style)]
+    above = [verdict_lines(comparison, style)]
     above += ["", *metric_table(comparison, names, style), ""] if names else []
     cause = comparison.sentence
     above += [led("Cause:", cause, style)] if cause else []

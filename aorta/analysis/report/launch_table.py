@@ -43,7 +43,17 @@ _MANY: Final = 2.0
 OVERLAP: Final = "overlap_ratio"
 _METRICS: Final = (JOB_STEP, OVERLAP)
 _KEPT: Final = (
-    *("verdict", "verdict_reason", "headline", "warnings", "launches", "launch_order", "left_out", "primary"),
+    *(
+        "verdict",
+        "verdict_reason",
+        "headline",
+        "numbers",
+        "warnings",
+        "launches",
+        "launch_order",
+        "left_out",
+        "primary",
+    ),
     *("alpha", "margin", "interval_level"),
 )
 """Of a comparison, besides its metrics of step time and overlap."""

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
+from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
-from aorta.analysis.compare.verdict import UNLIKE, headline, is_comparable, verdict_label
-from aorta.analysis.compare.verdict import title as verdict_title
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import ABSENT, known
 from aorta.analysis.documents.comparison import (
@@ -68,7 +67,8 @@ _NONE: Final = "none"
 
 def verdict_block(comparison: Comparison, style: Style = PLAIN) -> str:
     """Return what a reader sees first: the verdict in a sentence, its cause, and what both have to be read with."""
-    lines = [verdict_line(comparison, headline(comparison), style)]
+    tested = evidence(comparison)
+    lines = [verdict_lines(comparison, style), *([led("Test:", tested, style)] if tested else [])]
     cause = comparison.sentence
     lines += [led("Cause:", cause, style)] if cause else []
     lines += [led("Note:", warning, style, style.warning) for warning in notes_of(comparison)]
@@ -81,16 +81,11 @@ def notes_of(comparison: Comparison) -> list[str]:
     return [warning for warning in comparison.warnings if not warning.startswith(tuple(said))]
 
 
-def verdict_line(comparison: Comparison, said: str, style: Style = PLAIN) -> str:
-    """Return a headline behind its mark, with its first words in the colour of the verdict."""
-    word = verdict_title(comparison).upper()
-    mark = f"[{mark_of(comparison.verdict)}]"
-    return led(
-        f"{mark} {word}",
-        said.removeprefix(word),
-        style,
-        lambda text: style.verdict(comparison.verdict, text, bold=True),
-    )
+def verdict_lines(comparison: Comparison, style: Style = PLAIN) -> str:
+    """Return the headline behind its mark, its first words in the colour of the verdict, and its line of numbers."""
+    word, _, rest = f"[{mark_of(comparison.verdict)}] {headline(comparison)}".partition(":")
+    first = led(word, f":{rest}", style, lambda text: style.verdict(comparison.verdict, text, bold=True))
+    return f"{first}\n{wrapped([f'    {numbers(comparison)}'], style.width)}"
 
 
 def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | None = None) -> str:
@@ -180,7 +175,8 @@ def comparison_table(comparison: Comparison, style: Style = PLAIN) -> str:
     notes.append(tested if comparison.tested else _NOT_JUDGED.format(statistic=statistic))
     if comparison.primary:
         notes.append(
-            f"{comparison.primary} decides the verdict; nothing counts as improved while {JOB_STEP} is longer."
+            f"{JOB_STEP} decides the verdict, then {comparison.primary}; nothing counts as improved while steps are "
+            "longer."
         )
     shares = "; ".join(f"{name} = {_DENOMINATOR[name]}" for name in names if name in _DENOMINATOR)
     notes += [f"{shares}."] if shares else []

@@ -47,7 +47,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert comparison["verdict"] == "regression"
     assert [entry["overlap_ratio"] for entry in comparison["launches"]["candidate"]] == pytest.approx(LOW)
     ratio = comparison["metrics"]["overlap_ratio"]
-    assert ratio["role"] == "primary"
+    assert ratio["role"] == "sequence"
     assert ratio["reference"] == pytest.approx(0.815)
     assert ratio["effect"]["kind"] == "difference"
     assert ratio["effect"]["value"] == pytest.approx(-0.20)
@@ -60,9 +60,10 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     step = comparison["metrics"]["job_step_ms"]
     assert (step["role"], step["effect"]["kind"], step["verdict"]) == ("guard", "quotient", "equivalent")
     exposed = comparison["metrics"]["exposed_comm_ms"]
-    assert exposed["role"] == "sequence"
+    assert exposed["role"] == "primary"
     assert exposed["p"] == pytest.approx(2 / 70)
-    assert (exposed["p_corrected"], exposed["verdict"]) == (None, "regression"), "the ratio before it differs"
+    assert (exposed["p_corrected"], exposed["verdict"]) == (None, "regression")
+    assert ratio["verdict"] == "regression", "the exposed time before it differs"
     idle = comparison["metrics"]["idle_ms"]
     assert idle["role"] == "secondary"
     for reason in (idle["detectable"]["reason"], idle["launches_needed_reason"]):
@@ -73,7 +74,9 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     entry = found.summary["datasets"]["new"]
     assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
     text = found.text
-    assert " ".join(text.split("\nCause: ")[0].split()).removeprefix("[x] ") == comparison["headline"]
+    assert " ".join(text.split("\nTest: ")[0].split()) == f"[x] {comparison['headline']} {comparison['numbers']}"
+    assert comparison["headline"] == "More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
+    assert " ".join(text.split("\nTest: ")[1].split()).startswith("exposed_comm_ms: +108.1 %, 95 % interval ")
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
     row = next(line for line in text.splitlines() if line.startswith("overlap_ratio "))
     assert "-20 points [-23 to -17]" in row
@@ -169,14 +172,14 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     made = report(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
     found = made.summary["comparison"]
     assert found["verdict"] == "inconclusive"
-    assert found["headline"] == (
-        "NOT COMPARABLE: workload.model_dim is 64 in the reference, 128 in the candidate: the runs did not do the same "
-        "work."
+    assert found["headline"] == "Not comparable: workload.model_dim differs."
+    assert found["numbers"] == (
+        "The runs did not do the same work: workload.model_dim is 64 in the reference, 128 in the candidate."
     )
     assert (found["attribution"]["sentence"], found["attribution"]["reason"]) == (None, "not comparable")
     text = " ".join(made.text.split())
-    assert text.startswith(f"[?] {found['headline']}")
-    assert text.count("did not do the same work.") == 1, "said once, and not again as a note"
+    assert text.startswith(f"[?] {found['headline']} {found['numbers']}")
+    assert text.count("did not do the same work") == 1, "said once, and not again as a note"
     assert "Cause:" not in text
     row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
     assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "-", "-", "not", "judged"]
@@ -312,9 +315,7 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "[x] MORE EXPOSED COMMUNICATION: 1.8 % -> 3.8 % of the step exposed (+2 points, 96 % interval"
-    )
+    assert capsys.readouterr().out.startswith("[x] More exposed communication: 2 % -> 4 %; step time unchanged.")
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True

@@ -12,7 +12,8 @@ from aorta.analysis.compare.verdict import GUARD, Rules
 from tests.analysis.by_json import intervals, judge
 
 LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
-SEQUENCE = ("overlap_ratio", "exposed_comm_ms", "compute_stall_ms")
+FIRST = "exposed_comm_ms"
+SEQUENCE = (FIRST, "overlap_ratio", "compute_stall_ms")
 Metrics = dict[str, dict[str, Any]]
 
 
@@ -55,17 +56,17 @@ def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None
 
 def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
     def metrics(step: float) -> Metrics:
-        return {"overlap_ratio": entry(0.2, "primary"), "better": entry(0.2), "worse": entry(-0.2), GUARD: guard(step)}
+        return {FIRST: entry(0.2, "primary"), "better": entry(0.2), "worse": entry(-0.2), GUARD: guard(step)}
 
     assert judged(metrics(-0.2)) == {
-        "overlap_ratio": "improvement",
+        FIRST: "improvement",
         "better": "improvement",
         "worse": "regression",
         GUARD: "improvement",
     }
     slower = metrics(0.2)
     assert judged(slower) == {
-        "overlap_ratio": "inconclusive",
+        FIRST: "inconclusive",
         "better": "inconclusive",
         "worse": "regression",
         GUARD: "regression",
@@ -108,7 +109,7 @@ def test_behind_the_first_that_does_not_differ_none_is_tested(shifts: tuple[floa
     stopped = SEQUENCE[words.index("inconclusive")]
     last = metrics["compute_stall_ms"]
     assert last["verdict_reason"] == (
-        "overlap_ratio -> exposed_comm_ms -> compute_stall_ms are tested in turn, each if the one before differs: "
+        "exposed_comm_ms -> overlap_ratio -> compute_stall_ms are tested in turn, each if the one before differs: "
         f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; to test it first, name it with --primary "
         "before the next launches are made"
     )
@@ -120,24 +121,24 @@ def test_a_smaller_effect_than_the_margin_goes_on_with_the_sequence() -> None:
     """The test found a difference; that it is too small to matter is another matter."""
     tight = np.array([0.500, 0.5001, 0.5002, 0.5003])
     first = entry(0.0, "primary", 4, p=2 / 70, **intervals("overlap_ratio", tight, tight + 0.001, 2 / 70, 0.05))
-    found = judged(in_turn(0.0, -0.2, -0.2) | {"overlap_ratio": first})
-    assert [found[name] for name in SEQUENCE] == ["equivalent", "regression", "regression"]
+    found = judged(in_turn(0.0, -0.2, -0.2) | {FIRST: first})
+    assert [found[name] for name in SEQUENCE] == ["equivalent", "shifted", "regression"]
 
 
 def test_a_metric_of_one_value_neither_stops_the_sequence_nor_counts() -> None:
-    metrics = in_turn(-0.2, 0.0, -0.2) | {"exposed_comm_ms": constant("sequence", 4)}
+    metrics = in_turn(-0.2, 0.0, -0.2) | {"overlap_ratio": constant("sequence", 4)}
     assert [judged(metrics)[name] for name in SEQUENCE] == ["regression", "equivalent", "regression"]
 
 
 def test_a_metric_that_is_not_judged_does_not_stop_the_sequence() -> None:
     elsewhere = entry(-0.2, "primary", 4, judgement="not judged", judgement_reason="only ratios", p=0.9)
-    found = judged(in_turn(0.0, -0.2, 0.0) | {"overlap_ratio": elsewhere})
+    found = judged(in_turn(0.0, -0.2, 0.0) | {FIRST: elsewhere, GUARD: elsewhere | {"role": "guard"}})
     assert [found[name] for name in SEQUENCE] == [None, "regression", "inconclusive"]
 
 
 def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
     metrics = {
-        "overlap_ratio": entry(0.2, "primary"),
+        FIRST: entry(0.2, "primary"),
         "one": entry(0.2),
         "two": entry(0.01, order=2),
         "constant": constant(),
@@ -161,7 +162,7 @@ def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -
 def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would() -> None:
     def metrics(launches: int) -> Metrics:
         return {
-            "overlap_ratio": entry(0.2, "primary", launches),
+            FIRST: entry(0.2, "primary", launches),
             "apart": entry(-0.2, "secondary", launches),
             "null": entry(0.001, "secondary", launches, order=2),
             GUARD: entry(0.0, "guard", launches, better="lower"),
@@ -180,7 +181,7 @@ def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would
 def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> None:
     """At 6 against 6 a raw p of 0.026 may be too much beside others: then the interval holds 0, as at that level."""
     generator = np.random.default_rng(7)
-    metrics: Metrics = {"overlap_ratio": entry(0.2, "primary", 6), GUARD: guard(0.0)}
+    metrics: Metrics = {FIRST: entry(0.2, "primary", 6), GUARD: guard(0.0)}
     for place in range(5):
         left, right = generator.normal(0.5, 0.02, (2, 6))
         p = mann_whitney(left, right)
@@ -200,28 +201,67 @@ def test_the_same_value_in_too_few_launches_says_nothing() -> None:
     assert "1 more of the reference" in few["verdict_reason"]
 
 
-def test_the_comparison_has_the_verdict_of_its_primary_metric() -> None:
-    metrics = {"overlap_ratio": entry(-0.2, role="primary"), "better": entry(0.2), GUARD: guard(0.0)}
+@pytest.mark.parametrize(
+    ("first", "step", "verdict"),
+    [
+        (-0.2, 0.0, "regression"),
+        (0.2, 0.0, "improvement"),
+        (0.01, 0.2, "regression"),
+        (0.01, -0.2, "improvement"),
+        (-0.2, -0.2, "improvement"),
+        (0.2, 0.2, "regression"),
+        (0.01, 0.0, "inconclusive"),
+    ],
+)
+def test_step_time_leads_and_then_the_primary_metric(first: float, step: float, verdict: str) -> None:
+    metrics = {FIRST: entry(first, role="primary"), GUARD: guard(step)}
     values = {name: found["values"] for name, found in metrics.items()}
-    assert judge(metrics, Rules(), values)[0] == "regression"
+    found = judge(metrics, Rules(), values)
+    assert found[0] == verdict
+    assert found[1].startswith(f"{GUARD}: ") == (step != 0)
+
+
+def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclusive() -> None:
+    values = {"better": entry(0.2)["values"]}
     assert judge({"better": entry(0.2)}, Rules(), values) == (
         "inconclusive",
-        "overlap_ratio, the primary metric, is in neither record",
+        f"{FIRST}, the primary metric, is in neither record",
     )
-    few = {"overlap_ratio": entry(-0.2, "primary", 3)}
-    found = judge(few, Rules(), {"overlap_ratio": few["overlap_ratio"]["values"]})
+    few = {FIRST: entry(-0.2, "primary", 3)}
+    found = judge(few, Rules(), {FIRST: few[FIRST]["values"]})
     assert found[0] == "inconclusive"
     assert found[1].startswith("needs 4 launches per side")
 
 
-@pytest.mark.parametrize(("exposed", "step", "gained"), [(0.01, -0.013, False), (-0.2, 0.0, True), (0.01, -0.1, True)])
-def test_a_better_ratio_is_a_gain_only_with_less_exposed_time_or_a_shorter_step(
-    exposed: float, step: float, gained: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "exposed", "step", "verdict"),
+    [
+        (0.2, 0.01, -0.01, "shifted"),
+        (0.2, 0.2, 0.0, "improvement"),
+        (0.2, 0.01, -0.2, "improvement"),
+        (0.2, -0.2, 0.0, "shifted"),
+        (-0.2, 0.01, 0.0, "shifted"),
+        (-0.2, -0.2, 0.0, "regression"),
+        (-0.2, 0.01, 0.2, "regression"),
+        (-0.2, 0.01, -0.2, "shifted"),
+    ],
+)
+def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: float, step: float, verdict: str) -> None:
+    """Of each more is better here, of the step time less."""
+    metrics = {"overlap_ratio": entry(ratio, "primary"), FIRST: entry(exposed, "sequence"), GUARD: guard(step)}
+    values = {name: found["values"] for name, found in metrics.items()}
+    announced, reason = judge(metrics, Rules(primary="overlap_ratio"), values)
+    assert metrics["overlap_ratio"]["verdict"] == verdict
+    assert (announced == "shifted") == (verdict == "shifted" and abs(step) < 0.1)
+    assert ("shifted, nothing" in reason) == (announced == "shifted")
+
+
+def test_across_platforms_where_only_shares_are_judged_a_share_stands() -> None:
+    elsewhere = {"judgement": "not judged", "judgement_reason": "only ratios"}
     metrics = {
-        "overlap_ratio": entry(0.2, "primary"),
-        "exposed_comm_ms": entry(exposed, "sequence", better="lower"),
-        GUARD: guard(step),
+        "overlap_ratio": entry(-0.2, "primary"),
+        FIRST: entry(0.0, "sequence", **elsewhere),
+        GUARD: guard(0.0) | elsewhere,
     }
-    assert judged(metrics)["overlap_ratio"] == ("improvement" if gained else "inconclusive")
-    assert ("nothing gained" in str(metrics["overlap_ratio"]["verdict_reason"])) is not gained
+    values = {name: found["values"] for name, found in metrics.items()}
+    assert judge(metrics, Rules(primary="overlap_ratio"), values)[0] == "regression"

@@ -109,7 +109,7 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
     text = markdown_summary(SUMMARY | GATED)
     lines = text.splitlines()
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
-    assert lines[2].startswith("rocm against cuda: **NOT TESTED**: 80 % \\-&gt; 70 % of communication hidden")
+    assert lines[2].startswith("rocm against cuda: **Not tested\\: hidden 80 % \\-&gt; 70 %\\.** Hidden 80 %")
     assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4 ms |") for line in lines)
     assert text.index("idle\\_ms&gt;1") < text.index("**Where:** 81 %") < text.index("<details>")
     assert "> ⚠️ EMULATED FABRIC in the candidate" in text

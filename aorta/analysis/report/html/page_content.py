@@ -24,7 +24,7 @@ from jinja2 import Environment, StrictUndefined
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_title
-from aorta.analysis.compare.verdict import is_comparable
+from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributedSide, Attribution
 from aorta.analysis.documents.dataset import DatasetEntry

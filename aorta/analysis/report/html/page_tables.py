@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
-from aorta.analysis.compare.verdict import is_comparable, verdict_label
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Side
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, GainEntry, MarginalEntry, WhatIf

@@ -21,7 +21,8 @@ from bokeh.models import (
 )
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.verdict import NOT_TESTED, is_comparable, verdict_label
+from aorta.analysis.compare.headline import is_comparable, verdict_label
+from aorta.analysis.compare.verdict import NOT_TESTED
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry
 from aorta.analysis.formatting import PAGE, is_zero

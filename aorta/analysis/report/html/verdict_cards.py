@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.run_comparison import not_alike
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, is_comparable, short_headline, title
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry
@@ -25,6 +26,7 @@ _LOOKS: Final = {
     "improvement": ("good", "▲"),
     "equivalent": ("even", "="),
     "inconclusive": ("open", "?"),
+    SHIFTED: ("open", "~"),
     NOT_TESTED: ("open", "○"),
     NOT_COMPARABLE: ("open", "?"),
 }
@@ -95,7 +97,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         word,
         tone,
         symbol,
-        short_headline(comparison).removeprefix(f"{title(comparison).upper()}: "),
+        f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}",
         str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
         _basis(comparison),
         tuple(

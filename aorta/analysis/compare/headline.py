@@ -1,0 +1,199 @@
+"""States a comparison in a headline of at most 12 words and one line of numbers, both from the entries of its table.
+
+    More exposed communication: 33.1 -> 76.4 ms; step time inconclusive.
+    Hidden 48 % -> 0 % (significant); exposed +131 % (significant); step +24 % (inconclusive).
+
+Step time and exposed time lead; the hidden share explains. Words behind a number are the verdict in the table, except
+that a regression or an improvement is called significant: its sign says which. Must not decide anything (`verdict` and
+`metric_verdicts` do), or state a number or a verdict that the table does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aorta.analysis.compare.verdict import (
+    DECIDED,
+    GUARD,
+    NOT_COMPARABLE,
+    NOT_TESTED,
+    SEQUENCE,
+    SHIFTED,
+    least_launches,
+    needs,
+    slower,
+)
+from aorta.analysis.documents import known
+from aorta.analysis.documents.comparison import ComparedMetric, Comparison
+from aorta.analysis.formatting import TEXT, first_upper, p_value, rough_ms
+
+MOST_WORDS: Final = 12
+UNLIKE: Final = "not comparable"
+_EXPOSED, _RATIO = SEQUENCE[:2]
+_TITLES: Final = {
+    GUARD: ("slower", "faster"),
+    _EXPOSED: ("more exposed communication", "less exposed communication"),
+    "exposed_share": ("more exposed communication", "less exposed communication"),
+    _RATIO: ("less communication hidden", "more communication hidden"),
+    "compute_stall_ms": ("longer stalls", "shorter stalls"),
+}
+"""What a regression and an improvement of a metric are called; of others the metric is named."""
+_NAMES: Final = {GUARD: "step", _EXPOSED: "exposed", _RATIO: "hidden"}
+_STEP_TIME: Final = {"equivalent": "unchanged", "regression": "longer", "improvement": "shorter", None: "not judged"}
+"""What the headline says of the step time where it does not lead, by its verdict; others say themselves."""
+
+
+def is_comparable(comparison: Comparison) -> bool:
+    """Return whether a difference between the sides is one of what they ran: they did the same work, and took turns."""
+    return not comparison.unlike and comparison.verdict != NOT_COMPARABLE
+
+
+def verdict_label(pair: ComparedMetric) -> str:
+    """Return the verdict of a metric, with the launches that one which is not tested needs."""
+    needed = known(pair.needs_launches)
+    return str(pair.verdict) if needed is None else f"{pair.verdict} (needs {needed} launches)"
+
+
+def leading(comparison: Comparison) -> str:
+    """Return the metric that the headline is of: step time where it is decided, else the one that decides."""
+    step = comparison.metrics.get(GUARD)
+    if comparison.verdict == SHIFTED:
+        return _RATIO
+    return GUARD if step is not None and known(step.verdict) in DECIDED else comparison.deciding
+
+
+def title(comparison: Comparison) -> str:
+    """Return the verdict in one to four words, in lower case."""
+    if comparison.unlike:
+        return UNLIKE
+    if not comparison.tested:
+        return NOT_TESTED
+    word, name = comparison.verdict, leading(comparison)
+    if word in DECIDED:
+        return _TITLES.get(name, (f"worse {name}", f"better {name}"))[DECIDED.index(word)]
+    entry = comparison.metrics.get(name)
+    return NOT_TESTED if entry is not None and entry.verdict == NOT_TESTED else str(word)
+
+
+def headline(comparison: Comparison) -> str:
+    """Return what came out in at most `MOST_WORDS` words."""
+    word, metrics = first_upper(title(comparison)), comparison.metrics
+    if comparison.unlike:
+        first, *others = (key.removeprefix("config.") for key in comparison.unlike)
+        return f"{word}: {first} and {len(others)} more differ." if others else f"{word}: {first} differs."
+    if comparison.verdict == NOT_COMPARABLE:
+        order = known(comparison.launch_order)
+        unknown = order is not None and order.comparable is None
+        return f"{word}: {'when launches ran is not known' if unknown else 'the launches did not take turns'}."
+    name, step = leading(comparison), metrics.get(GUARD)
+    if not comparison.tested:
+        pairs = {each: metrics[each] for each in dict.fromkeys((name, GUARD, _RATIO)) if each in metrics}
+        shown = [_value(each, pair) for each, pair in pairs.items() if pair.difference is not None]
+        return f"{word}: {', '.join(shown[:2]) or 'no metric is known on both sides'}."
+    said = f"{word}: {_value(name, metrics.get(name))}"
+    if comparison.verdict == SHIFTED:
+        gained = (metrics[_RATIO].difference or 0.0) > 0
+        return f"{word}, nothing {'gained' if gained else 'lost'}: {_arrow(metrics[_RATIO])} hidden."
+    if name == GUARD:
+        exposed = metrics.get(_EXPOSED)
+        if exposed is None or exposed.verdict not in DECIDED or exposed.difference is None:
+            return f"{said}."
+        joined = "" if exposed.verdict == comparison.verdict else " although"
+        change = f"{rough_ms(exposed.difference)} {'more' if exposed.difference > 0 else 'less'} exposed"
+        return f"{said},{joined} {change}."
+    if step is None or step.effect.value is None:
+        return f"{said}; step time not known."
+    return f"{said}; step time {_STEP_TIME.get(step.verdict, step.verdict)}."
+
+
+def numbers(comparison: Comparison) -> str:
+    """Return the hidden share, exposed time and step time with their verdicts in one line; where nothing was decided
+    for lack of launches, or between unlike runs, what is missing.
+    """
+    if comparison.unlike:
+        differing = {each.key: each for each in comparison.manifest_differences}
+        listed = [
+            f"{key.removeprefix('config.')} is {differing[key].reference} in the reference, {differing[key].candidate} "
+            "in the candidate"
+            for key in comparison.unlike
+        ]
+        return f"The runs did not do the same work: {'; '.join(listed)}."
+    if comparison.verdict == NOT_COMPARABLE:
+        return f"{first_upper(str(comparison.verdict_reason))}."
+    metrics, host = comparison.metrics, comparison.host_bound
+    parts = []
+    for name in dict.fromkeys((comparison.deciding, _RATIO, _EXPOSED, GUARD)):
+        entry = metrics.get(name)
+        if entry is None or entry.difference is None:
+            continue
+        sides = entry.unit == "ratio" or entry.quotient is None
+        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else _change(entry)}"
+        word = known(entry.verdict)
+        significance = "significant" if word in DECIDED else word or "not judged"
+        parts.append(f"{said} ({significance})" if comparison.tested else said)
+    parts.sort(key=lambda part: not part.startswith(_NAMES[_RATIO]))
+    text = f"{first_upper('; '.join(parts))}." if parts else ""
+    lead = metrics.get(leading(comparison))
+    if not comparison.tested:
+        text += f" {first_upper(str(comparison.verdict_reason))}."
+    elif title(comparison) == NOT_TESTED:
+        text += f" {first_upper(needs(least_launches(comparison.alpha)))}."
+    elif lead is None or lead.difference is None:
+        text += f" {first_upper(str(comparison.verdict_reason))}."
+    elif lead.verdict == "inconclusive" and lead.p is not None and lead.p <= comparison.alpha:
+        withheld = slower(metrics.get(GUARD), comparison.alpha)
+        text += f" No gain: {withheld}." if withheld is not None and lead.effect.low is not None else ""
+    if host is not None:
+        other = "candidate" if host.side == "reference" else "reference"
+        text = f"The {host.side} is host-bound, the {other} is not. {text}"
+    return text.strip()
+
+
+def evidence(comparison: Comparison) -> str:
+    """Return the test behind the verdict: effect with its interval, p, launches, the reason, and what these launches
+    could have found; empty where nothing was tested.
+    """
+    entry = comparison.metrics.get(leading(comparison))
+    if not (comparison.tested and is_comparable(comparison)) or entry is None or entry.effect.value is None:
+        return ""
+    effect, value, found = entry.effect, entry.effect.value, entry.detectable
+    said = f"{leading(comparison)}: {TEXT.effect(value, effect.kind)}"
+    if effect.low is not None:
+        said += f", {TEXT.percent(entry.interval_level, 0)} interval {TEXT.interval(effect)}"
+    said += f", p {p_value(entry.p)}, {entry.counts[0]} against {entry.counts[1]} launches: {entry.verdict_reason}."
+    if found.effect is None:
+        return f"{said} Smallest detectable effect: not known ({found.reason})."
+    power = TEXT.percent(found.power, 0)
+    said += f" Smallest detectable effect: {TEXT.effect(found.effect, effect.kind).lstrip('+')} ({power} power)."
+    if entry.verdict == "inconclusive" and entry.p is not None and entry.p > comparison.alpha:
+        wanted = TEXT.effect(max(abs(value), entry.margin), effect.kind).lstrip("+")
+        needed = entry.launches_needed
+        count = entry.launches_needed_reason if needed is None else f"{needed} launches per side"
+        said += f" To detect {wanted}: {count}."
+    return said
+
+
+def _value(name: str, entry: ComparedMetric | None) -> str:
+    """Return both sides of a metric; without values, that only bounds or nothing is known."""
+    named = _NAMES.get(name, name)
+    if entry is None or entry.difference is None:
+        return f"{named} {'known in bounds only' if entry is not None and entry.bounded else 'not known'}"
+    said = _arrow(entry)
+    return said if known(entry.verdict) in DECIDED and name != GUARD else f"{named} {said}"
+
+
+def _arrow(entry: ComparedMetric) -> str:
+    """Return `33.1 -> 76.4 ms` or `48 % -> 0 %`, with more digits where these are the same on both sides."""
+    sides = entry.reference or 0.0, entry.candidate or 0.0
+    if entry.unit == "ratio":
+        left, right = (TEXT.percent(side, 0 if abs(sides[0] - sides[1]) >= 0.02 else 2) for side in sides)
+        return f"{left} -> {right}"
+    left, right = (TEXT.number(side, entry.unit) for side in sides)
+    if left == right and sides[0] != sides[1]:
+        left, right = (f"{side:.6g}" for side in sides)
+    return f"{left} -> {right} {entry.unit}"
+
+
+def _change(entry: ComparedMetric) -> str:
+    change = (1.0 if entry.quotient is None else entry.quotient) - 1
+    return TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)
