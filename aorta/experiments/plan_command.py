@@ -304,7 +304,9 @@ def demo(arguments: Sequence[str]) -> int:
         return stopped
     from aorta.analysis.report.report_command import overlap_report
 
-    return overlap_report([shown(plan.output), "--output", options.report])
+    code = overlap_report([shown(plan.output), "--output", options.report])
+    to_stderr("The demo turns overlap off in the candidate on purpose: a loss is what it should find.")
+    return code
 
 
 def _demo_launched(plan: Plan) -> int | None:

@@ -205,7 +205,7 @@ def test_the_evidence_has_interval_p_launches_and_power() -> None:
     found = compared("inconclusive", STEP, exposed(34.0, "inconclusive") | {"p": 0.34})
     assert by_json.evidence(found) == (
         "exposed_comm_ms: +2.7 %, 95 % interval -2.3 to +7.7 %, p 0.34, 4 against 4 launches: p = 0.34 is above 0.05. "
-        "Smallest detectable effect: 3.0 % (80 % power). To detect 2.7 %: 9 launches per side."
+        "Smallest detectable effect: 3 % (80 % power). To detect 2.7 %: 9 launches per side."
     )
     assert by_json.evidence(compared("regression", STEP, EXPOSED, **UNLIKE)) == ""
 

@@ -315,7 +315,7 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith("[x] More exposed communication: 2 % -> 4 %; step time unchanged.")
+    assert capsys.readouterr().out.startswith("[x] More exposed communication: 1.85 % -> 3.84 %; step time unchanged.")
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True

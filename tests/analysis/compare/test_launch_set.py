@@ -200,7 +200,7 @@ def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_
     assert "--assume-no-drift" in found["verdict_reason"]
     assert {entry["verdict"] for entry in found["metrics"].values()} == {None}
     assert {entry["p"] for entry in found["metrics"].values()} == {None}
-    assert found["headline"].startswith("NOT COMPARABLE IN TIME: the launches of the two sides did not take turns")
+    assert found["headline"].startswith("Not comparable in time: the launches did not take turns.")
     assert found["headline"].count("did not take turns") == 1
 
 
@@ -266,8 +266,8 @@ def test_the_command_and_the_gate(
     gate = ["--fail-on", "overlap_ratio<-0.05"]
     assert overlap_report(words) == 0
     told = capsys.readouterr().out
-    assert told.startswith("[?] NOT COMPARABLE IN TIME: ")
-    assert "IN TIME: the launches of the two sides did not take turns" in " ".join(told.split())
+    assert told.startswith("[?] Not comparable in time: ")
+    assert "turns. The launches of the two sides did not take turns (" in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 100 or str(tmp_path) in told
     assert "Not comparable in time" in (tmp_path / "out" / "report.html").read_text()
     assert "not comparable in time" in (tmp_path / "page.md").read_text()

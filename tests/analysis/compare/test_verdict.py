@@ -79,8 +79,8 @@ def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
     assert slower(guard(0.01, 0.001), 0.05) is None
     assert slower(guard(0.02, 0.001), 0.05) is None
     assert slower(guard(-0.5, 0.001), 0.05) is None
-    assert slower(guard(0.5, 0.05), 0.05) == "the step takes 50.0 % longer (p = 0.05)"
-    assert slower(guard(0.5, 0.06), 0.05) == "the step takes 50.0 % longer (p = 0.06, which may be chance)"
+    assert slower(guard(0.5, 0.05), 0.05) == "the step takes 50 % longer (p = 0.05)"
+    assert slower(guard(0.5, 0.06), 0.05) == "the step takes 50 % longer (p = 0.06, which may be chance)"
     for unknown in (None, guard(None, 0.01), guard(0.5, None)):
         assert slower(unknown, 0.05) == "the step time is not known on both sides"
 

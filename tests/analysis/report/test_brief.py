@@ -32,9 +32,7 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
     launch_set(here / "plan" / "candidate", WORSE)
     lines = said(capsys, "plan/reference", "plan/candidate")
     assert lines[0] == "[x] More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
-    assert lines[1] == (
-        "    Hidden 82 % -> 62 % (significant); exposed +108 % (significant); step 0 % (equivalent)."
-    )
+    assert lines[1] == ("    Hidden 82 % -> 62 % (significant); exposed +108 % (significant); step 0 % (equivalent).")
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
     assert rows["metric"] == ["metric", "reference", "candidate", "delta", "p", "verdict"]
     assert rows["overlap_ratio"][1:3] == ["81.5", "%"]
