@@ -1,13 +1,16 @@
-"""What is asked of an accelerator's own module; the accelerator is a stand-in."""
+"""What is asked of an accelerator's own module, a stand-in here, and of CUDA and HIP where there is neither."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from aorta.distributed import accelerator
+from aorta.distributed import accelerator, cuda
 
 XPU = torch.device("xpu", 1)
 
@@ -62,3 +65,54 @@ def test_a_device_is_called_as_its_module_calls_it_or_by_its_type(monkeypatch):
 def test_the_profiler_sees_the_host_first_and_what_this_build_has_beside_it(monkeypatch):
     monkeypatch.setattr(accelerator, "supported_activities", lambda: {ProfilerActivity.XPU, ProfilerActivity.CPU})
     assert accelerator.profiled() == [ProfilerActivity.CPU, ProfilerActivity.XPU]
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    cuda._has_device.cache_clear()
+    yield
+    cuda._has_device.cache_clear()
+
+
+def test_nothing_is_being_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch built for CUDA, as PyPI's is for Linux, raises where there is no driver."""
+
+    def raises() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
+    assert cuda.is_capturing() is False
+
+
+def test_a_capture_is_seen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert cuda.is_capturing() is True
+
+
+def test_a_version_is_of_a_library_that_is_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cuda.nccl_version() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    assert cuda.nccl_version() == "2.27.3"
+
+
+def test_the_check_for_synchronisations_hides_torch_s_word_about_itself_and_nothing_else(monkeypatch):
+    modes = []
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        if mode == "error":
+            # As torch words it (torch/csrc/cuda/Module.cpp), once a process.
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet ...", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with pytest.warns(UserWarning, match="another"), cuda.no_synchronisation():
+        warnings.warn("another", stacklevel=1)
+    with pytest.raises(ZeroDivisionError), cuda.no_synchronisation():
+        raise ZeroDivisionError
+    assert modes == ["error", "default"] * 2

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import all_groups, issued_by
+from aorta.records.progress_file import RING_WORDS, ProgressFile, ProgressState, read_progress
 from tests.instrument.taps import CPU, Tap, compiled_part
 from tests.known_answers.again import attempted
+from tests.records.test_progress_file import facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
 HELD_S = 0.3
@@ -209,3 +212,38 @@ def test_many_threads_at_once(tap: Tap) -> None:
     for group in groups:
         assert [row.seq for row in tap.rows if row.group == group.group_name] == list(range(CALLS))
     assert [row.issue_ns for row in tap.rows] == sorted(row.issue_ns for row in tap.rows)
+
+
+def noted(path: Path, *, compiled: bool) -> list[ProgressState]:
+    progress, states = ProgressFile.create(path, facts()), []
+
+    def look() -> None:
+        seen = read_progress(path)
+        assert seen.torn is None
+        states.append(seen.state._replace(phase_since_ns=0, progress_ns=0))
+
+    progress.begin_step(3)
+    progress.enter("forward")
+    if compiled:
+        for _ in range(2):  # of two, the first stays
+            progress.compile_phases(compiled_part().Progress(str(path), *RING_WORDS, []))
+    look()
+    assert progress.enter("optimizer") == "forward"  # what was noted before goes on
+    assert progress.enter("mine") == "mine"
+    look()
+    assert progress.enter("".join(["back", "ward"])) == "optimizer"  # equal, and another object
+    look()
+    progress.end_step()
+    look()
+    progress.begin_step(1 << 38)
+    look()
+    with pytest.raises(OSError, match="full"), progress.phase("checkpoint"):
+        raise OSError("full")
+    look()
+    return states
+
+
+def test_compiled_functions_note_what_python_does(tmp_path: Path) -> None:
+    by_python, compiled = (noted(tmp_path / str(each), compiled=each) for each in (False, True))
+    assert compiled == by_python
+    assert [state.phase for state in compiled] == ["forward", "optimizer", "backward", "none", "step", "checkpoint"]

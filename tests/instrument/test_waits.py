@@ -1,8 +1,10 @@
-"""Who waited for which collective, on a clock that is set by the test."""
+"""Who waited for which collective, on a clock that is set by the test, and on two ranks against the caller's own."""
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,10 +17,10 @@ from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight, Name, Waited, name_of
 from aorta.instrument.open_step import StepFacts
-from aorta.records.schema import BucketReady, Stall, Step, Wait
+from aorta.records.schema import BucketReady, Gradient, Stall, Step, Wait
 from tests.instrument.steps import MS, Rig
-from tests.instrument.taps import Seen
-from tests.runs import HANGS_S
+from tests.instrument.taps import Seen, compiled_part
+from tests.runs import HANGS_S, program, succeeded
 
 
 def waits(line: Step) -> list[tuple[int, float, float]]:
@@ -167,3 +169,22 @@ def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.Monke
     interceptor.close()
     assert issued.end is not None
     timer.join()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ends", ["python", "native"])
+def test_both_interceptors_tell_every_wait(tmp_path: Path, ends: str) -> None:
+    """Against the caller's own clock round each wait, in one launch of two ranks."""
+    if ends == "native":
+        compiled_part()
+    succeeded(program("tests.instrument.waits_of_two", str(tmp_path), ends))
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        for name, scene in told["scenes"].items():
+            rows = [(group, seq, kind) for group, seq, _, _, kind in scene["waits"]]
+            assert rows == [tuple(row) for row in scene["expected"]], name
+            for (_, _, enter, leave, _), (before, after) in zip(scene["waits"], scene["round"], strict=True):
+                assert before <= enter <= leave <= after, name
+        order = [Gradient(block, size) for block, size, _ in told["gradient_order"]]
+        assert order == [Gradient("1", 8), Gradient("1", 32), Gradient("0", 16), Gradient("0", 64)]
+        assert told["again"] == 0

@@ -1,19 +1,29 @@
-"""Profiler windows over a small loop: which files, with which steps inside, and never a failed run."""
+"""Profiler windows over a small loop: which files, with which steps inside, where kernels are on the record's clock,
+and never a failed run, also where there is no room for an export.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import re
+import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 
 from aorta.profiling import window_recording
+from aorta.profiling.kernel_recording import KernelRecording
 from aorta.profiling.profiler_plan import ProfilerPlan
+from aorta.profiling.trace_files import error_line, export
 from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import HERE, files_below, loop, numbers, preset, read, steps_in
+from tests.runs import ROOT, environment, finished, succeeded
+from tests.simulated.kineto import DeviceEvent
 
 
 @pytest.fixture
@@ -266,3 +276,65 @@ def test_a_torch_without_the_setting_of_all_threads_lacks_that_only(folder, on, 
     assert (
         "failed to start and is left out from here on: cannot import name '_ExperimentalConfig'" in caplog.text
     ) is on
+
+
+UNIX_NS, ASLEEP_NS = 1_800_000_000_000_000_000, 50_000_000
+
+
+def test_a_thread_put_to_sleep_between_two_clocks_moves_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns, calls = 0, 0
+
+    def clock(which: int) -> int:
+        nonlocal now_ns, calls
+        calls += 1
+        now_ns += ASLEEP_NS if calls == 2 else 10
+        return now_ns + (UNIX_NS if which == time.CLOCK_REALTIME else 0)
+
+    monkeypatch.setattr(time, "clock_gettime_ns", clock)
+    gemm = {"name": "gemm", "cat": "kernel", "pid": 0, "tid": 7}
+    rows: list[Any] = [DeviceEvent(gemm, UNIX_NS + 1_000_000, UNIX_NS + 3_000_000)]  # on the clock of the record: 1 ms
+    (found,) = KernelRecording(torch.device("cuda", 0))._kernels(rows)
+    assert (found.name, found.stream, found.end_ns - found.start_ns) == ("gemm", 7, 2_000_000)
+    assert found.start_ns == pytest.approx(1_000_000, abs=100)
+
+
+@pytest.mark.thorough
+def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
+    command = [sys.executable, "-m", "tests.profiling.fill_a_disk", str(tmp_path)]
+    done = succeeded(finished(command, own=environment(PYTHONPATH=str(ROOT))))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["left"] == []
+    assert len(found["errors"]) == 2
+    for number, error in zip((3, 6), found["errors"], strict=True):
+        assert error.startswith(f"OSError: [Errno 27] File too large: '{tmp_path}/traces/step_{number}/")
+        assert error.endswith("; make room there, or choose another folder for traces")
+        assert any(error in line for line in found["said"])
+
+
+def test_a_whole_trace_is_left_as_it_is(tmp_path):
+    export(lambda path: path.write_text('{"traceEvents": []}\n'), tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_text() == '{"traceEvents": []}\n'
+
+
+@pytest.mark.parametrize("content", [None, "", '{"traceEvents": ['], ids=["none", "empty", "half"])
+def test_an_export_that_stops_half_way_without_a_word_is_an_error(tmp_path, content):
+    def write(path):
+        path.with_name(path.name + ".tmp").write_text("half")
+        if content is not None:
+            path.write_text(content)
+
+    with pytest.raises(OSError, match="left no whole trace, and the disk takes more") as caught:
+        export(write, tmp_path / "x.json")
+    assert caught.value.errno == errno.EIO
+    assert files_below(tmp_path) == []
+
+
+def test_an_error_of_the_exporter_goes_on_as_it_is(tmp_path):
+    def write(path):
+        path.write_text("half")
+        raise RuntimeError("Kineto has had enough")
+
+    with pytest.raises(RuntimeError, match="had enough"):
+        export(write, tmp_path / "x.json")
+    assert files_below(tmp_path) == []
+    assert error_line(RuntimeError("no")) == "RuntimeError: no"

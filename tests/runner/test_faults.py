@@ -1,4 +1,6 @@
-"""Faults that are injected on purpose: their names are checked, and what they do is noticed and explained."""
+"""Faults that are injected on purpose: their names are checked, what they do is noticed and explained, and nothing is
+lost behind a kill (`benchmarks/kills.py` says what has to hold).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from aorta.commands import main
 from aorta.config.groups.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES
 from benchmarks.autopsy_scores import Planned, run, within
+from benchmarks.kills import TARGETS, Seen, kill
 from tests.experiments.test_process import gone
 from tests.runs import HANGS_S, command, environment
 
@@ -101,3 +104,12 @@ def test_a_training_that_hangs_is_explained_live_and_when_it_was_killed(
         agent.kill()
         for pid in filter(psutil.pid_exists, pids()):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.dist
+@pytest.mark.thorough
+def test_nothing_is_left_and_nothing_lost_behind_a_kill(tmp_path: Path) -> None:
+    seen = Seen()
+    kill(tmp_path, len(TARGETS), 1, seen)
+    assert seen.findings == []
+    assert seen.kills

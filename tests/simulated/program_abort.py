@@ -1,6 +1,6 @@
 """A rank that fails while its device holds a collective which can never end, because a peer is dead (a program).
 
-Enters: how it ends. Leaves: an exit code; a rank that hangs is found by who started it. Run by `test_abort`.
+Enters: how it ends. Leaves: an exit code; a rank that hangs is found by who started it. Run by `test_process_group`.
 """
 
 from __future__ import annotations

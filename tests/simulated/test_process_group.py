@@ -1,9 +1,16 @@
-"""NCCL's contract on two and four ranks: exact times, values, order, failures."""
+"""NCCL's contract on two and four ranks: exact times, values, order, failures; and torch's own strategies.
+
+That none of these has a race is asked in `tests.device_path.test_training`, with and without the instrument.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.ranks import forked
+from tests.runs import HANGS_S, Launcher, environment, job, losses, succeeded
 from tests.simulated.programs import needs_device, scenario
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
@@ -69,3 +76,60 @@ def test_a_call_that_is_refused_leaves_the_group_whole() -> None:
     zero, one = scenario("failing", "issue")
     assert (zero["said"], one["said"]) == ("refused", "")
     assert zero["value"] == one["value"] == 2
+
+
+def end_of(how: str, ranks: int) -> str:
+    """What the rank that failed said."""
+    own = environment(AORTA_SIMULATED_DEVICES="2")
+    done = forked("tests.simulated.program_abort", how, ranks=ranks, environment=own, timeout_s=HANGS_S)
+    assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
+    assert "could not be aborted" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.thorough
+def test_an_error_of_its_own_is_what_a_rank_with_a_dead_peer_ends_with() -> None:
+    assert "RealError: what really happened" in end_of("raises", ranks=1)
+
+
+@pytest.mark.thorough
+def test_a_peer_that_is_gone_is_told_and_not_waited_for() -> None:
+    said = end_of("dies", ranks=2)
+    assert "allreduce" in said
+    assert "Traceback" in said
+
+
+STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp_tp", 4))
+SMALL = (
+    "training.max_steps=3",
+    "dataset.num_samples=256",
+    "workload.num_layers=2",
+    "workload.model_dim=64",
+    "workload.mlp_hidden_dim=128",
+    "workload.vocab_size=500",
+    "telemetry.warmup_steps=1",
+    "training.log_interval=1",
+    "instrument.mode=off",
+)
+
+
+@pytest.mark.thorough
+def test_virtual_times_are_the_same_every_time() -> None:
+    once, again = (scenario("training", "fsdp", "2") for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES)
+@pytest.mark.thorough
+def test_the_script_trains_as_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, ranks: int
+) -> None:
+    monkeypatch.setenv("AORTA_SIMULATED_DEVICES", "4")
+    words = (*SMALL, f"parallel={strategy}")
+    on_device = (f"training.output_dir={tmp_path / 'cuda'}", "training.device=cuda")
+    # The launch is the same for every strategy: one shows that the real one brings the device with it.
+    launcher: Launcher = "torchrun" if strategy == "ddp" else "fork"
+    succeeded(job(*words, *on_device, ranks=ranks, launcher=launcher))
+    succeeded(job(*words, f"training.output_dir={tmp_path / 'cpu'}", "training.device=cpu", ranks=ranks))
+    for rank in range(ranks):
+        assert losses(tmp_path / "cuda", rank) == pytest.approx(losses(tmp_path / "cpu", rank), rel=1e-4)
