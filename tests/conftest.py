@@ -14,6 +14,7 @@ need.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -44,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes begins first: at the end, one process would be busy with it and the others idle."""
     items.sort(key=lambda item: item.path.name != "test_package.py")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: nobody who collects garbage, or looks for models among all objects, visits them again."""
+    gc.freeze()
 
 
 @pytest.fixture

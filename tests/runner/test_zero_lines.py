@@ -52,7 +52,6 @@ def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("evaluation", [1] * 7, [1] * 7),
         ("unseen evaluation", [1] * 7, [1] * 7),
         ("save", [1] * 7, [1] * 7),
-        ("break", [1] * 3, [1] * 3),
         ("gan", [2] * 7, [2] * 7),
     ],
 )
