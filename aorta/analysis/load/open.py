@@ -15,9 +15,8 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
@@ -51,8 +50,8 @@ class Peekable(io.BufferedReader):
 class _Raw(io.RawIOBase):
     """Any binary file as a raw stream that fills its reader's buffer, however short the underlying reads are."""
 
-    def __init__(self, below: Any, count: Callable[[int], None]) -> None:
-        self._below, self._count = below, count
+    def __init__(self, below: Any) -> None:
+        self._below = below
 
     def readable(self) -> bool:
         return True
@@ -70,26 +69,33 @@ class _Raw(io.RawIOBase):
                 break
             view[filled : filled + len(data)] = data
             filled += len(data)
-        self._count(filled)
         return filled
 
 
 class _Gzip:
     """The content of gzip members, one behind the other; zeros may follow. What precedes a cut is given first."""
 
-    def __init__(self, below: IO[bytes]) -> None:
-        self._below, self._member, self._rest = below, isal_zlib.decompressobj(_GZIP), b""
+    def __init__(self, below: IO[bytes], place: str) -> None:
+        self._below, self._place = below, place
+        self._member, self._rest = isal_zlib.decompressobj(_GZIP), b""
+        self._taken = self._given = 0
+
+    def _take(self) -> bytes:
+        taken = self._below.read(_TAKEN)
+        self._taken += len(taken)
+        return taken
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes; none at the end.
 
         Raises:
             EOFError: a member is cut off, or something else stands behind it.
+            InputError: it is a gzip bomb.
         """
         while True:
             if self._member.eof:
                 rest = self._member.unused_data.lstrip(b"\0")
-                while not rest and (more := self._below.read(_TAKEN)):
+                while not rest and (more := self._take()):
                     rest = more.lstrip(b"\0")
                 if not rest:
                     return b""
@@ -97,39 +103,19 @@ class _Gzip:
                     raise EOFError("bytes that are no gzip stand behind it")
                 self._member, self._rest = isal_zlib.decompressobj(_GZIP), rest
             elif not self._rest:
-                self._rest = self._below.read(_TAKEN)
+                self._rest = self._take()
                 if not self._rest:
                     raise EOFError("it ends inside of a member")
             data: bytes = self._member.decompress(self._rest, size)
             self._rest = self._member.unconsumed_tail
+            self._given += len(data)
+            if self._given > INFLATED_LIMIT and self._given > RATIO_LIMIT * self._taken:
+                raise InputError(
+                    f"{self._place}: {self._taken} compressed bytes gave more than {self._given}: no trace is "
+                    "compressed that far, so it is not read on"
+                )
             if data:
                 return data
-
-
-@dataclass
-class _Ratio:
-    """Counts compressed bytes read and inflated bytes produced, to detect a gzip bomb."""
-
-    place: str
-    taken: int = 0
-    given: int = 0
-
-    def take(self, count: int) -> None:
-        """Count compressed bytes."""
-        self.taken += count
-
-    def give(self, count: int) -> None:
-        """Count inflated bytes.
-
-        Raises:
-            InputError: it is a gzip bomb.
-        """
-        self.given += count
-        if self.given > INFLATED_LIMIT and self.given > RATIO_LIMIT * self.taken:
-            raise InputError(
-                f"{self.place}: {self.taken} compressed bytes gave more than {self.given}: no trace is compressed that "
-                "far, so it is not read on"
-            )
 
 
 @contextmanager
@@ -160,38 +146,36 @@ def opened(location: str) -> Iterator[Peekable]:
         InputError: it cannot be opened or read, also while the stream is in use.
     """
     with reading(location):
-        if is_url(location):
-            with _fsspec_open(location) as raw, inflated(raw, location) as stream:
-                yield stream
-        else:
-            with open_regular(Path(location)) as raw, inflated(raw, location) as stream:
-                yield stream
+        try:
+            file = remote_files(location).open(location, "rb") if is_url(location) else open_regular(Path(location))
+        except (ImportError, ValueError) as error:
+            raise InputError(f"{location}: no file system for this URL: {error}") from error
+        with file as raw, inflated(raw, location) as stream:
+            yield stream
 
 
 @contextmanager
 def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
     """Inflate the stream if it begins with gzip's magic number."""
-    ratio = _Ratio(place)
-    outer = Peekable(_Raw(raw, ratio.take), 1 << 18)
-    if not outer.head().startswith(GZIP_MAGIC):
-        yield outer
-        return
-    yield Peekable(_Raw(_Gzip(outer), ratio.give), 1 << 20)
+    outer = Peekable(_Raw(raw), 1 << 18)
+    packed = outer.head().startswith(GZIP_MAGIC)
+    yield Peekable(_Raw(_Gzip(outer, place)), 1 << 20) if packed else outer
 
 
 @contextmanager
 def local_copy(location: str) -> Iterator[Path]:
     """Yield a path that a library can open: the file, or a temporary copy of a URL or of the inflated content."""
-    with opened(location) as stream:
-        compressed = not is_url(location) and _starts_with_gzip(Path(location))
-        if not is_url(location) and not compressed:
+    if not is_url(location):
+        with reading(location), open_regular(Path(location)) as file:
+            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        if not packed:
             yield Path(location)
             return
-        with tempfile.TemporaryDirectory(prefix="aorta-") as folder:
-            path = Path(folder, PurePosixPath(location).name or "trace")
-            with path.open("wb") as file:
-                shutil.copyfileobj(stream, file, _COPIED)
-            yield path
+    with opened(location) as stream, tempfile.TemporaryDirectory(prefix="aorta-") as folder:
+        path = Path(folder, PurePosixPath(location).name or "trace")
+        with path.open("wb") as copy:
+            shutil.copyfileobj(stream, copy, _COPIED)
+        yield path
 
 
 def is_tar(head: bytes) -> bool:
@@ -230,15 +214,3 @@ def member_path(place: str, name: str) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"{place}!{name}: a member outside of its archive, which is not read")
     return path
-
-
-def _starts_with_gzip(path: Path) -> bool:
-    with open_regular(path) as file:
-        return file.read(2) == GZIP_MAGIC
-
-
-def _fsspec_open(location: str) -> Any:
-    try:
-        return remote_files(location).open(location, "rb")
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{location}: no file system for this URL: {error}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Final
@@ -55,12 +56,9 @@ class InferredRank:
 def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
     """Return headers of the records directly in some folders; files that cannot be read are left out."""
     found = []
-    for folder in folders:
-        for path in rank_files(folder):
-            try:
-                found.append(header_of(path))
-            except InputError:
-                continue
+    for path in (path for folder in folders for path in rank_files(folder)):
+        with suppress(InputError):
+            found.append(header_of(path))
     return tuple(found)
 
 
@@ -79,22 +77,34 @@ def place(process: Process, headers: Sequence[Header] = ()) -> InferredRank:
     """Return the rank of one process: from its environment, then `rank<k>` in its path, then the record with its
     process id, then the one GPU it used where local ranks and GPUs correspond.
     """
-    by_pid = _by_pid(process, headers)
-    evidence = [
-        ("its environment says RANK", _set(process.environment_rank)),
+    pid, gpus, host = process.pid, process.gpus, process.host and process.host.split(".")[0]
+    # Process ids and GPUs repeat on other machines: the host must agree where both know it.
+    here = [each for each in headers if not host or not each.host or each.host.split(".")[0] == host]
+    by_pid = [each for each in here if pid is not None and each.pid == pid]
+    by_gpu = [each for each in here if each.host and len(gpus) == 1 and each.local_rank == gpus[0]]
+    told = process.environment_rank
+    evidence = (
+        ("its environment says RANK", {told} if told is not None and 0 <= told <= LARGEST_RANK else set[int]()),
         ("its path says rank", set() if process.shared else ranks_in_path(process.path)),
-        (f"the record with process id {process.pid} says rank", {header.rank for header in by_pid}),
-        (f"GPU {_list(process.gpus)} belongs to local rank of rank", _by_gpu(process, headers)),
-    ]
+        (f"the record with process id {pid} says rank", {each.rank for each in by_pid}),
+        (
+            f"GPU {_list(gpus)} belongs to local rank of rank",
+            {each.rank for each in by_gpu} if process.all_gpus_visible and host else set(),
+        ),
+    )
     usable = [(words, ranks) for words, ranks in evidence if ranks]
     world = process.environment_world or next((header.world_size for header in by_pid), None)
     if not usable:
-        return InferredRank(NULL, (_nothing(process),), world)
+        seen = [f"process {pid}" if pid is not None else "no process id", *([f"GPU {_list(gpus)}"] if gpus else [])]
+        why = (
+            f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, no rank<k> in its path, "
+            "no record with its process id. Give the folder of the records, or put rank<k> into the path"
+        )
+        return InferredRank(NULL, (why,), world)
     words, ranks = usable[0]
     if len(ranks) > 1:
-        return InferredRank(
-            NULL, (f"{process.path}: rank not known: {words} {_list(sorted(ranks))}: ambiguous",), world
-        )
+        why = f"{process.path}: rank not known: {words} {_list(sorted(ranks))}: ambiguous"
+        return InferredRank(NULL, (why,), world)
     (rank,) = ranks
     against = [f"{other} {_list(sorted(found))}" for other, found in usable[1:] if rank not in found]
     notes = tuple(f"{process.path}: taken as rank {rank} ({words} {rank}), although {doubt}" for doubt in against)
@@ -106,45 +116,9 @@ def ranks_in_path(path: str) -> set[int]:
     several different ranks in that one component are all returned.
     """
     for part in reversed(PurePath(path).parts):
-        found = {int(number) for number in _RANK_IN_PATH.findall(part)}
-        if found := {rank for rank in found if rank <= LARGEST_RANK}:
+        if found := {rank for text in _RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
             return found
     return set()
-
-
-def _by_pid(process: Process, headers: Sequence[Header]) -> list[Header]:
-    """Return headers with this process id. Ids repeat on other machines: the host must agree where both know it."""
-    return [
-        header
-        for header in headers
-        if process.pid is not None and header.pid == process.pid and _same_host(process, header)
-    ]
-
-
-def _by_gpu(process: Process, headers: Sequence[Header]) -> set[int]:
-    if len(process.gpus) != 1 or process.all_gpus_visible is not True or process.host is None:
-        return set()
-    return {h.rank for h in headers if h.local_rank == process.gpus[0] and _same_host(process, h) and h.host}
-
-
-def _same_host(process: Process, header: Header) -> bool:
-    if not process.host or not header.host:
-        return True
-    return process.host.split(".")[0] == header.host.split(".")[0]
-
-
-def _set(rank: int | None) -> set[int]:
-    return set() if rank is None or not 0 <= rank <= LARGEST_RANK else {rank}
-
-
-def _nothing(process: Process) -> str:
-    seen = [f"process {process.pid}" if process.pid is not None else "no process id"]
-    if process.gpus:
-        seen.append(f"GPU {_list(process.gpus)}")
-    return (
-        f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, no rank<k> in its path, no "
-        "record with its process id. Give the folder of the records, or put rank<k> into the path"
-    )
 
 
 def _list(numbers: Iterable[int]) -> str:

@@ -15,7 +15,6 @@ unknown.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -23,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import NULL, CounterValues, IntervalClass, Intervals, Trace, look_up
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, look_up
 from aorta.analysis.load.kernel_classifier import kind_of
 from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.trace_source import Ranges, Source, checked, kernels, trace_of
@@ -85,7 +84,6 @@ def rocprof_trace(
     launches: Launches,
     calls: Calls | None = None,
     *,
-    counters: CounterValues | None = None,
     notes: Sequence[str] = (),
     **facts: Any,
 ) -> Trace:
@@ -122,17 +120,13 @@ def rocprof_trace(
     kinds, of_kinds = _kinds_from_calls(calls, ran, correlations, unnamed)
     kind = rows.kind.copy()
     kind[unnamed] = kinds
+    about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
+    notes = (*notes, *of_kinds)
+    rows = replace(rows, kind=kind)
     trace = trace_of(
-        source,
-        format,
-        process,
-        [replace(rows, kind=kind), copied],
-        ranges,
-        notes=(*notes, *of_kinds),
-        unsized="rocprofv3",
-        **{"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}, **facts},
+        source, format, process, [rows, copied], ranges, notes=notes, unsized="rocprofv3", **(about | facts)
     )
-    return replace(trace, hardware_counters=counters, notes=(*trace.notes, *((SERIALISED,) if counters else ())))
+    return replace(trace, notes=(*trace.notes, SERIALISED)) if trace.hardware_counters else trace
 
 
 class _Launch(NamedTuple):
@@ -150,11 +144,10 @@ def _kinds_from_calls(
         The kind of each of `rows` (`NULL` where it stays unknown), and the reasons why some stay unknown.
     """
     kinds, notes = np.full(len(rows), NULL, np.int8), list[str]()
-    if not len(rows):
-        return kinds, notes
-    launches = {} if calls is None else _launches(calls)
+    launches = _launches(calls) if calls is not None and len(rows) else {}
     if not launches:
-        return kinds, ["no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective"]
+        why = "no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective"
+        return kinds, [why] if len(rows) else []
     of_id = {ident: each.kind for some in launches.values() for each in some for ident in each.correlations}
     linked = np.zeros(len(kinds), np.bool_)
     for ids in correlations:
@@ -169,17 +162,16 @@ def _kinds_from_calls(
         return kinds, notes
     threads, dispatch, start_ns = ran["thread"][rows], ran["dispatch"][rows], ran["start_ns"][rows]
     for thread in np.unique(threads).tolist():
-        own = np.flatnonzero(threads == thread)
+        own, launched = np.flatnonzero(threads == thread), launches.get(thread, [])
         order = dispatch[own]
         unique = len(np.unique(order)) == len(own) and NULL not in order
         own = own[np.argsort(order if unique else start_ns[own], kind="stable")]
-        launched = launches.get(thread, [])
         if len(launched) != len(own):
             notes.append(
                 f"thread {thread}: {len(own)} RCCL kernels for {len(launched)} launching RCCL calls: which is which "
                 "is ambiguous, kind not known"
             )
-        elif any(int(start_ns[at]) < call.start_ns for at, call in zip(own, launched, strict=True)):
+        elif (start_ns[own] < [call.start_ns for call in launched]).any():
             notes.append(f"thread {thread}: an RCCL kernel started before its call: order not usable, kind not known")
         else:
             kinds[own] = [call.kind for call in launched]
@@ -189,28 +181,29 @@ def _kinds_from_calls(
 def _launches(calls: Calls) -> dict[int, list[_Launch]]:
     """Return launches by thread, in order. A group launches once, at its end; of nested calls the outer counts."""
     found: dict[int, list[_Launch]] = {}
-    depth: dict[int, int] = defaultdict(int)
-    inside: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    busy_until: dict[int, int] = {}
-    for row in np.lexsort((-calls.end_ns, calls.start_ns, calls.thread)).tolist():
-        thread, name = int(calls.thread[row]), calls.texts[row]
-        start, end, ident = int(calls.start_ns[row]), int(calls.end_ns[row]), int(calls.correlation[row])
-        if end <= busy_until.get(thread, end - 1):
-            continue  # nested inside another call, which counts instead
-        if name == _GROUP_START:
-            depth[thread] += 1
-        elif name == _GROUP_END:
-            depth[thread] = max(depth[thread] - 1, 0)
-            grouped = inside.pop(thread, []) if not depth[thread] else []
-            if grouped:
-                kinds = {kind for kind, _ in grouped}
-                kind = kinds.pop() if len(kinds) == 1 else NULL
-                ids = (*(each for _, each in grouped), ident)
-                found.setdefault(thread, []).append(_Launch(start, kind, ids))
-        elif name in _KIND:
-            busy_until[thread] = end
-            if depth[thread]:
-                inside[thread].append((_KIND[name], ident))
-            else:
-                found.setdefault(thread, []).append(_Launch(start, _KIND[name], (ident,)))
+    for thread in np.unique(calls.thread).tolist():
+        rows = np.flatnonzero(calls.thread == thread)
+        rows = rows[np.lexsort((-calls.end_ns[rows], calls.start_ns[rows]))]
+        depth, busy_until = 0, -1
+        inside: list[_Launch] = []
+        own: list[_Launch] = []
+        columns = (column[rows].tolist() for column in (calls.start_ns, calls.end_ns, calls.correlation))
+        for row, start, end, ident in zip(rows.tolist(), *columns, strict=True):
+            name = calls.texts[row]
+            if end <= busy_until:
+                continue  # nested inside another call, which counts instead
+            if name == _GROUP_START:
+                depth += 1
+            elif name == _GROUP_END:
+                depth = max(depth - 1, 0)
+                if inside and not depth:
+                    kinds = {each.kind for each in inside}
+                    ids = (*(ident for each in inside for ident in each.correlations), ident)
+                    own.append(_Launch(start, kinds.pop() if len(kinds) == 1 else NULL, ids))
+                    inside = []
+            elif name in _KIND:
+                busy_until = end
+                (inside if depth else own).append(_Launch(start, _KIND[name], (ident,)))
+        if own:
+            found[thread] = own
     return found

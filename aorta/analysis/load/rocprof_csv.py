@@ -54,23 +54,26 @@ _LONGEST_FIELD: Final = 1 << 20
 _LONGEST_LINE: Final = 4 << 20
 _ROWS: Final = 4096
 """Rows held as Python objects at a time."""
-_PERIOD: Final = ("start_timestamp", "end_timestamp")
-_KERNEL: Final = ("kernel_name", "agent_id", *_PERIOD)
-_TABLES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "counter": (("dispatch_id", "kernel_name", "counter_name", "counter_value"), ()),
-    "kernel": (_KERNEL, ("thread_id", "queue_id", "stream_id", "dispatch_id", "correlation_id")),
-    "copy": (("direction", *_PERIOD), ("source_agent_id", "destination_agent_id", "stream_id")),
-    "call": (("domain", "function", *_PERIOD), ("process_id", "thread_id", "correlation_id")),
-    "agent": (("agent_type", "logical_node_id"), ("name", "simd_count", "simd_per_cu", "num_xcc")),
+_SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
+_TABLES: Final = {
+    "counter": (
+        "dispatch=dispatch_id kernel=kernel_name counter=counter_name value=counter_value",
+        "",
+    ),
+    "kernel": (
+        f"name=kernel_name device=agent_id {_SPAN}",
+        "thread=thread_id queue=queue_id stream=stream_id dispatch=dispatch_id correlation=correlation_id",
+    ),
+    "copy": (f"name=direction {_SPAN}", "from=source_agent_id to=destination_agent_id stream=stream_id"),
+    "call": (f"domain=domain name=function {_SPAN}", "process=process_id thread=thread_id correlation=correlation_id"),
+    "agent": ("kind=agent_type number=logical_node_id", "name=name simds=simd_count per_cu=simd_per_cu xccs=num_xcc"),
 }
-"""What the rows of a file are -> the columns by which it is known, the first that fits, and others that are used."""
-_TEXTS: Final = frozenset(
-    {"guid", "kernel_name", "counter_name", "direction", "domain", "function", "agent_type", "name"}
-)
-_NEEDED: Final = frozenset({*_PERIOD, "counter.dispatch_id", "counter_value"})
-"""Columns without which a row says nothing."""
+"""What the rows of a file are -> name here=column there: those by which it is known, the first that fits, and others."""
+_TEXTS: Final = ("guid", "kernel_name", "counter_name", "direction", "domain", "function", "agent_type", "name")
 _NO_TEXT: Final = 0
 """Code of the empty text, which is the first."""
+_NEEDED: Final = ("start_timestamp", "end_timestamp", "counter_value")
+"""Columns without which a row says nothing."""
 _NUMBERS: Final = msgspec.json.Decoder(list[int])
 _NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
 _AGENT: Final = re.compile(r"(?:[A-Za-z]+ )?([0-9]{1,9})")
@@ -106,82 +109,52 @@ def _read(source: Source) -> Iterator[Trace]:
         parts[kind].append(columns)
     tables = {
         kind: {
-            name: np.concatenate([part[name] for part in found] or [np.zeros(0, np.int64)])
-            for name in ("guid", *_TABLES[kind][0], *_TABLES[kind][1])
+            name: np.concatenate([part[name] for part in found] or [np.zeros(0, np.int64)]) for name in _columns(kind)
         }
         for kind, found in parts.items()
     }
     if not len(tables["kernel"]["guid"]):
         raise InputError(f"{source.place}: {NO_KERNELS} and give its kernel_trace.csv")
-    guids = dict.fromkeys(np.concatenate([table["guid"] for table in tables.values()]).tolist())
+    guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
     from_name = {int(match[1]) for path in source.streams if (match := _PID.match(PurePath(path).name))}
-    computed = np.unique(tables["kernel"]["guid"]).tolist()  # a helper process may have run no kernels
-    for guid in computed:
-        of_process = {kind: rows_of(table, table["guid"] == guid) for kind, table in tables.items()}
-        ids = of_process["call"]["process_id"]
+    words = texts.strings
+
+    def coded(wanted: Callable[[str], bool]) -> list[int]:
+        return [code for code, text in enumerate(words) if wanted(text)]
+
+    for guid in np.unique(tables["kernel"]["guid"]).tolist():  # a helper process may have run no kernels
+        own = {kind: rows_of(table, table["guid"] == guid) for kind, table in tables.items()}
+        ran, copied, called = own["kernel"], own["copy"], own["call"]
+        ids = called["process"]
         pids = set(ids[ids != NULL].tolist()) or (from_name if len(guids) == 1 else set())
-        name = texts.strings[guid]
-        where = f"{source.place} ({name})" if name and len(guids) > 1 else source.place
-        # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
-        process = Process(where, pid=next(iter(pids)) if len(pids) == 1 else None)
+        where = f"{source.place} ({words[guid]})" if words[guid] and len(guids) > 1 else source.place
         notes = [f"{where}: rows of {len(pids)} processes without a Guid to tell them apart"] if len(pids) > 1 else []
-        yield _trace(source, process, of_process, texts.strings, notes, copies_observed=bool(parts["copy"]))
-
-
-def _trace(
-    source: Source,
-    process: Process,
-    tables: dict[str, dict[str, Any]],
-    texts: Sequence[str],
-    notes: list[str],
-    *,
-    copies_observed: bool,
-) -> Trace:
-    ran, copied, called = tables["kernel"], tables["copy"], tables["call"]
-    domains = {code: texts[code] for code in np.unique(called["domain"]).tolist()}
-
-    def calls(chosen: set[int]) -> Calls:
-        rows = rows_of(called, np.isin(called["domain"], list(chosen)))
-        columns = (rows[name] for name in ("thread_id", "correlation_id", *_PERIOD))
-        return Calls([texts[code] for code in rows["function"].tolist()], *columns)
-
-    hip = calls({code for code, domain in domains.items() if domain.startswith(HIP_API)})
-    marks = calls({code for code, domain in domains.items() if domain in MARKERS})
-    to_host = np.isin(
-        copied["direction"], [code for code, text in enumerate(texts) if text.upper().endswith("TO_HOST")]
-    )
-    return rocprof_trace(
-        source,
-        ROCPROF_CSV.name,
-        process,
-        {
-            "thread": ran["thread_id"],
-            "device": ran["agent_id"],
-            "queue": ran["queue_id"],
-            "stream": ran["stream_id"],
-            "dispatch": ran["dispatch_id"],
-            "correlation": ran["correlation_id"],
-            "start_ns": ran["start_timestamp"],
-            "end_ns": ran["end_timestamp"],
-            "name": np.where(ran["kernel_name"] == _NO_TEXT, NULL, ran["kernel_name"]),
-        },
-        texts,
-        copies(
-            process.path,
-            device=np.where(to_host, copied["source_agent_id"], copied["destination_agent_id"]),
-            stream=copied["stream_id"],
-            start_ns=copied["start_timestamp"],
-            end_ns=copied["end_timestamp"],
-            name=copied["direction"],
-            names=texts,
-        ),
-        Ranges(marks.start_ns, marks.end_ns, marks.texts),
-        Launches(hip.correlation, hip.start_ns),
-        calls({code for code, domain in domains.items() if domain == RCCL_API}),
-        counters=_counters(tables, texts, process.path, notes),
-        copies_observed=copies_observed,
-        notes=notes,
-    )
+        hip, rccl, marks = (
+            rows_of(called, np.isin(called["domain"], coded(wanted)))
+            for wanted in (lambda text: text.startswith(HIP_API), RCCL_API.__eq__, MARKERS.__contains__)
+        )
+        to_host = np.isin(copied["name"], coded(lambda text: text.upper().endswith("TO_HOST")))
+        counters = _counters(own, words, where, notes)
+        yield rocprof_trace(
+            source,
+            ROCPROF_CSV.name,
+            # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
+            Process(where, pid=next(iter(pids)) if len(pids) == 1 else None),
+            {**ran, "name": np.where(ran["name"] == _NO_TEXT, NULL, ran["name"])},
+            words,
+            copies(
+                where,
+                device=np.where(to_host, copied["from"], copied["to"]),
+                names=words,
+                **{name: copied[name] for name in ("start_ns", "end_ns", "stream", "name")},
+            ),
+            Ranges(marks["start_ns"], marks["end_ns"], [words[code] for code in marks["name"].tolist()]),
+            Launches(hip["correlation"], hip["start_ns"]),
+            Calls([words[code] for code in rccl["name"].tolist()], *(rccl[name] for name in Calls._fields[1:])),
+            notes=notes,
+            copies_observed=bool(parts["copy"]),
+            hardware_counters=counters,
+        )
 
 
 def _counters(
@@ -192,13 +165,13 @@ def _counters(
     instances, are added up, as rocprofv3 does itself.
     """
     ran, values, agents = tables["kernel"], tables["counter"], tables["agent"]
-    if not len(values["dispatch_id"]):
+    if not len(values["dispatch"]):
         return None
-    known = {*zip(ran["dispatch_id"].tolist(), ran["kernel_name"].tolist(), strict=True)}
+    known = {*zip(ran["dispatch"].tolist(), ran["name"].tolist(), strict=True)}
     sums: dict[tuple[int, int], float] = {}
     strays = 0
-    columns = ("dispatch_id", "kernel_name", "counter_name", "counter_value")
-    for dispatch, kernel, counter, value in zip(*(values[name].tolist() for name in columns), strict=True):
+    columns = (values[name].tolist() for name in ("dispatch", "kernel", "counter", "value"))
+    for dispatch, kernel, counter, value in zip(*columns, strict=True):
         if (dispatch, kernel) in known:
             sums[dispatch, counter] = sums.get((dispatch, counter), 0.0) + value
         else:
@@ -212,13 +185,18 @@ def _counters(
         np.array([*sums.values()], np.float64),
         tuple(texts[code] for code in codes),
     )
-    about = (agents[name].tolist() for name in ("agent_type", "name", "simd_count", "simd_per_cu", "num_xcc"))
+    about = (agents[name].tolist() for name in ("kind", "name", "simds", "per_cu", "xccs"))
     gpus = [
         Agent(texts[name], xccs if xccs > 0 else None, simds / per_cu if simds > 0 and per_cu > 0 else None)
         for kind, name, simds, per_cu, xccs in zip(*about, strict=True)
         if texts[kind].upper() == "GPU"
     ]
     return with_derived(joined, gpus)
+
+
+def _columns(kind: str) -> dict[str, str]:
+    known, others = _TABLES[kind]
+    return {"guid": "guid", **dict(each.split("=") for each in f"{known} {others}".split())}
 
 
 def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str, Any]]:
@@ -230,32 +208,34 @@ def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str
     lines = _lines(path, stream)
     _, head = next(lines, (1, []))
     at = {name.strip().lower(): column for column, name in enumerate(head)}
-    kind = next((kind for kind, (known, _) in _TABLES.items() if all(name in at for name in known)), None)
+    known = {kind: [each.partition("=")[2] for each in needed.split()] for kind, (needed, _) in _TABLES.items()}
+    kind = next((kind for kind, names in known.items() if at.keys() >= set(names)), None)
     if kind is None:
         raise InputError(
             f"{path}:1: not a rocprofv3 trace: the columns are {', '.join(head[:12])[:300] or 'none'}; a kernel trace "
-            f"has {', '.join(_KERNEL)}, a copy trace {', '.join(_TABLES['copy'][0])}, an API or marker trace "
-            f"{', '.join(_TABLES['call'][0])}"
+            f"has {', '.join(known['kernel'])}, a copy trace {', '.join(known['copy'])}, an API or marker trace "
+            f"{', '.join(known['call'])}"
         )
-    columns: dict[str, list[Any]] = {name: [] for name in ("guid", *_TABLES[kind][0], *_TABLES[kind][1])}
+    parts: dict[str, list[Any]] = {name: [] for name in _columns(kind)}
     while rows := list(islice(lines, _ROWS)):
         for number, row in rows:
             if len(row) != len(head):
                 fields = f"{len(row)} fields for {len(head)} columns"
                 raise InputError(f"{path}:{number}: {fields}: cut off, or edited by hand?")
         cells = list(zip(*(row for _, row in rows), strict=True))
-        for name, parts in columns.items():
-            column = cells[at[name]] if name in at else ("",) * len(rows)
+        for name, column in _columns(kind).items():
+            values = cells[at[column]] if column in at else ("",) * len(rows)
+            needed = column in _NEEDED or (kind == "counter" and column == "dispatch_id")
             try:
-                parts.append(_values(name, column, texts, needed=bool({name, f"{kind}.{name}"} & _NEEDED)))
+                parts[name].append(_values(column, values, texts, needed=needed))
             except _Refused as refused:
-                (row, needed) = refused.args
-                raise InputError(f"{path}:{rows[row][0]}: {name} is {column[row][:60]!r}; {needed}") from None
-    return kind, {name: np.concatenate(parts or [np.zeros(0, np.int64)]) for name, parts in columns.items()}
+                row, wanted = refused.args
+                raise InputError(f"{path}:{rows[row][0]}: {column} is {values[row][:60]!r}; {wanted}") from None
+    return kind, {name: np.concatenate(found or [np.zeros(0, np.int64)]) for name, found in parts.items()}
 
 
 class _Refused(ValueError):
-    """A cell is not what its column has: its row, and what is needed."""
+    """A cell is not what its column has: its row, and what is wanted."""
 
 
 def _values(name: str, cells: Sequence[str], texts: Interner, *, needed: bool) -> Any:

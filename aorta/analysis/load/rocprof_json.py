@@ -31,7 +31,12 @@ from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_PERIOD: Final = ("start_timestamp", "end_timestamp")
+_SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
+_HOST: Final = "thread=thread_id correlation=correlation_id.internal"
+_KERNELS: Final = (
+    f"{_SPAN} {_HOST} ancestor=correlation_id.ancestor dispatch=dispatch_info.dispatch_id "
+    "queue=dispatch_info.queue_id.handle stream=stream_id.handle"
+)
 _GPU: Final = 2
 """`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
 
@@ -52,33 +57,27 @@ class _Dispatch(msgspec.Struct, frozen=True, gc=False):
     dispatch_id: Int = NULL
 
 
-class _Kernel(msgspec.Struct, frozen=True, gc=False):
+class _Span(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     start_timestamp: Int
     end_timestamp: Int
-    dispatch_info: _Dispatch
+    thread_id: Int = NULL
     correlation_id: _Correlation = _Correlation()
     stream_id: _Handle = _Handle()
-    thread_id: Int = NULL
 
 
-class _Copy(msgspec.Struct, frozen=True, gc=False):
+class _Kernel(_Span, frozen=True, gc=False, kw_only=True):
+    dispatch_info: _Dispatch
+
+
+class _Call(_Span, frozen=True, gc=False, kw_only=True):
     kind: Int
     operation: Int
-    start_timestamp: Int
-    end_timestamp: Int
+
+
+class _Copy(_Call, frozen=True, gc=False, kw_only=True):
     dst_agent_id: _Handle = _Handle()
     src_agent_id: _Handle = _Handle()
-    stream_id: _Handle = _Handle()
     bytes: Int = NULL
-
-
-class _Call(msgspec.Struct, frozen=True, gc=False):
-    kind: Int
-    operation: Int
-    start_timestamp: Int
-    end_timestamp: Int
-    correlation_id: _Correlation = _Correlation()
-    thread_id: Int = NULL
 
 
 class _Records(msgspec.Struct):
@@ -186,7 +185,7 @@ def _trace(source: Source, process: _Process) -> Trace:
     calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
     hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
     kernel, names = coded(
-        _column(ran, "dispatch_info.kernel_id"),
+        _columns(ran, "kernel=dispatch_info.kernel_id")["kernel"],
         {
             symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
             for symbol in process.kernel_symbols
@@ -203,42 +202,21 @@ def _trace(source: Source, process: _Process) -> Trace:
             gpus=tuple(np.unique(device[device != NULL]).tolist()),
             all_gpus_visible=all(visible) if visible else None,
         ),
-        {
-            "start_ns": _column(ran, "start_timestamp"),
-            "end_ns": _column(ran, "end_timestamp"),
-            "device": device,
-            "stream": _handles(ran, "stream_id.handle"),
-            "queue": _handles(ran, "dispatch_info.queue_id.handle"),
-            "thread": _column(ran, "thread_id"),
-            "dispatch": _column(ran, "dispatch_info.dispatch_id"),
-            "correlation": _column(ran, "correlation_id.internal"),
-            "ancestor": _column(ran, "correlation_id.ancestor"),
-            "name": kernel,
-        },
+        {**_columns(ran, _KERNELS), "device": device, "name": kernel},
         names,
         copies(
             source.place,
-            start_ns=_column(copied, "start_timestamp"),
-            end_ns=_column(copied, "end_timestamp"),
             # The GPU at either end; between two GPUs, the one that receives.
             device=_integers(
                 [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in copied]
             ),
-            stream=_handles(copied, "stream_id.handle"),
-            bytes=_column(copied, "bytes"),
             name=_integers([words(name(row)[1]) for row in copied]),
             names=words.strings,
+            **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
         ),
-        Ranges(
-            _column(marks, "start_timestamp"),
-            _column(marks, "end_timestamp"),
-            [ranged.get(row.correlation_id.internal, "") for row in marks],
-        ),
-        Launches(_column(hip, "correlation_id.internal"), _column(hip, "start_timestamp")),
-        Calls(
-            [name(row)[1] for row in calls],
-            *(_column(calls, field) for field in ("thread_id", "correlation_id.internal", *_PERIOD)),
-        ),
+        Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
+        Launches(**_columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal")),
+        Calls([name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")),
         copies_observed=bool(copied),
     )
 
@@ -260,21 +238,20 @@ def _number(agent: _Agent) -> int:
     return number if -1 <= number < 2**31 else NULL
 
 
-def _handles(rows: Sequence[msgspec.Struct], field: str) -> Int64:
-    """Return handles as int64. They are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
-    try:
-        return _column(rows, field)
-    except OverflowError:
-        bits = [handle & (2**64 - 1) for handle in map(attrgetter(field), rows)]
-        return _integers([each if each < 2**63 else each - 2**64 for each in bits])
-
-
-def _column(rows: Sequence[msgspec.Struct], field: str) -> Int64:
-    return _integers(list(map(attrgetter(field), rows)))
+def _columns(rows: Sequence[msgspec.Struct], fields: str) -> dict[str, Int64]:
+    """Return integer columns of rows, by `name here=path there`."""
+    return {
+        name: _integers(list(map(attrgetter(path), rows)))
+        for name, _, path in (field.partition("=") for field in fields.split())
+    }
 
 
 def _integers(values: list[int]) -> Int64:
-    return np.array(values, np.int64)
+    """Return values as int64. Handles are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([value & (2**64 - 1) for value in values], np.uint64).astype(np.int64)
 
 
 ROCPROF_JSON: Final = Reader(
