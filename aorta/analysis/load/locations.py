@@ -40,7 +40,7 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.records import load_run
-from aorta.analysis.load.trace_files import is_record
+from aorta.analysis.load.trace_files import NoTraces, is_record
 from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
@@ -69,23 +69,21 @@ def load_source(
     """
     if isinstance(location, tuple):
         return load_run(location, engine, contents=contents)
-    text = str(location)
+    text, path = str(location), Path(location)
     if not is_url(text):
-        path = Path(text)
         if path.is_file() and _is_record(path):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
             return load_run(path, engine, contents=contents)
-    from aorta.analysis.load.trace_files import NoTraces
     from aorta.analysis.load.traces import load_traces
 
     try:
         return load_traces(text, engine, comm_patterns)
     except NoTraces as nothing:
-        if is_url(text) or not Path(text).is_dir():
+        if is_url(text) or not path.is_dir():
             raise
         try:
-            return load_run(Path(text), engine, contents=contents)
+            return load_run(path, engine, contents=contents)
         except InputError as error:
             raise InputError(f"{error}. {nothing}") from nothing
 
@@ -99,14 +97,19 @@ def launch_folders(location: Location) -> list[Path]:
     Raises:
         InputError: it is the folder of a whole plan, with a launch set for each side, or for one.
     """
-    text = str(location)
-    path = Path(text)
-    if isinstance(location, tuple) or is_url(text) or not path.is_dir() or rank_files(path):
+    if (
+        isinstance(location, tuple)
+        or is_url(str(location))
+        or not Path(location).is_dir()
+        or rank_files(Path(location))
+    ):
         return []
+    path = Path(location)
     try:
-        below = sorted((child for child in path.iterdir() if child.is_dir()), key=_in_order)
+        below = [child for child in path.iterdir() if child.is_dir()]
     except OSError:
         return []  # the error appears when it is read as a run
+    below.sort(key=lambda child: (int(child.name) if child.name.isdecimal() else -1, child.name))
     runs = {child for child in below if child.name != NOT_A_LAUNCH and holds_records(child)}
     if len(runs) > 1 or any(run.name.isdecimal() for run in runs):
         return [child for child in below if child in runs or child.name.isdecimal()]
@@ -121,10 +124,6 @@ def launch_folders(location: Location) -> list[Path]:
             f"{path}: the folder of a plan, which holds one launch set, of the {sides[0]}; give {path / sides[0]}"
         )
     return []
-
-
-def _in_order(folder: Path) -> tuple[int, str]:
-    return int(folder.name) if folder.name.isdecimal() else -1, folder.name
 
 
 def holds_records(folder: Path) -> bool:
@@ -216,6 +215,12 @@ class Archives(ExitStack):
 
 
 def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
+    """Write the records and manifests of an archive below a folder.
+
+    Raises:
+        InputError: they are more than any run has, or than archives of records hold (`open.RATIO_LIMIT`), or cannot be
+            read or written.
+    """
     files = size_bytes = 0
     packed_bytes = Path(place).stat().st_size
     for name, content in _zip_members(place) if zipped else _tar_members(place):
@@ -229,13 +234,22 @@ def _unpack(place: str, folder: Path, *, zipped: bool) -> None:
             with target.open("wb") as file:
                 while chunk := _chunk(place, name, content):
                     size_bytes += len(chunk)
-                    _check_size(place, files, size_bytes, packed_bytes)
+                    if files > _MOST_FILES or size_bytes > _LARGEST_BYTES:
+                        raise InputError(
+                            f"{place}: more than {_MOST_FILES} files or {_LARGEST_BYTES >> 30} GiB of records: unpack "
+                            "it, and give its folder"
+                        )
+                    if size_bytes > INFLATED_LIMIT and size_bytes > RATIO_LIMIT * packed_bytes:
+                        raise InputError(
+                            f"{place}: its {packed_bytes} bytes gave more than {size_bytes}: no record is compressed "
+                            "that far, so it is not read on"
+                        )
                     file.write(chunk)
         except (OSError, ValueError) as error:  # ValueError: a NUL in its name
             reason = getattr(error, "strerror", None) or error
             raise InputError(
-                f"{place}!{name}: cannot be unpacked to {folder.parent}: {reason}. Unpack it where "
-                "there is room and give that folder, or set TMPDIR"
+                f"{place}!{name}: cannot be unpacked to {folder.parent}: {reason}. Unpack it where there is room and "
+                "give that folder, or set TMPDIR"
             ) from error
 
 
@@ -244,22 +258,6 @@ def _chunk(place: str, name: str, content: IO[bytes]) -> bytes:
         return content.read(_COPIED)
     except (OSError, ValueError) as error:
         raise InputError(f"{place}!{name}: cannot be read: {error}") from error
-
-
-def _check_size(place: str, files: int, size_bytes: int, packed_bytes: int) -> None:
-    """Raises:
-    InputError: what was unpacked is more than any run has, or than archives of records hold (`open.RATIO_LIMIT`).
-    """
-    if files > _MOST_FILES or size_bytes > _LARGEST_BYTES:
-        raise InputError(
-            f"{place}: more than {_MOST_FILES} files or {_LARGEST_BYTES >> 30} GiB of records: unpack it, and give its "
-            "folder"
-        )
-    if size_bytes > INFLATED_LIMIT and size_bytes > RATIO_LIMIT * packed_bytes:
-        raise InputError(
-            f"{place}: its {packed_bytes} bytes gave more than {size_bytes}: no record is compressed that far, so it "
-            "is not read on"
-        )
 
 
 def _tar_members(place: str) -> Iterator[tuple[str, IO[bytes]]]:

@@ -65,10 +65,13 @@ _TABLES: Final = {
         "thread=thread_id queue=queue_id stream=stream_id dispatch=dispatch_id correlation=correlation_id",
     ),
     "copy": (f"name=direction {_SPAN}", "from=source_agent_id to=destination_agent_id stream=stream_id"),
-    "call": (f"domain=domain name=function {_SPAN}", "process=process_id thread=thread_id correlation=correlation_id"),
+    "call": (
+        f"domain=domain name=function {_SPAN}",
+        "process=process_id thread=thread_id correlation=correlation_id",
+    ),
     "agent": ("kind=agent_type number=logical_node_id", "name=name simds=simd_count per_cu=simd_per_cu xccs=num_xcc"),
 }
-"""What the rows of a file are -> name here=column there: those by which it is known, the first that fits, and others."""
+"""What the rows of a file are -> name here=column there: those by which it is known, then others."""
 _TEXTS: Final = ("guid", "kernel_name", "counter_name", "direction", "domain", "function", "agent_type", "name")
 _NO_TEXT: Final = 0
 """Code of the empty text, which is the first."""

@@ -7,9 +7,8 @@ guess a rank.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.kernels import entries, largest_first
 from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
-from aorta.analysis.load.trace_health import TraceHealth, examine
+from aorta.analysis.load.trace_health import examine
 from aorta.analysis.load.trace_tables import (
     SHOWN_SLOWDOWNS,
     DeviceTables,
@@ -30,7 +29,7 @@ from aorta.analysis.load.trace_tables import (
     windows_of_processes,
     without_copies,
 )
-from aorta.analysis.tables import UNKNOWN, RankTables, Run, partial_steps
+from aorta.analysis.tables import UNKNOWN, Run, partial_steps
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
 
@@ -65,22 +64,41 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     if not devices:
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
     numbered, chosen, numbering = _numbers(processes)
-    health = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=_claimed(processes))
-    world = health.world_size if health.world_size is not None else sum(number >= 0 for number in numbered)
-    if health.world_size is None:
+    claimed = [process[0].source.rank for process in processes if process]
+    examined = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=claimed)
+    world = examined.world_size
+    if world is None:
+        world = sum(number >= 0 for number in numbered)
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
     if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
         numbering.append(
             f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
         )
-    ranks: dict[int, RankTables] = {}
-    wholes: dict[str, Any] = {}
-    for index in sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index]))):
-        number, device = numbered[index], devices[index]
-        if index in chosen:
-            ranks[number] = device.as_rank(number, world)
-        wholes[str(number)] = device.whole
-    return Run(location, ranks, None, _health(ranks, health, left_out, numbering, world), _entries(wholes, traces))
+    ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
+    ranks = {numbered[at]: devices[at].as_rank(numbered[at], world) for at in ordered if at in chosen}
+    parts = [  # each trace of unknown rank is a rank of its own
+        replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
+        for at, trace in enumerate(traces)
+        for part in trace.parts
+    ]
+    shown = TraceEntries(
+        whole={str(numbered[at]): devices[at].whole for at in ordered},
+        costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
+        slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
+        kernels=entries(trace.kernels for trace in traces),
+    )
+    known = {number: tables for number, tables in ranks.items() if number >= 0}
+    health = Health(
+        world_size=world,
+        ranks_read=tuple(known),
+        ranks_missing=examined.ranks_missing or (),
+        files_left_out=tuple(left_out),
+        partial_steps=partial_steps(known.values()),
+        instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
+        traces={"numbering": numbering, "traces": examined.as_json()},
+        trace_notes=(*examined.notes(), *numbering),
+    )
+    return Run(location, ranks, None, health, shown)
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
@@ -100,25 +118,6 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
         )
 
 
-def _entries(wholes: dict[str, Any], traces: Sequence[TraceTables]) -> TraceEntries:
-    parts = [  # each trace of unknown rank is a rank of its own
-        replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
-        for at, trace in enumerate(traces)
-        for part in trace.parts
-    ]
-    return TraceEntries(
-        whole=wholes,
-        costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
-        slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
-        kernels=entries(trace.kernels for trace in traces),
-    )
-
-
-def _claimed(processes: Sequence[Sequence[DeviceTables]]) -> list[int]:
-    """Return the ranks that processes claim to be, once for each process."""
-    return [process[0].source.rank for process in processes if process]
-
-
 def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
     """Number the devices. The first process of a rank gets the rank's number, all others a negative one.
 
@@ -126,49 +125,27 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
         The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
         a rank's steps count once); and notes.
     """
-    devices: list[DeviceTables] = []
-    chosen: set[int] = set()
-    for process in processes:
-        first = len(devices)
-        devices += process
-        if process:
-            chosen.add(max(range(first, len(devices)), key=lambda index: devices[index].busy_ns))
     numbers: list[int] = []
-    numbering: list[str] = []
-    next_number = -1
-    for index, device in enumerate(devices):
-        source = device.source
-        if index in chosen and source.rank != UNKNOWN and source.rank not in numbers:
-            numbers.append(source.rank)
-            continue
-        numbers.append(next_number)
-        who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
-        where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
-        what = (
-            f"given as rank {next_number}: its rank is unknown"
-            if index in chosen
-            else f"not the busiest of its trace: {next_number} in traces.whole, and in no step"
-        )
-        numbering.append(f"{source.path}: {who}, {where} is {what}")
-        next_number -= 1
-    return numbers, chosen, numbering
-
-
-def _health(
-    ranks: Mapping[int, RankTables],
-    traces: TraceHealth,
-    left_out: Sequence[str],
-    numbering: Sequence[str],
-    world_size: int,
-) -> Health:
-    known = {number: tables for number, tables in ranks.items() if number >= 0}
-    return Health(
-        world_size=world_size,
-        ranks_read=tuple(known),
-        ranks_missing=traces.ranks_missing or (),
-        files_left_out=tuple(left_out),
-        partial_steps=partial_steps(known.values()),
-        instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
-        traces={"numbering": list(numbering), "traces": traces.as_json()},
-        trace_notes=(*traces.notes(), *numbering),
-    )
+    chosen: set[int] = set()
+    notes: list[str] = []
+    strangers = 0
+    for process in processes:
+        busiest = max(process, key=lambda device: device.busy_ns, default=None)
+        for device in process:
+            source = device.source
+            if device is busiest:
+                chosen.add(len(numbers))
+                if source.rank != UNKNOWN and source.rank not in numbers:
+                    numbers.append(source.rank)
+                    continue
+            strangers += 1
+            numbers.append(-strangers)
+            who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
+            where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
+            what = (
+                f"given as rank {-strangers}: its rank is unknown"
+                if device is busiest
+                else f"not the busiest of its trace: {-strangers} in traces.whole, and in no step"
+            )
+            notes.append(f"{source.path}: {who}, {where} is {what}")
+    return numbers, chosen, notes
