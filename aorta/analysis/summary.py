@@ -16,6 +16,7 @@ import msgspec
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.because import slower_side
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
@@ -24,6 +25,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
+from aorta.analysis.findings import add_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
@@ -79,6 +81,7 @@ def summarize(
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
         compared.attribution = _attribution(compared, sides, engine)
         add_marginals(compared.attribution, entries[candidate].what_if)
+        compared.because = slower_side(compared) if is_comparable(compared) else None
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:
@@ -91,6 +94,7 @@ def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
     """Return the entry of a dataset; of a launch set that of its representative launch, and what is said of the set."""
     entry = aggregate(subject.dataset)
     entry.what_if = most_to_gain(subject.dataset.run)
+    add_reasons(subject.dataset, entry)
     autopsy = read_autopsy(Path(subject.dataset.run.location))
     if autopsy is not None:
         entry.autopsy = autopsy

@@ -319,6 +319,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     refused: Unpublished[list[AllowedDifference]] = ABSENT
     headline: str = ABSENT
     numbers: str = ABSENT
+    because: str | None = ABSENT
     attribution: Attribution | None
 
     @property

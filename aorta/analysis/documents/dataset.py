@@ -244,7 +244,9 @@ class ExposedBreakdown(msgspec.Struct, kw_only=True):
 
 
 class Straggler(Open, kw_only=True):
-    """Whether a group waits for one of its ranks: `rank` and by how much it is late, or why none is named."""
+    """Whether a group waits for one of its ranks: `rank`, by how much it is late and why (`because`, null where no part
+    of its step explains it), or why none is named.
+    """
 
     group: str
     group_ranks: list[int]
@@ -258,6 +260,33 @@ class Straggler(Open, kw_only=True):
     queued_share: float | None = None
     issue_late_ms_median_per_rank: dict[str, float] | None = None
     clock_bound_ms: float | None = None
+    because: str | None = None
+
+
+class RankTimes(Open):
+    """Times of one rank in a step, medians over the steps used; null where no step has them. `wait_ms`: blocked on a
+    collective (`compute_stall_ms`); `aux_ms`: optimizer, clipping, loss read and data.
+    """
+
+    rank: int
+    compute_ms: float | None
+    idle_ms: float | None
+    wait_ms: float | None
+    aux_ms: float | None
+    exposed_ms: float | None
+
+
+class Finding(Open):
+    """What a rule of `aorta.analysis.findings` found, with its place: null where it is not of one rank, step, process
+    group or stream.
+    """
+
+    rule: str
+    sentence: str
+    rank: int | None = None
+    step: int | None = None
+    group: str | None = None
+    stream: int | None = None
 
 
 class CutoffFacts(Open):
@@ -346,6 +375,8 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     collectives: list[CollectiveEntry] = ABSENT
     exposed: ExposedBreakdown = ABSENT
     stragglers: list[Straggler] = ABSENT
+    rank_times: list[RankTimes] = ABSENT
+    findings: list[Finding] = ABSENT
     traces: TraceEntries = ABSENT
     autopsy: Verdict = ABSENT
     launches: int = ABSENT

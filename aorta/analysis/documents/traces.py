@@ -47,13 +47,17 @@ class GemmEntry(msgspec.Struct):
 
 
 class StreamGapsEntry(msgspec.Struct):
-    """The time between the kernels of one stream; `reason`: why it is not known how much of it waited for the host."""
+    """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
+    why it is not known how much of it waited for the host.
+    """
 
     rank: int | None
     device: int | None
     stream: int
     kernels: int
     busy_ms: float
+    compute_ms: float
+    comm_ms: float
     gaps: int
     gap_ms: float
     gaps_known: int

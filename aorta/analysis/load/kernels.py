@@ -379,6 +379,8 @@ def _gaps(rank: int | None, device: int | None, rows: Intervals) -> StreamGapsEn
         stream=int(rows.stream[0]),
         kernels=len(start),
         busy_ms=float(end.max() - start[0] - gap.sum()) / 1e6,
+        compute_ms=_merged_ms(rows, IntervalClass.COMPUTE),
+        comm_ms=_merged_ms(rows, IntervalClass.COMM),
         gaps=int(between.sum()),
         gap_ms=float(gap.sum()) / 1e6,
         gaps_known=int(known.sum()),
@@ -386,6 +388,11 @@ def _gaps(rank: int | None, device: int | None, rows: Intervals) -> StreamGapsEn
         launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
         reason=None if known_all else NO_LAUNCHES,
     )
+
+
+def _merged_ms(rows: Intervals, cls: IntervalClass) -> float:
+    merged = merge(rows.take(rows.cls == cls).spans)
+    return float((merged.end - merged.start).sum()) / 1e6
 
 
 def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:

@@ -1,0 +1,296 @@
+"""Every rule of `findings` on a run in which it holds, with its place, and on one that only looks like it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.findings import RULES, add_reasons, throttled
+from aorta.analysis.load.records import load_run
+from aorta.analysis.load.traces import load_traces
+from aorta.records.schema import AuxRange, Collective, ComputeRange
+from tests.analysis import by_json
+from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
+from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, event, kernel
+from tests.analysis.load.kineto_files import step as kineto_step
+
+LENGTH_MS = 100.0
+
+
+def found(dataset: LabelledRun) -> dict[str, dict[str, Any]]:
+    """Rule -> what it found, with its place."""
+    from aorta.analysis.aggregate import aggregate
+
+    entry = aggregate(dataset)
+    add_reasons(dataset, entry)
+    return {
+        each.rule: {
+            name: value
+            for name in ("sentence", "rank", "step", "group", "stream")
+            if (value := getattr(each, name)) is not None
+        }
+        for each in entry.findings
+    }
+
+
+def recorded(folder: Path, make: Callable[[int, int], dict[str, Any]], *, manifest: Any = None, **head: Any) -> Any:
+    """What is found in two ranks of twelve steps, made by rank and number."""
+    for rank in range(2):
+        lines = []
+        for number in range(12):
+            parts = make(rank, number)
+            values = metrics(LENGTH_MS, 60.0, 20.0, 18.0) | parts.pop("metrics", {})
+            lines.append(step(rank, 2, number, overlap=values, **parts))
+        write_rank(folder, header(rank, 2, **{"platform": "cuda", "timer": "cuda_event"} | head), lines)
+    write_manifest(folder, world_size=2, **(manifest or {}))
+    return found(LabelledRun("x", load_run(folder)))
+
+
+def compute(*spans: tuple[str, float, float]) -> list[ComputeRange]:
+    return [ComputeRange(f"block{at}", phase, round(a * MS), round(b * MS)) for at, (phase, a, b) in enumerate(spans)]
+
+
+def issued(kind: str, group: str, seq: int, issue_ms: float, start_ms: float, end_ms: float) -> Collective:
+    times = (round(each * MS) for each in (issue_ms, start_ms, end_ms))
+    return Collective(kind, group, seq, 1000, "float32", *times, "event")
+
+
+def test_each_rule_is_shown_here() -> None:
+    assert {rule.__name__ for rule in RULES} == {
+        "throttled",
+        "one_connection",
+        "collective_on_compute_stream",
+        "serialised_communicator",
+        "hidden_by_another_group",
+        "host_bound_launches",
+        "idle_cause",
+        "exposed_not_blocking",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "platform", "parallel", "holds"),
+    [
+        ("1", "cuda", "fsdp", True),
+        ("8", "cuda", "fsdp", False),
+        ("1", "rocm", "fsdp", False),
+        pytest.param("1", "cuda", "fsdp_tp", False, id="tensor parallelism needs it"),
+        (None, "cuda", "fsdp", False),
+    ],
+)
+def test_one_connection(tmp_path: Path, value: str | None, platform: str, parallel: str, holds: bool) -> None:
+    environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
+    manifest = {"environment": environment, "platform": platform}
+    rules = recorded(tmp_path, lambda _rank, _number: {}, manifest=manifest, platform=platform, parallel=parallel)
+    assert ("one_connection" in rules) == holds
+    if holds:
+        assert rules["one_connection"]["sentence"].startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: kernels of all streams")
+
+
+def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allgather") -> Callable[[int, int], Any]:
+    """A reduce-scatter of 20 ms, and 5 ms after it was issued a collective that begins when it ends, or at once."""
+
+    def make(rank: int, number: int) -> dict[str, Any]:
+        start_ms = 60.0 if gather == scatter else issue_ms
+        slow = 5.0 if (rank, number) == (1, 7) else 0.0
+        rows = [
+            issued("reducescatter", scatter, number, 35.0, 40.0, 60.0),
+            issued(second, gather, number, issue_ms - slow, start_ms, start_ms + 10.0),
+        ]
+        return {"collectives": rows, "metrics": {"exposed_comm_ms": 12.0}}
+
+    return make
+
+
+def test_all_gather_and_reduce_scatter_of_one_communicator_queue_behind_each_other(tmp_path: Path) -> None:
+    rule = recorded(tmp_path, fsdp("0", "0", 45.0))["serialised_communicator"]
+    assert (rule["group"], rule["rank"], rule["step"]) == ("0", 1, 7)
+    assert rule["sentence"].startswith(
+        "group 0: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one communicator"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(fsdp("1", "0"), id="a group each"),
+        pytest.param(fsdp("0", "0", 60.0), id="issued when the other had ended"),
+        pytest.param(fsdp("0", "0", 45.0, "reducescatter"), id="of one kind"),
+        pytest.param(
+            lambda rank, number: fsdp("0", "0", 45.0)(rank, number) | {"metrics": {"exposed_comm_ms": 0.5}}, id="hidden"
+        ),
+    ],
+)
+def test_what_is_no_serialised_communicator(tmp_path: Path, make: Callable[[int, int], Any]) -> None:
+    assert "serialised_communicator" not in recorded(tmp_path, make)
+
+
+def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callable[[int, int], Any]:
+    """Group 1 communicates from 70 to 80 ms; computation, and group 2, when it is told."""
+
+    def make(_rank: int, number: int) -> dict[str, Any]:
+        rows = [issued("alltoall", "1", number, 70, 70, 80), issued("allreduce", "2", number, other[0], *other)]
+        return {"collectives": rows, "compute": compute(("forward", 0, 50), ("backward", *computed))}
+
+    return make
+
+
+def test_communication_of_a_group_beside_another_groups_and_never_beside_computation(tmp_path: Path) -> None:
+    rule = recorded(tmp_path, groups((85, 95), (68, 88)))["hidden_by_another_group"]
+    assert (rule["group"], rule["rank"], rule["step"]) == ("1", 1, 11)
+    assert rule["sentence"] == (
+        "rank 1: 100 % of group 1's communication runs beside group 2's, and computation hides none of it"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(groups((72, 95), (68, 88)), id="hidden by computation"),
+        pytest.param(groups((85, 95), (78, 98)), id="hardly beside it"),
+    ],
+)
+def test_what_is_not_hidden_by_another_group(tmp_path: Path, make: Callable[[int, int], Any]) -> None:
+    assert "hidden_by_another_group" not in recorded(tmp_path, make)
+
+
+@pytest.mark.parametrize(("exposed", "stall", "holds"), [(20.0, 1.0, True), (20.0, 15.0, False), (5.0, 0.1, False)])
+def test_exposed_but_not_blocking(tmp_path: Path, exposed: float, stall: float, holds: bool) -> None:
+    values = {"exposed_comm_ms": exposed, "compute_stall_ms": stall}
+    rules = recorded(
+        tmp_path, lambda rank, _number: {"metrics": values | {"exposed_comm_ms": exposed + (0.5 if rank else 0)}}
+    )
+    assert ("exposed_not_blocking" in rules) == holds
+    if holds:
+        assert rules["exposed_not_blocking"]["rank"] == 1
+        assert (
+            "20.2 ms of communication a step is exposed, but computation waits for only 1 ms of it"
+            in (rules["exposed_not_blocking"]["sentence"])
+        )
+
+
+def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, int], Any]:
+    """Work called `name` from 50 ms on, idle time behind it; or idle time cut in two by a range."""
+
+    def make(_rank: int, _number: int) -> dict[str, Any]:
+        again = 52.0 + length_ms
+        aux = [AuxRange(name, 50 * MS, 52 * MS)]
+        aux += (
+            [AuxRange("clip", round((52 + length_ms / 2) * MS), round((52.1 + length_ms / 2) * MS))] if spread else []
+        )
+        return {"aux": aux, "compute": compute(("forward", 0, 50), ("backward", again, LENGTH_MS))}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "timer", "holds"),
+    [
+        pytest.param(idle("loss_read", 20.0), "cuda_event", True, id="idle behind it"),
+        pytest.param(idle("loss_read", 5.0), "cuda_event", False, id="for a moment"),
+        pytest.param(idle("optimizer", 20.0), "cuda_event", False, id="behind the optimizer"),
+        pytest.param(idle("loss_read", 20.0), "perf_counter", False, id="a CPU has nothing to launch"),
+    ],
+)
+def test_idle_by_synchronisation(tmp_path: Path, make: Callable[[int, int], Any], timer: str, holds: bool) -> None:
+    rules = recorded(tmp_path, make, timer=timer)
+    assert ("idle_by_synchronisation" in rules) == holds
+    if holds:
+        assert rules["idle_by_synchronisation"]["sentence"].startswith(
+            "rank 1 is idle for 20 ms a step behind the read"
+        )
+
+
+@pytest.mark.parametrize(("data_ms", "holds"), [(15.0, True), (5.0, False)])
+def test_starved_by_data(tmp_path: Path, data_ms: float, holds: bool) -> None:
+    aux = [AuxRange("data", 0, round(data_ms * MS))]
+    parts = {"aux": aux, "compute": compute(("forward", data_ms, 60), ("backward", 60, LENGTH_MS))}
+    rules = recorded(tmp_path, lambda _rank, _number: dict(parts))
+    assert ("starved_by_data" in rules) == holds
+    assert "idle_by_synchronisation" not in rules
+
+
+def test_data_that_is_loaded_beside_computation_starves_nobody(tmp_path: Path) -> None:
+    parts = {"aux": [AuxRange("data", 10 * MS, 30 * MS)], "compute": compute(("forward", 0, 60))}
+    assert "starved_by_data" not in recorded(tmp_path, lambda _rank, _number: dict(parts))
+
+
+@pytest.mark.parametrize(
+    ("samples", "slow", "holds"), [(100, 40, True), (100, 4, False), (3, 1, False), (100, 0, False)]
+)
+def test_throttled(samples: int, slow: int, holds: bool) -> None:
+    clock = {"count": samples, "median": 1400.0, "min": 900.0, "max": 1500.0}
+    device = {"samples": samples, "throttled_samples": slow, "throttle_reasons": {"power cap": slow}, "sclk_mhz": clock}
+    calm = {"samples": samples, "throttled_samples": 0, "throttle_reasons": {}}
+    entry = by_json.built(DatasetEntry, {"devices": {"ranks": {"2": calm, "3": device}}})
+    named = list(throttled(None, entry))  # type: ignore[arg-type]
+    assert [each.rank for each in named] == ([3] if holds else [])
+    if holds:
+        assert named[0].sentence == (
+            "rank 3 was throttled in 40 of 100 samples (power cap), clock down to 900 MHz (median 1400)"
+        )
+
+
+def traced(folder: Path, events: Sequence[dict[str, Any]]) -> Any:
+    (folder / "rank0.json").write_text(json.dumps(document([kineto_step(1, 0, 1000), *events])))
+    return found(LabelledRun("x", load_traces(str(folder))))
+
+
+@pytest.mark.parametrize("stream", [7, 9])
+def test_a_collective_on_the_compute_stream(tmp_path: Path, stream: int) -> None:
+    """On stream 9 it has one of its own, beside a small kernel that computes."""
+    events = [
+        kernel(GEMM, 0, 400),
+        kernel(ALLREDUCE, 400, 200, stream=stream),
+        kernel(GEMM, 610, 300),
+        kernel("scale", 905, 5, stream=9),
+    ]
+    rules = traced(tmp_path, events)
+    assert ("collective_on_compute_stream" in rules) == (stream == 7)
+    if stream == 7:
+        rule = rules["collective_on_compute_stream"]
+        assert (rule["rank"], rule["stream"]) == (0, 7)
+        assert rule["sentence"].startswith(
+            "rank 0: 0.2 ms of 0.2 ms of collectives run on stream 7, the compute stream"
+        )
+
+
+@pytest.mark.parametrize("launched_at", [150, 5])
+def test_launches_that_the_device_waits_for(tmp_path: Path, launched_at: int) -> None:
+    """The second kernel follows after 100 us: its launch began when the first had ended, or long before."""
+    events = [
+        event("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1),
+        event("cuda_runtime", "cudaLaunchKernel", launched_at, 2, correlation=2),
+        kernel(GEMM, 10, 100, correlation=1),
+        kernel(GEMM, 210, 100, correlation=2),
+    ]
+    rules = traced(tmp_path, events)
+    assert ("host_bound_launches" in rules) == (launched_at == 150)
+    if launched_at == 150:
+        assert (rules["host_bound_launches"]["rank"], rules["host_bound_launches"]["stream"]) == (0, 7)
+        assert "33 % of the time the device waits" in rules["host_bound_launches"]["sentence"]
+
+
+@pytest.mark.parametrize("ahead_ms", [0.01, 8.0])
+def test_a_record_whose_host_is_hardly_ahead(tmp_path: Path, ahead_ms: float) -> None:
+    def make(rank: int, _number: int) -> dict[str, Any]:
+        if ahead_ms > 1:
+            return {"metrics": {"host_lead_ms": ahead_ms, "undecided_share": 0.0}}
+        open_ = dict.fromkeys(("compute_ms", "overlap_ratio", "compute_comm_ms", "exposed_comm_ms", "exposed_share"))
+        bounds = dict.fromkeys(open_, (0.1, 0.9))
+        return {
+            "metrics": open_ | {"host_lead_ms": ahead_ms, "undecided_share": 0.5 + 0.1 * rank},
+            "bounds": bounds,
+            "reasons": dict.fromkeys(open_, "host-bound"),
+        }
+
+    rules = recorded(tmp_path, make)
+    assert ("host_bound_launches" in rules) == (ahead_ms < 1)
+    if ahead_ms < 1:
+        assert rules["host_bound_launches"]["rank"] == 1
