@@ -98,7 +98,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "merge": Command(
         "aorta.analysis.merge.merge_traces:merge_traces",
-        "traces of several ranks as one file for Perfetto, on one clock",
+        "traces or records of several ranks as one file for Perfetto, on one clock",
         "artifacts/cuda -o merged.json.gz",
     ),
     "rpc": Command(

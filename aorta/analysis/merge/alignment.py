@@ -16,7 +16,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
-from aorta.records.clocks import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, RankClock, decode, read_clock_sync
+from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
 from aorta.records.reader import header_of
 from aorta.records.run_files import RANK_FILE, in_history
 
@@ -116,21 +116,17 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
     if given is not None:
         return KnownClocks(read_clock_sync(given), given)
     # A folder above a run may hold the file of another run: only the one nearest to a trace belongs to its run.
-    near = {trace.path: _nearest(list(trace.path.absolute().parents)[:_FOLDERS_ABOVE]) for trace in traces}
+    near = {trace.path: _nearest(_above(trace)) for trace in traces}
     paths = {path for path in near.values() if path} or {path for folder in folders if (path := _nearest([folder]))}
     files = {path: read_clock_sync(path) for path in sorted(paths)}
-    own = [(trace.path, sync) for trace in traces if (sync := _own_clock(trace)) is not None]
-    own_paths = {path for path, _ in own}
-    known = {_run(sync) for sync in files.values()}
-    for trace, sync in own:
-        if _run(sync) not in known:
-            # A resumed run goes on in its folder, and the files of the run that wrote this trace are in the history.
-            earlier = (path for folder in _folders(trace, folders) for path in in_history(folder, *_run(sync)))
-            if (path := _nearest(list(earlier))) is not None:
-                files[path] = read_clock_sync(path)
-    silent = [path for trace in traces if trace.path not in own_paths and (path := near[trace.path])]
-    said = [*own, *((path, files[path]) for path in silent)] or list(files.items())
-    runs = {_run(sync): path for path, sync in said}
+    for trace in traces:
+        # A resumed run goes on in its folder, and the files of the run that wrote this trace are in the history.
+        unknown = trace.run is not None and trace.run not in map(_run, files.values())
+        if unknown and (path := _nearest(_moved(trace, folders))) is not None:
+            files[path] = read_clock_sync(path)
+    runs = {trace.run: trace.path for trace in traces if trace.run is not None}
+    runs |= {_run(files[path]): path for trace in traces if trace.run is None and (path := near[trace.path])}
+    runs = runs or {_run(sync): path for path, sync in files.items()}
     if len(runs) > 1:
         raise InputError(
             f"traces of {len(runs)} runs: {', '.join(map(str, runs.values()))}; merge those of one run (--window N)"
@@ -138,9 +134,10 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
     for path, sync in files.items():
         if _run(sync) in runs:  # otherwise it was measured in another run than that of the traces
             return KnownClocks(sync, path)
-    for _, sync in own:
-        ranks = {clock.rank: clock for _, other in own for clock in other.ranks}
-        return KnownClocks(sync.with_ranks(ranks.values()), "the traces")
+    own = [trace.clock for trace in traces if trace.clock is not None]
+    if own:
+        ranks = {clock.rank: clock for sync in own for clock in sync.ranks}
+        return KnownClocks(own[0].with_ranks(ranks.values()), "the traces")
     return KnownClocks()
 
 
@@ -148,31 +145,28 @@ def record_of(trace: TraceFile, folders: Sequence[Path]) -> Path | None:
     """Return the record of the trace's rank: the nearest to it or in `folders`, of the trace's own run where it names
     one, be it in the history of a run that was resumed; None where there is none.
     """
-    name, own = RANK_FILE.format(rank=trace.rank), _own_clock(trace)
-    near = [path for folder in _folders(trace.path, folders) if (path := folder / name).is_file()]
-    if own is None:
-        return next(iter(near), None)
-    earlier = (past / name for folder in _folders(trace.path, folders) for past in in_history(folder, *_run(own)))
-    of_the_run = (path for path in (*near, *earlier) if _run_of_record(path) == _run(own))
-    return next(of_the_run, next(iter(near), None))
+    if trace.is_record:
+        return trace.path
+    name = RANK_FILE.format(rank=trace.rank)
+    near = [path for folder in (*_above(trace), *folders) if (path := folder / name).is_file()]
+    for path in (*near, *(past / name for past in _moved(trace, folders))):
+        try:
+            header = header_of(path)
+        except InputError:
+            continue
+        if trace.run == (header.run_id, header.attempt):
+            return path
+    return next(iter(near), None)
 
 
-def _folders(trace: Path, folders: Sequence[Path]) -> list[Path]:
-    """Return where the files of a trace's run may lie, the nearest first."""
-    return [*list(trace.absolute().parents)[:_FOLDERS_ABOVE], *folders]
+def _above(trace: TraceFile) -> list[Path]:
+    """Return the folders in which the files of a trace's run may lie, the nearest first."""
+    return list(trace.path.absolute().parents)[: 1 if trace.is_record else _FOLDERS_ABOVE]
 
 
-def _run_of_record(path: Path) -> tuple[str, int] | None:
-    try:
-        header = header_of(path)
-    except InputError:
-        return None
-    return header.run_id, header.attempt
-
-
-def _own_clock(trace: TraceFile) -> ClockSync | None:
-    raw = trace.head.get(TRACE_KEY)
-    return None if raw is None else decode(raw, str(trace.path), f"the {TRACE_KEY}")
+def _moved(trace: TraceFile, folders: Sequence[Path]) -> list[Path]:
+    """Return where a resumed run has moved the files of a trace's run."""
+    return [past for folder in (*_above(trace), *folders) if trace.run for past in in_history(folder, *trace.run)]
 
 
 def _run(sync: ClockSync) -> tuple[str, int]:

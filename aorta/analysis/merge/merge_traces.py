@@ -1,5 +1,5 @@
-"""The command `aorta merge` (`analysis/merge_traces.py`): one file of the traces and records of all ranks, on the clock
-of the reference rank and checked against causality.
+"""The command `aorta merge` (`analysis/merge_traces.py`): one file of the traces and records of all ranks, or of the
+records alone, on the clock of the reference rank and checked against causality.
 
 Text goes to stdout, notes and `error: ...` to stderr. Must not: drop an event, or hold a trace.
 """
@@ -49,6 +49,8 @@ class Merged:
     causality: Causality = field(default_factory=Causality)
     missing: list[int] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
+    bounds: dict[int, int | None] = field(default_factory=dict)
+    """Rank -> largest error in ns of a time of its record; None where it was not measured."""
     residual_us: dict[int, float] = field(default_factory=dict)
     """Rank -> median distance between a collective's label in the trace and its row in the record."""
 
@@ -74,6 +76,8 @@ def merge(
     if not files:
         raise InputError(f"{output}: the only trace given is the file to write")
     traces = choose([describe(path) for path in files], window, notes)
+    if align == "start_profile" and (records := [trace.path for trace in traces if trace.is_record]):
+        raise InputError(f"{records[0]}: --align start_profile goes by the starts of profilers, and a record has none")
     clocks = find_clocks(clock_sync, traces, folders)
     alignments = align_ranks(traces, clocks, align, notes)
     merged = Merged(traces, clocks, alignments, notes)
@@ -85,16 +89,19 @@ def merge(
         for rank, alignment in alignments.items():
             mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
             label = f"rank {rank} ({_host(mine[0][1], clocks)})"
-            span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
+            record, span, labels = record_of(mine[0][1], folders), None, dict[str, int]()
+            if not mine[0][1].is_record:
+                span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
+                record = None if span is None else record
             for _ in mine:
                 done()
-            record = record_of(mine[0][1], folders)
-            if record is None or span is None:
+            if record is None:
                 continue
             tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
             for event in tracks.events():
                 writer.write(event)
             seen[rank], groups[rank], merged.steps[rank] = tracks.collectives, tracks.groups, tracks.steps
+            merged.bounds[rank] = tracks.bound_ns
             notes += tracks.problems
             _compare_labels(merged, rank, labels, tracks.collectives)
         if not seen:
@@ -165,7 +172,8 @@ def _say_what_is_missing(merged: Merged) -> None:
     if merged.missing:
         more = len(merged.missing) - _NAMED_RANKS
         rest = f" and {more} more" if more > 0 else ""
-        merged.notes.append(f"no trace of rank {', '.join(map(str, merged.missing[:_NAMED_RANKS]))}{rest}")
+        what = "record" if merged.traces[0].is_record else "trace"
+        merged.notes.append(f"no {what} of rank {', '.join(map(str, merged.missing[:_NAMED_RANKS]))}{rest}")
     merged.notes += [
         f"{trace.path}: no baseTimeNanoseconds: its times are taken as absolute microseconds"
         for trace in merged.traces
@@ -191,6 +199,7 @@ def _metadata(merged: Merged, output: Path, align: Align, base_ns: int) -> dict[
             "events": {str(rank): dict(counts) for rank, counts in merged.counts.items()},
             "ranks_missing": merged.missing,
             "causality": merged.causality.as_json(),
+            "record_bounds_ns": {str(rank): bound for rank, bound in merged.bounds.items()},
             "trace_to_record_us": {str(rank): value for rank, value in merged.residual_us.items()},
             "notes": merged.notes,
         },
@@ -228,7 +237,7 @@ def merge_traces(arguments: Sequence[str]) -> int:
 
 def _report(merged: Merged, output: Path, align: Align) -> list[str]:
     lines = []
-    for rank, counts in merged.counts.items():
+    for rank in merged.alignments:
         clock, sync = merged.clocks.of(rank), merged.clocks.sync
         offset = "the host's clock" if merged.alignments[rank].one_host else "clock not measured"
         if clock is not None and sync is not None and rank == sync.reference_rank:
@@ -238,15 +247,21 @@ def _report(merged: Merged, output: Path, align: Align) -> list[str]:
             within = "bound unknown" if bound is None else f"within {bound / 1e3:.1f} us"
             drift = "drift unknown" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.2f} ppm"
             offset = f"offset {clock.offset_ns / 1e3:+.1f} us {within}, {drift}"
-        steps = f", {merged.steps[rank]} steps of its record" if rank in merged.steps else ""
-        lines.append(f"rank {rank}: {counts.total()} events ({counts['X']} complete){steps}; {offset}")
+        counts = merged.counts.get(rank)
+        parts = [f"{counts.total()} events ({counts['X']} complete)"] if counts is not None else []
+        parts += [f"{merged.steps[rank]} steps of its record"] if rank in merged.steps else []
+        lines.append(f"rank {rank}: {', '.join(parts)}; {offset}")
     if merged.residual_us:
         worst = max(merged.residual_us.values())
         lines.append(
             f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
         )
+    if merged.bounds:
+        known = [bound for bound in merged.bounds.values() if bound is not None]
+        within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(merged.bounds) else "within an unknown bound"
+        lines.append(f"times of the records: {within} of the reference clock")
     lines += merged.causality.lines()
-    lines.append(f"{output}: {len(merged.counts)} rank(s), {describe_alignment(align, merged.alignments)}")
+    lines.append(f"{output}: {len(merged.alignments)} rank(s), {describe_alignment(align, merged.alignments)}")
     return lines
 
 
@@ -259,7 +274,8 @@ def _window(text: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command."""
     words = argparse.ArgumentParser(
-        description="Chrome traces of several ranks -> one file for Perfetto, on the clock of rank 0.",
+        description="Traces and records of several ranks -> one file for Perfetto, on the clock of rank 0. A folder "
+        "without traces gives its records.",
         epilog="Exit codes: 0 done, 1 --check found an effect before its cause, 2 bad input, 4 --check found nothing "
         "to check.",
     )

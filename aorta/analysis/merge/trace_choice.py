@@ -1,4 +1,4 @@
-"""Finds the traces in folders and files, and the rank, window and clock base of each.
+"""Finds the traces in folders and files, and the rank, window and clock base of each; where there is no trace, records.
 
 Accepts `.json`, `.json.gz` and `.tar.gz`/`.tgz` (one JSON file inside), or folders with them. Must not: unpack to disk,
 or choose silently between two traces of one rank.
@@ -19,8 +19,17 @@ from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
 from aorta.analysis.load.rank_inference import ranks_in_path
 from aorta.errors import InputError
-from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.run_files import HISTORY_DIR, MANIFEST_FILE, RPC_FILE, TRACE_FILE
+from aorta.records.clocks import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, decode
+from aorta.records.reader import header_of
+from aorta.records.run_files import (
+    HISTORY_DIR,
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_FILE_NAME,
+    RPC_FILE,
+    TRACE_FILE,
+    rank_files,
+)
 from aorta.records.schema import WORLD_LIMIT
 
 SUFFIXES: Final = (".json", ".json.gz", ".tar.gz", ".tgz")
@@ -30,7 +39,14 @@ _LEFT_OUT = frozenset({HISTORY_DIR, "checkpoints", "logs"})
 
 @dataclass(frozen=True)
 class TraceFile:
-    """One trace file. `base_ns` is None where `ts` is absolute; `start_ns` orders the windows of a rank."""
+    """One trace file, or a record.
+
+    Attributes:
+        base_ns: None where `ts` is absolute.
+        start_ns: orders the windows of a rank.
+        clock: what the trace itself says of its rank's clock.
+        run: id and attempt of its run; None where it does not say.
+    """
 
     path: Path
     rank: int
@@ -41,6 +57,13 @@ class TraceFile:
     start_ns: int
     head: dict[str, msgspec.Raw]
     window: int = 0
+    clock: ClockSync | None = None
+    run: tuple[str, int] | None = None
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is a record of AORTA."""
+        return RANK_FILE_NAME.match(self.path.name) is not None
 
 
 @contextmanager
@@ -71,10 +94,11 @@ def scanning(path: Path) -> Iterator[RawEvents]:
 
 
 def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
-    """List the traces given or found, in order. Other JSON files in a folder are left out with a note.
+    """List the traces given or found, in order; of folders without any trace the records. Other JSON files in a folder
+    are left out with a note.
 
     Raises:
-        InputError: a path does not exist, a file has another extension, or there is no trace at all.
+        InputError: a path does not exist, a file has another extension, or there is neither trace nor record.
     """
     found: list[Path] = []
     for path in paths:
@@ -90,14 +114,15 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
             found += [file for file in inside if _is_trace(file, notes)]
         elif not path.exists():
             raise InputError(f"{path}: no such file or folder")
-        elif not path.name.endswith(SUFFIXES):
+        elif not path.name.endswith(SUFFIXES) and not RANK_FILE_NAME.match(path.name):
             raise InputError(f"{path}: a trace ends in {', '.join(SUFFIXES)}")
         else:
             found.append(path)
+    found = found or [record for path in paths for record in rank_files(path)]
     if not found:
         raise InputError(
-            f"no trace in {', '.join(map(str, paths))}: expected {', '.join(SUFFIXES)} files of torch.profiler "
-            "(profiling.enabled=true writes them)"
+            f"neither trace nor record in {', '.join(map(str, paths))}: expected {', '.join(SUFFIXES)} files of "
+            f"torch.profiler, or {RANK_FILE.format(rank='<rank>')}"
         )
     return list(dict.fromkeys(found))
 
@@ -115,11 +140,16 @@ def _is_trace(path: Path, notes: list[str]) -> bool:
 
 
 def describe(path: Path) -> TraceFile:
-    """Read what stands before the events; the whole file only if the base of its times stands behind them.
+    """Read what stands before the events; the whole file only if the base of its times stands behind them. Of a record,
+    read its header.
 
     Raises:
         InputError: the file is broken, or nothing says which rank it belongs to.
     """
+    if RANK_FILE_NAME.match(path.name):
+        head_line = header_of(path)
+        begun, run = head_line.clock.realtime_ns, (head_line.run_id, head_line.attempt)
+        return TraceFile(path, head_line.rank, head_line.host, head_line.world_size, begun, None, begun, {}, run=run)
     with scanning(path) as scanner:
         first = next((time_ns(event, "ts", path) for event in scanner.events() if "ts" in event), 0)
         head = dict(scanner.head)
@@ -146,6 +176,7 @@ def describe(path: Path) -> TraceFile:
     base_ns = _value(head, "baseTimeNanoseconds", int, path)
     if base_ns is not None and abs(base_ns) >= LARGEST_NS:
         raise InputError(f"{path}: its baseTimeNanoseconds is {base_ns}, which no clock shows")
+    clock = decode(head[TRACE_KEY], str(path), f"the {TRACE_KEY}") if TRACE_KEY in head else None
     return TraceFile(
         path,
         rank,
@@ -155,6 +186,8 @@ def describe(path: Path) -> TraceFile:
         _value(head, "trace_id", str, path),
         (base_ns or 0) + first,
         head,
+        clock=clock,
+        run=(clock.run_id, clock.attempt) if clock is not None else None,
     )
 
 

@@ -1,10 +1,10 @@
-"""Turns one rank's record into tracks beside its trace, and checks causality across ranks.
+"""Turns one rank's record into tracks, beside its trace or by themselves, and checks causality across ranks.
 
-Two parts. *Tracks*: step windows, active lanes, and every collective. Reads `rank_<rank>_metrics.jsonl` line by line,
-keeps the steps in the time span of the trace, yields begin and end events on threads of a separate process (complete
-events, `ph` X, remain those of the traces), and collects the collectives in that span. *Check*: takes these of every
-rank (and RPC calls with what they ran elsewhere), on one clock with error bounds, and reports what was checked and
-every effect that precedes its cause by more than the error.
+Two parts. *Tracks*: steps, ranges of the caller, passes of blocks, active lanes (pipeline bubbles too), stalls, waits,
+other work, copies, every collective, and samples of the device. Reads `rank_<rank>_metrics.jsonl` line by line, yields
+begin and end events on threads of a separate process (complete events, `ph` X, remain those of the traces), and
+collects the collectives. *Check*: takes these of every rank (and RPC calls with what they ran elsewhere), on one clock
+with error bounds, and reports what was checked and every effect that precedes its cause by more than the error.
 
 Must not: hold a whole record, or call a pair checked whose bound is unknown without saying so.
 """
@@ -12,10 +12,10 @@ Must not: hold a whole record, or call a pair checked whose bound is unknown wit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ from aorta.timeline.classes import LOCKSTEP
 from aorta.timeline.intervals import merge
 
 CATEGORY: Final = "aorta"
+_TRACKS: Final = ("steps", "ranges of", "blocks", "lane compute", "stalls", "waits", "lane", "collectives")
+"""Order of the tracks of a rank, by how their names begin; others follow."""
+_COUNTERS: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,16 @@ class MergedCollective:
     end_bound_ns: int | None
 
 
+class _Slice(NamedTuple):
+    """A slice on a track, in ns from the start of its step."""
+
+    track: str
+    name: str
+    begin_ns: int
+    end_ns: int
+    about: dict[str, Any] | None = None
+
+
 @dataclass
 class RecordTracks:
     """What one record contributes to a merge. `events` must be exhausted before the other attributes are read."""
@@ -53,14 +66,17 @@ class RecordTracks:
     path: Path
     rank: int
     alignment: RankAlignment
-    span_ns: tuple[int, int]
-    """First and last instant of the rank's trace, on the reference clock; steps outside are left out."""
+    span_ns: tuple[int, int] | None
+    """First and last instant of the rank's trace, on the reference clock; steps outside are left out. None: all are
+    in it."""
     label: str
     base_ns: int
     groups: dict[str, list[int]] = field(default_factory=dict)
     collectives: list[MergedCollective] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     steps: int = 0
+    bound_ns: int | None = 0
+    """Largest error of a time, between the ends of its steps; None where it was not measured."""
 
     def __post_init__(self) -> None:
         self._tids: dict[str, int] = {}
@@ -104,47 +120,35 @@ class RecordTracks:
             clocks = self.alignment.bound_ns(wall.realtime_ns(origin + offset_ns))
             return None if clocks is None else clocks + wall.uncertainty_ns
 
-        begin, end = at(0), at(step.end_mono_ns - origin)
-        if end < self.span_ns[0] or begin > self.span_ns[1]:
+        length = step.end_mono_ns - origin
+        if self.span_ns is not None and (at(length) < self.span_ns[0] or at(0) > self.span_ns[1]):
             return
         self.steps += 1
-        facts: dict[str, Any] = {
-            "global_step": step.global_step,
-            "overlap_ratio": step.overlap.get("overlap_ratio"),
-        }
-        yield from self._slice("steps", f"step {step.global_step}", begin, end, facts)
-        for bit, lane in enumerate(lanes):
-            # Adjacent segments that differ only in other lanes do not split a stretch (W7).
-            for first, last in merge(
-                (part.start_ns, part.end_ns) for part in step.active_segments if part.lanes >> bit & 1
-            ):
-                yield from self._slice(f"lane {lane}", lane, at(first), at(last), None)
+        bounds = self.bound_ns, bound(0), bound(length)
+        self.bound_ns = None if None in bounds else max(bounds)  # type: ignore[type-var]
         for row in step.collectives:
-            issue = at(row.issue_ns)
-            end_ns = None if row.end_ns is None else at(row.end_ns)
-            end_bound_ns = None if row.end_ns is None else bound(row.end_ns)
+            end_ns, end_bound_ns = (None if row.end_ns is None else of(row.end_ns) for of in (at, bound))
             self.collectives.append(
-                MergedCollective(row.kind, row.group, row.seq, issue, end_ns, bound(row.issue_ns), end_bound_ns)
+                MergedCollective(
+                    row.kind, row.group, row.seq, at(row.issue_ns), end_ns, bound(row.issue_ns), end_bound_ns
+                )
             )
-            if row.start_ns is not None and end_ns is not None:
-                start = at(row.start_ns)
-                about = {"seq": row.seq, "group": row.group, "bytes": row.bytes, "queued_us": (start - issue) / 1e3}
-                track = self._free_lane(f"collectives {row.group}", start, end_ns)
-                yield from self._slice(track, f"{row.kind}#{row.seq}", start, end_ns, about)
-
-        yield from self._user_marks(step, at)
-
-    def _user_marks(self, step: Step, at: Callable[[int], int]) -> Iterator[dict[str, Any]]:
-        """Yield what the loop named: ranges of one thread and depth share a track, as they never overlap."""
-        for part in step.ranges or ():
-            below = f", level {part.depth + 1}" if part.depth else ""
-            about = {"error": part.error} if part.error is not None else None
-            yield from self._slice(
-                f"ranges of thread {part.thread}{below}", part.name, at(part.start_ns), at(part.end_ns), about
-            )
+        for each in sorted(_slices(step, lanes), key=lambda each: each.begin_ns):
+            begin, end = at(each.begin_ns), max(at(each.begin_ns), at(each.end_ns))
+            track = self._free_lane(each.track, begin, end)
+            tid = self._tids.setdefault(track, (self.rank + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - len(self._tids))
+            common = {"cat": CATEGORY, "pid": self._pid, "tid": tid, "name": each.name}
+            yield {"ph": "B", **common, "ts": self._us(begin), **({"args": each.about} if each.about else {})}
+            yield {"ph": "E", **common, "ts": self._us(end)}
+        for sample in step.device or ():
+            instant = self._us(at((sample.start_mono_ns + sample.end_mono_ns) // 2 - origin))
+            for name in _COUNTERS:
+                if (value := getattr(sample, name)) is not None:
+                    counter = {"ph": "C", "cat": CATEGORY, "pid": self._pid, "name": name, "ts": instant}
+                    yield {**counter, "args": {name: value}}
 
     def _free_lane(self, track: str, begin: int, end: int) -> str:
-        """Return the first thread of the track that is free at `begin`: collectives of a group may overlap, slices of a
+        """Return the first thread of the track that is free at `begin`: what is on a track may overlap, slices of a
         thread may not.
         """
         ends = self._lane_ends.setdefault(track, [])
@@ -157,23 +161,49 @@ class RecordTracks:
             ends.append(end)
         return track if not lane else f"{track} ({lane + 1})"
 
-    def _slice(
-        self, track: str, name: str, begin: int, end: int, args: dict[str, Any] | None
-    ) -> Iterator[dict[str, Any]]:
-        tid = self._tids.setdefault(track, (self.rank + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - len(self._tids))
-        common = {"cat": CATEGORY, "pid": self._pid, "tid": tid, "name": name}
-        yield {"ph": "B", **common, "ts": self._us(begin), **({"args": args} if args else {})}
-        yield {"ph": "E", **common, "ts": self._us(max(begin, end))}
-
     def _us(self, instant_ns: int) -> msgspec.Raw:
         return msgspec.Raw(microseconds.as_text(instant_ns - self.base_ns))
 
 
+def _slices(step: Step, lanes: Sequence[str]) -> Iterator[_Slice]:
+    """Yield what ran when in one step, on the track of its kind."""
+    numbered = f"step {step.global_step}" if step.phase == "train" else f"{step.phase} step {step.global_step}"
+    facts = {"global_step": step.global_step, "overlap_ratio": step.overlap.get("overlap_ratio")}
+    yield _Slice("steps", numbered, 0, step.end_mono_ns - step.start_mono_ns, facts)
+    for part in step.ranges or ():  # ranges of one thread and depth share a track, as they never overlap
+        track = f"ranges of thread {part.thread}" + (f", level {part.depth + 1}" if part.depth else "")
+        error = {"error": part.error} if part.error is not None else None
+        yield _Slice(track, part.name, part.start_ns, part.end_ns, error)
+    for block in step.compute:
+        yield _Slice("blocks", f"{block.block} {block.phase}", block.start_ns, block.end_ns)
+    for bit, lane in enumerate(lanes):
+        # Adjacent segments that differ only in other lanes do not split a stretch (W7).
+        for first, last in merge(
+            (part.start_ns, part.end_ns) for part in step.active_segments if part.lanes >> bit & 1
+        ):
+            yield _Slice(f"lane {lane}", lane, first, last)
+    for stall in step.stalls:
+        yield _Slice("stalls", stall.cause or "stall", stall.start_ns, stall.end_ns)
+    for wait in step.waits or ():
+        name = f"wait for {wait.kind or 'collective'}#{wait.seq} of group {wait.group}"
+        yield _Slice("waits", name, wait.enter_ns, wait.leave_ns)
+    for work in step.aux:
+        yield _Slice("other work", work.name, work.start_ns, work.end_ns)
+    for copy in step.copies or ():
+        if copy.start_ns is not None and copy.end_ns is not None:
+            yield _Slice("copies", copy.direction, copy.start_ns, copy.end_ns, {"bytes": copy.bytes})
+    for row in step.collectives:
+        if row.start_ns is not None and row.end_ns is not None:
+            queued_us = (row.start_ns - row.issue_ns) / 1e3
+            about = {"seq": row.seq, "group": row.group, "bytes": row.bytes, "queued_us": queued_us}
+            yield _Slice(f"collectives {row.group}", f"{row.kind}#{row.seq}", row.start_ns, row.end_ns, about)
+
+
 def _track_order(name: str) -> tuple[int, str]:
-    for order, prefix in enumerate(("steps", "ranges of", "lane compute", "lane", "collectives")):
+    for order, prefix in enumerate(_TRACKS):
         if name.startswith(prefix):
             return order, name
-    return 9, name
+    return len(_TRACKS), name
 
 
 _SHOWN: Final = 5

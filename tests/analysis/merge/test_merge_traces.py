@@ -323,7 +323,7 @@ def test_no_trace_at_all(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "other.json").write_text(json.dumps({"a": 1}))
     assert merge(tmp_path / "run", code=2) is None
-    assert "no trace in" in capsys.readouterr().err
+    assert "neither trace nor record in" in capsys.readouterr().err
     assert merge_traces([str(tmp_path / "none"), "-o", str(tmp_path / "m.json")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
 

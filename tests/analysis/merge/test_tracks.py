@@ -10,8 +10,19 @@ import pytest
 from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.analysis.merge.tracks import Causality, MergedCollective, check_collectives
 from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, WallTime, encode
-from aorta.records.schema import ActiveSegment, Anchor, ClockReading
-from tests.analysis.builders import CLOCK, MS, collective, header, metrics, step, write_rank
+from aorta.records.schema import (
+    ActiveSegment,
+    Anchor,
+    AuxRange,
+    ClockReading,
+    ComputeRange,
+    Copy,
+    DeviceSample,
+    Stall,
+    UserRange,
+    Wait,
+)
+from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
 from tests.analysis.merge.traces import load, problems, text, write, x
 
 # Wall clock of monotonic 0 in these records.
@@ -158,6 +169,98 @@ def test_C16_groups_are_matched_by_their_members_and_a_killed_rank_is_not_guesse
         "the group's ranks are not in the record (no footer)": 3,
         "not seen on every rank of its group": 3,
     }
+
+
+def test_a_record_alone_has_a_track_of_everything_that_it_holds(tmp_path, capsys):
+    """Slices are (begin, end) in ms after the start of the step; the lanes are compute, copy and bubble."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    said = {
+        "compute": [ComputeRange("layer.0", "forward", 0, 4 * MS), ComputeRange("layer.0", "backward", 6 * MS, 9 * MS)],
+        "stalls": [Stall(9 * MS, 10 * MS, "wait")],
+        "waits": [Wait("world", 0, 9 * MS, 10 * MS)],
+        "aux": [AuxRange("optimizer", 12 * MS, 14 * MS)],
+        "copies": [Copy("h2d", 4096, 0, MS), Copy("d2h", 4, None, None)],
+        "ranges": [UserRange("epoch", 0, 0, -MS, 15 * MS), UserRange("fetch", 0, 1, 0, MS, "OSError")],
+        "active_segments": [ActiveSegment(0, 4 * MS, 0b001), ActiveSegment(4 * MS, 5 * MS, 0b100)],
+        "collectives": [collective(start_ms=7.0, end_ms=10.0, issue_ns=6 * MS), collective(seq=1, end_ms=None)],
+        "device": [DeviceSample(STEP_NS, STEP_NS + 2 * MS, 51.0, None, 1200, None, 80, 2**30, [])],
+    }
+    made = step(0, 1, 1, overlap=metrics(20, 4, 3, 0), **said)
+    write_rank(folder, header(lanes=("compute", "copy", "bubble")), [made, step(0, 1, 2, overlap=metrics(20, 0, 0, 0))])
+    merged = merge(folder)
+    names = {e["tid"]: e["args"]["name"] for e in merged["traceEvents"] if e["name"] == "thread_name"}
+    order = {e["tid"]: e["args"]["sort_index"] for e in merged["traceEvents"] if e["name"] == "thread_sort_index"}
+    ends = iter([e for e in merged["traceEvents"] if e["ph"] == "E"])
+    zero_ns = merged["baseTimeNanoseconds"] - (ZERO_NS + STEP_NS)
+    found = [
+        (names[e["tid"]], e["name"], *(round(end["ts"] / 1e3 + zero_ns / MS, 3) for end in (e, next(ends))))
+        for e in merged["traceEvents"]
+        if e["ph"] == "B"
+    ]
+    assert sorted(found) == [
+        ("blocks", "layer.0 backward", 6, 9),
+        ("blocks", "layer.0 forward", 0, 4),
+        ("collectives world", "allreduce#0", 7, 10),
+        ("copies", "h2d", 0, 1),
+        ("lane bubble", "bubble", 4, 5),
+        ("lane compute", "compute", 0, 4),
+        ("other work", "optimizer", 12, 14),
+        ("ranges of thread 0", "epoch", -1, 15),
+        ("ranges of thread 0, level 2", "fetch", 0, 1),
+        ("stalls", "wait", 9, 10),
+        ("steps", "step 1", 0, 20),
+        ("steps", "step 2", 1000, 1020),
+        ("waits", "wait for collective#0 of group world", 9, 10),
+    ]
+    shown = sorted(names.values(), key=lambda name: order[next(tid for tid in names if names[tid] == name)])
+    assert shown[:5] == ["steps", "ranges of thread 0", "ranges of thread 0, level 2", "blocks", "lane compute"]
+    counters = {
+        e["name"]: (e["args"][e["name"]], e["ts"] / 1e3 + zero_ns / MS) for e in merged["traceEvents"] if e["ph"] == "C"
+    }
+    assert counters == {
+        name: (value, pytest.approx(1.0))
+        for name, value in (("temp_c", 51.0), ("sclk_mhz", 1200), ("util_pct", 80), ("mem_used_bytes", 2**30))
+    }
+    assert "rank 0: 2 steps of its record; clock not measured" in capsys.readouterr().out
+    merge(folder, "--align", "start_profile", code=2)
+    assert "a record has none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("late_ns", [0, 900, -900])
+def test_records_alone_stand_on_one_clock_within_the_bound_that_is_said(tmp_path, capsys, late_ns):
+    """The clock of rank 1 is 5 ms ahead, which was measured with an error of `late_ns` and a bound of 1 us. Both ranks
+    end the collective at the same instant.
+    """
+    folder, ahead_ns = tmp_path / "run", 5 * MS
+    folder.mkdir()
+    at = ZERO_NS + STEP_NS
+    for rank, shift in ((0, 0), (1, ahead_ns)):
+        own = ClockReading(CLOCK.realtime_ns + shift, 0, CLOCK.monotonic_ns, CLOCK.uncertainty_ns)
+        rows = {number: [collective(seq=number, start_ms=10.0, end_ms=18.0)] for number in (1, 2)}
+        lines = [step(rank, 2, number, overlap=metrics(100, 0, 8, 0), collectives=rows[number]) for number in rows]
+        write_rank(folder, header(rank, 2, clock=own), lines, footer(2, 2, clock=own))
+    measured = [OffsetSample(at + n * 10**9 + ahead_ns, ahead_ns + late_ns, 2000, 1000, 32) for n in (0, 2)]
+    zero = [OffsetSample(at + n * 10**9, 0, 0, 0, 32) for n in (0, 2)]
+    clocks = [RankClock(0, "node0", "b", *zero), RankClock(1, "node1", "b", *measured)]
+    (folder / "clock_sync.json").write_bytes(encode(ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "s", True, clocks)))
+
+    def apart_ns(merged):
+        ends = [e["ts"] for e in merged["traceEvents"] if e["ph"] == "E" and e["name"].startswith("allreduce#")]
+        return [abs(round((first - second) * 1e3)) for first, second in zip(ends[:2], ends[2:], strict=True)]
+
+    merged = merge(folder, "--check")
+    # The record's own clocks were read together within 50 ns.
+    assert merged["aorta"]["record_bounds_ns"] == {"0": 50, "1": 1050}
+    assert apart_ns(merged) == [abs(late_ns)] * 2
+    assert "times of the records: within 1.1 us of the reference clock" in capsys.readouterr().out
+    assert merged["clockSync"]["aligned"] is True
+    assert apart_ns(merge(folder, "--align", "none")) == [ahead_ns] * 2
+    # A measurement of another run says nothing of these clocks.
+    (folder / "clock_sync.json").write_bytes(encode(ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "s", True, clocks)))
+    merged = merge(folder)
+    assert (merged["clockSync"]["source"], merged["aorta"]["record_bounds_ns"]) == (None, {"0": None, "1": None})
+    assert "within an unknown bound" in capsys.readouterr().out
 
 
 def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
