@@ -81,15 +81,6 @@ def test_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
     assert {"cuda_timeline.png", "rocm_timeline.png"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.spec("D42")
-def test_without_runs_the_report_says_what_would_make_them(tmp_path: Path) -> None:
-    done = run([*REPORT, "--reference", "nowhere", "--candidate", "nothing"], tmp_path)
-    assert done.returncode == 2
-    assert str(tmp_path / "artifacts" / "nowhere") in done.stderr
-    assert "label=nowhere" in done.stderr
-    assert "label=nothing" in done.stderr
-
-
 @pytest.mark.thorough
 def test_older_words_run_the_same_job(tmp_path: Path) -> None:
     words = ["--config", "config/default.yaml", "--override", *SMALL, "training.max_steps=3", "--enable-rocm-metrics"]

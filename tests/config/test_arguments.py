@@ -110,6 +110,7 @@ def test_config_names_a_file_of_the_caller_first_then_of_the_repository(spelling
         (["--override", "label"], r"--override label: expected KEY=VALUE"),
     ],
 )
+@pytest.mark.spec("D55")
 def test_words_that_cannot_be_meant(words, message, places):
     with pytest.raises(ConfigError, match=message):
         translate(words, *places)

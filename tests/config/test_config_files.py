@@ -68,18 +68,6 @@ def test_what_is_wrong_in_an_own_file_is_said(door, tmp_path, text, said):
     assert said in answer.err
 
 
-@pytest.mark.spec("D55")
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("gone.yaml", "--config gone.yaml: no such file"), ("old.json", "only YAML is read (.yaml), not .json")],
-)
-def test_a_file_that_is_missing_or_json_is_named(door, tmp_path, name, said):
-    (tmp_path / "old.json").write_text("{}")
-    answer = door("--config", name)
-    assert (answer.code, answer.jobs) == (1, [])
-    assert said in answer.err
-
-
 @pytest.mark.parametrize(
     "words",
     [

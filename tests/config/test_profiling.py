@@ -95,21 +95,6 @@ def test_a_bare_list_is_hydra_s_sweep(door):
     assert "multirun" in answer.err
 
 
-@pytest.mark.spec("B1")
-def test_what_is_no_rank_is_refused(door):
-    answer = door("profiling.ranks=[0,x]")
-    assert answer.code == 1
-    assert "is not a rank: give all, a list" in answer.err
-
-
-@pytest.mark.spec("E4")
-def test_a_misspelt_variable_is_refused_with_the_known_names(door):
-    answer = door("profiling=composer", "profiling.filename='{bach}.json'")
-    assert answer.code == 1
-    assert "{bach} is no variable; there are run_name, rank" in answer.err
-    assert door("profiling=composer", "profiling.filename='{rank}.{batch:06d}.json'").code == 0
-
-
 @pytest.mark.spec("E14")
 def test_names_that_ranks_would_share_are_refused():
     template = {"option": "composer", "several": 2}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from omegaconf import OmegaConf
 
 from aorta.config.resolve import NOT_IN_HASH, environment_number, resolve, steps_planned
 from aorta.config.schema import FSDP, Precision
@@ -84,11 +83,6 @@ def test_samples_are_counted_over_all_ranks(rules, composed, monkeypatch):
     assert resolve(composed(*words)).config.dataset.num_samples == 31
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert rules(*words) == ["dataset.num_samples=31: one step needs 32 (8 per micro-batch x 2 x 2 ranks)"]
-
-
-def test_a_configuration_that_does_not_build_on_ours_is_refused_with_the_advice():
-    with pytest.raises(ConfigError, match="begin it with\n  defaults:\n    - default\n    - _self_"):
-        resolve(OmegaConf.create({"training": {"max_steps": 7}}))
 
 
 @pytest.mark.parametrize("word", ["training.output_dir=${nowhere}", "training.batch_size=${training.output_dir}"])

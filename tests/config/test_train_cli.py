@@ -233,9 +233,7 @@ print("\\n" + json.dumps([code, sorted({name.partition(".")[0] for name in sys.m
     [
         (["--help"], 0),
         (["--cfg", "job"], 0),
-        (["training.enabeld=1"], 1),
         (["training.max_steps=0"], 1),
-        (["--config", "gone.yaml"], 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )

@@ -96,8 +96,7 @@ def last_steps(ranks: list[Rank]) -> set[int]:
     return {len(rank.steps) - 1 for rank in ranks}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize("coupled", [True, False], ids=["collectives", "no collectives"])
+@pytest.mark.parametrize(("world_size", "coupled"), [(3, True), (2, False)], ids=["collectives", "no collectives"])
 @pytest.mark.parametrize(
     "asked", [{0: 7}, {1: 7}, {0: 7, 1: 7}, {0: 7, 1: 9}, {0: 0}], ids=["rank 0", "rank 1", "both", "apart", "at once"]
 )
@@ -160,7 +159,7 @@ def test_a_world_of_one_needs_no_store():
     agreement.close()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_whatever_the_timing(seed):
     chance = random.Random(seed)
     world_size, coupled = chance.randint(2, 5), chance.random() < 0.6

@@ -3,7 +3,7 @@
 Each call is appended to $FAKE_RECORD; $FAKE_ACTS says what launches do, as {"candidate/01": {...}}:
     fail: how many starts end with `code` (7)      ranks: how many of two ranks leave a record (2)
     hang: how many starts leave a rank in a session of its own, as torchrun does, and sleep
-    job_step_ms: of every step (100)               signal_file: touched when SIGTERM came; then it ends by itself
+    job_step_ms: of every step (100)
 """
 
 # ruff: noqa: T201 - its words are what a launch says
@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +34,6 @@ def note(**fields: Any) -> list[dict[str, Any]]:
 def hang(act: dict[str, Any]) -> None:
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     note(call="hangs", pid=os.getpid(), rank=rank.pid)
-    if "signal_file" in act:
-
-        def ended(_number: int, _frame: FrameType | None) -> None:
-            Path(act["signal_file"]).touch()
-            rank.kill()
-            sys.exit(1)
-
-        signal.signal(signal.SIGTERM, ended)
     time.sleep(600)
 
 

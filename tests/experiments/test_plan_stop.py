@@ -57,20 +57,6 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
     assert has_ended(left["rank"])
 
 
-def test_torchrun_gets_the_signal_and_time_to_end(bench: Bench) -> None:
-    file = bench.home / "it came"
-    bench.acts(reference_00={"hang": 1, "signal_file": str(file)})
-    runner = bench.start(*AB)
-    left = hanging(bench)
-    runner.terminate()
-    runner.communicate(timeout=HANGS_S)
-    assert runner.returncode == 143
-    assert file.exists()
-    assert has_ended(left["rank"])
-    end = bench.events("end")[-1]
-    assert (end["exit_code"], end["left_behind"]) == (1, 0)
-
-
 def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)

@@ -39,13 +39,6 @@ CASES = {
 }
 SHORT = ("none", "ddp", "fsdp")
 """Those of the short gate."""
-SLOW = {
-    "fsdp1-compiled": (2, ("parallel=fsdp1", "compile")),
-    "hsdp-compiled": (4, ("parallel=hsdp", "compile")),
-    "fsdp_tp-compiled": (4, ("parallel=fsdp_tp", "compile")),
-    "cp-compiled": (2, ("workload=gpt", "parallel=cp", "compile")),
-    "fsdp_cp-compiled": (4, ("workload=gpt", "parallel=fsdp_cp", "compile")),
-}
 
 
 def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
@@ -156,12 +149,6 @@ def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) 
     check_case(tmp_path, *CASES[name])
     if name == "ddp":
         check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_every_mode_trains_alike_compiled(tmp_path: Path, name: str) -> None:
-    check_case(tmp_path, *SLOW[name])
 
 
 @pytest.mark.slow
