@@ -55,11 +55,8 @@ def cautions(entry: DatasetEntry) -> list[str]:
 def _steps(entry: DatasetEntry) -> Iterator[str]:
     count, values = entry.steps.global_steps_used, entry.steps.rank_steps_used
     if count <= FEW_STEPS:
-        extremes = "percentiles of so few are their extremes, and " if values <= FEW_STEPS else ""
-        yield (
-            f"only {TEXT.count(count, 'step')} after warm-up: {extremes}a single slow step moves a mean; record more "
-            f"than {FEW_STEPS}"
-        )
+        extremes = "p5 and p95 are the minimum and maximum, and " if values <= FEW_STEPS else ""
+        yield f"only {TEXT.count(count, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than {FEW_STEPS}"
 
 
 def _denominators(entry: DatasetEntry) -> Iterator[str]:
@@ -69,8 +66,8 @@ def _denominators(entry: DatasetEntry) -> Iterator[str]:
         if name in RATIO_PARTS and left_out and values.median is not None:
             why, *more = others
             yield (
-                f"{name} rests on {values.count} of {values.count + left_out} values, one per step and rank; not on "
-                f"the others: {why}{' (and other reasons)' if more else ''}"
+                f"{name} is known in {values.count} of {values.count + left_out} steps of ranks; in the others: "
+                f"{why}{' (and other reasons)' if more else ''}"
             )
 
 
@@ -82,12 +79,12 @@ def _outside(entry: DatasetEntry) -> Iterator[str]:
         if seen:
             shown = " and ".join(TEXT.number(value, "ratio") for value in dict.fromkeys(seen))
             yield (
-                f"{name} is {shown}, which no share of a whole can be: the parts it is made of were measured at "
-                "different times and do not add up; take it for noise, and record more steps"
+                f"{name} is {shown}, outside 0 to 100 %: its parts were measured in different steps and do not add up; "
+                "record more steps"
             )
 
 
-_NOT_RECORDED: Final = "made before records stated their cut-off: how much the ratio rests on it is not known"
+_NOT_RECORDED: Final = "the record does not state its cut-off"
 
 
 def cutoffs_ns(run: Run) -> list[int]:

@@ -152,7 +152,7 @@ class Health:
                 "may have overlapped than without AORTA"
             )
         if len(self.instrument_modes) > 1 and self.traces is None:
-            notes.append(f"ranks were instrumented differently: {', '.join(self.instrument_modes)}")
+            notes.append(f"ranks used different instrument modes: {', '.join(self.instrument_modes)}")
         if self.manifest_problem:
             notes.append(f"{self.manifest_problem}; whether the fabric was emulated is not known")
         return notes

@@ -37,16 +37,14 @@ def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
 def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
     overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
     (said,) = cautions(entry(tmp_path / "x", overlaps))
-    assert said == (
-        "overlap_ratio rests on 42 of 46 values, one per step and rank; not on the others: the record gives no reason"
-    )
+    assert said == ("overlap_ratio is known in 42 of 46 steps of ranks; in the others: the record gives no reason")
 
 
 def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> None:
     found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
     found["metrics"]["overlap_efficiency"] |= {"min": -0.2, "max": 1.3, "median": 0.9}
     (said,) = cautions(found)
-    assert said.startswith("overlap_efficiency is -20 % and 130 %, which no share of a whole can be")
+    assert said.startswith("overlap_efficiency is -20 % and 130 %, outside 0 to 100 %: its parts")
 
 
 def test_a_run_without_steps_has_none() -> None:

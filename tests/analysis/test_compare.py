@@ -103,7 +103,7 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
     ]
     loud = [warning for warning in found["warnings"] if warning.startswith("NOT COMPARABLE")]
     assert [warning.split()[2] for warning in loud] == ["config.workload.width", "config.training.mixed_precision"]
-    assert any("instrumented differently" in warning for warning in found["warnings"])
+    assert any("different instrument modes: " in warning for warning in found["warnings"])
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ PARTS: Final = {
 UNTOLD_WHAT: Final = "communication that no row of the record covers"
 BUCKETED: Final = ("ddp", "ep", "cp")
 """Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
-_NO_PLACE: Final = "an unknown place"
+_NO_PLACE: Final = "not known"
 
 
 def group_name(group: str, size: int | None) -> str:

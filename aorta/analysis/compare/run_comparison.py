@@ -277,13 +277,14 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
     if emulated:
         where = "on both sides" if len(emulated) == 2 else f"in the {emulated[0]}"
         warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
-    if reference.source.instrument_mode != candidate.source.instrument_mode:
-        warnings.append("the runs were instrumented differently, which can change what is measured (R3)")
+    modes = reference.source.instrument_mode, candidate.source.instrument_mode
+    if modes[0] != modes[1]:
+        warnings.append(f"the runs used different instrument modes: {', '.join(modes)}")
     timed_by = interceptor(reference.manifest), interceptor(candidate.manifest)
     if None not in timed_by and timed_by[0] != timed_by[1]:
         warnings.append(
-            f"collectives were timed by {timed_by[0]} in the reference, by {timed_by[1]} in the candidate: "
-            "Python sees their ends later, and lengthens the step (R6); have the compiled part for both or for none"
+            f"collectives were timed by {timed_by[0]} in the reference, by {timed_by[1]} in the candidate: timing from "
+            "Python lengthens the step; use the compiled extension for both or for neither"
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")

@@ -44,7 +44,7 @@ def held(found: dict[str, Any]) -> list[str]:
 
 def test_of_stragglers_computing_and_places(tmp_path: Path) -> None:
     straggler = attribute(late_by(tmp_path / "a", "base", 0), late_by(tmp_path / "b", "new", 5))
-    assert len(held(straggler)) >= 5
+    assert len(held(straggler)) >= 4
     pairs = attribute(two_pairs(tmp_path / "c", "base", 0, 0), two_pairs(tmp_path / "d", "new", 5, 20))
     assert held(pairs)
     shorter = attribute(computing(tmp_path / "e", "base", 20), computing(tmp_path / "f", "new", 8))
@@ -68,14 +68,14 @@ def test_overlap_turned_off_is_the_cause_and_the_sentence_stops_there(tmp_path: 
     found = attribute(*sides, differences=[OVERLAP_OFF])
     exact(found)
     assert found["sentence"] == (
-        "parallel.overlap true -> false. All-reduce now starts after backward: a mean of 18.0 ms a step that was "
-        "hidden is exposed. Mean exposed time rises by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
+        "parallel.overlap true -> false. All-reduce now starts after backward: a mean of 18 ms a step that was "
+        "hidden is exposed. Mean exposed time rises by 18 ms: 11 % waiting for peers, 89 % transfer."
     )
-    assert held(found) == ["18.0", "18.0", "89", "11"]
+    assert held(found) == ["18", "18", "11", "89"]
     back = attribute(*sides[::-1], differences=[OVERLAP_ON])
     assert back["sentence"] == (
-        "parallel.overlap false -> true. All-reduce now starts during backward: a mean of 18.0 ms a step that was "
-        "exposed is hidden. Mean exposed time falls by 18.0 ms: 89 % transfer, 11 % waiting for the slower rank."
+        "parallel.overlap false -> true. All-reduce now starts during backward: a mean of 18 ms a step that was "
+        "exposed is hidden. Mean exposed time falls by 18 ms: 11 % waiting for peers, 89 % transfer."
     )
     assert held(back) == held(found)
 
@@ -97,16 +97,15 @@ def test_of_other_strategies_it_is_the_waiting_that_overlap_off_brings(tmp_path:
     said = attribute(side("on", 5), side("off", 50), differences=[OVERLAP_OFF])["sentence"]
     assert said.startswith(
         "parallel.overlap true -> false. Every collective is now waited for before computing goes on: a mean of "
-        "10.0 ms a step that was hidden is exposed. Mean exposed time rises by 10.0 ms: all of it transfer."
+        "10 ms a step that was hidden is exposed. Mean exposed time rises by 10 ms: 100 % transfer."
     )
 
 
-def test_computing_that_is_too_little_shorter_is_not_the_cause(tmp_path: Path) -> None:
-    """The all-reduce came too late for 18 ms; the computing is 7.6 ms shorter, which cannot hide 18."""
+def test_computing_that_is_shorter_stands_beside_what_is_no_longer_hidden(tmp_path: Path) -> None:
+    """The all-reduce came too late for 18 ms; the computing is 7.6 ms shorter, which is not called the cause."""
     sides = computing(tmp_path / "a", "base", 27.6), computing(tmp_path / "b", "new", 20, at_ms=70)
     found = attribute(*sides)
     assert found["sentence"].endswith(
-        "18.0 ms less of it is hidden, although computation is only 7.6 ms shorter: it no longer coincides with "
-        "communication."
+        "18 ms less is hidden, beside 47.6 -> 40 ms of computation (most of the change in backward of b)."
     )
     assert held(found)

@@ -17,8 +17,8 @@ PLANS = 80
 @pytest.mark.parametrize("launches", [4, 8])
 def test_identical_launches_are_rarely_told_apart(launches: int) -> None:
     rates = a_a(recorded(), launches, PLANS)
-    assert at_most(rates["false_regressions"], PLANS, 0.025), rates
-    assert at_most(rates["false_improvements"], PLANS, 0.025), rates
+    assert at_most(rates["false_regressions"], PLANS, 0.05), rates
+    assert at_most(rates["false_improvements"], PLANS, 0.05), rates
     assert at_most(rates["any_sequence"], PLANS, 0.05), rates
     assert at_most(rates["any_secondary"], PLANS, 0.05), rates
 
