@@ -56,7 +56,10 @@ def _steps(entry: DatasetEntry) -> Iterator[str]:
     count, values = entry.steps.global_steps_used, entry.steps.rank_steps_used
     if count <= FEW_STEPS:
         extremes = "p5 and p95 are the minimum and maximum, and " if values <= FEW_STEPS else ""
-        yield f"only {TEXT.count(count, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than {FEW_STEPS}"
+        yield (
+            f"only {TEXT.count(count, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than "
+            f"{FEW_STEPS}"
+        )
 
 
 def _denominators(entry: DatasetEntry) -> Iterator[str]:
