@@ -14,7 +14,7 @@ import pytest
 
 from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.records.schema import Step
 from aorta.timeline.arrays import Spans, pairs

@@ -17,7 +17,7 @@ import pytest
 
 from aorta.analysis.load.kernel_classifier import NameClassifier
 from aorta.analysis.load.kernels import kernel_totals
-from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
 from aorta.records.schema import Collective, Step

@@ -2,7 +2,7 @@
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
 nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
-(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times: whole columns are converted,
+(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times: whole columns are
 by `of_numbers`, or where that is not exact by `of_texts`.
 
 Must not: round to microseconds, convert through float64 what it cannot represent, or judge a duration (`trace_health`
@@ -12,8 +12,9 @@ counts those that are zero, negative or absurd).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from typing import Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,35 +26,46 @@ LARGEST_NS: Final = 2**62
 """146 years after the clock's zero, which no clock shows. The difference of two later instants would not fit into 64
 bits, nor would their sum with a base.
 """
-_NUMBERS: Final = msgspec.json.Decoder(list[int | float | str | None])
 _EXACT_BELOW_US: Final = 2.0**43
+_LARGEST_US: Final = LARGEST_NS // 1000
+Exact: TypeAlias = (
+    Annotated[int, msgspec.Meta(gt=-_LARGEST_US, lt=_LARGEST_US)]
+    | Annotated[float, msgspec.Meta(gt=-_EXACT_BELOW_US, lt=_EXACT_BELOW_US)]
+    | str
+    | None
+)
+"""The microseconds of which decoding loses no digit; msgspec refuses all others."""
+_NUMBERS: Final = msgspec.json.Decoder(list[Exact])
 _LONGEST: Final = 24
 _WHOLE_DIGITS, _DECIMALS = 16, 3
 """Most digits of a number that is converted by column. A 19-digit number that does not fit becomes negative."""
 
 
-def of_numbers(values: Sequence[object]) -> tuple[Int64, NDArray[np.bool_]] | None:
+def of_values(values: Sequence[Any]) -> tuple[Int64, NDArray[np.bool_]]:
+    """Convert decoded JSON values (`Exact`) or their texts (`msgspec.Raw`) to nanoseconds.
+
+    Returns:
+        The times, and which values are numbers that a clock can show; the time is 0 where not.
+    """
+    return of_texts(values) if values and isinstance(values[0], msgspec.Raw) else of_numbers(values)
+
+
+def of_numbers(values: Sequence[Exact]) -> tuple[Int64, NDArray[np.bool_]]:
     """Convert decoded JSON numbers to nanoseconds.
 
     Returns:
-        The times, 0 where a value is no number, and which values are numbers. None where decoding lost digits, so that
-        the text must be read.
+        The times, 0 where a value is no number, and which values are numbers.
     """
     kinds = set(map(type, values))
     known = np.ones(len(values), bool)
     if not kinds <= {int, float}:
-        known = np.array([isinstance(value, (int, float)) for value in values], bool)
-        values = [value if isinstance(value, (int, float)) else 0 for value in values]
-    try:
-        if float not in kinds:
-            whole = np.array(values, np.int64)
-            if len(whole) and max(int(whole.max()), -int(whole.min())) >= LARGEST_NS // 1000:
-                return None
-            return whole * 1000, known
-        numbers = np.array(values, np.float64)
-    except OverflowError:
-        return None
-    return (_of_floats(numbers), known) if bool((np.abs(numbers) < _EXACT_BELOW_US).all()) else None
+        known = np.array([isinstance(value, int | float) for value in values], bool)
+        values = [value if isinstance(value, int | float) else 0 for value in values]
+    if float not in kinds:
+        return np.array(values, np.int64) * 1000, known
+    numbers = np.array(values, np.float64)
+    whole = np.floor(numbers)
+    return whole.astype(np.int64) * 1000 + np.rint((numbers - whole) * 1000).astype(np.int64), known
 
 
 def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bool_]]:
@@ -62,13 +74,10 @@ def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bo
     Returns:
         The times, and which values are numbers that a clock can show; the time is 0 where not.
     """
-    exact = None
     if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer numbers are counted from 1970
-        try:
-            exact = of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            exact = None  # some value is no number
-    return _of_digits(list(map(bytes, texts))) if exact is None else exact
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
+    return _of_digits(list(map(bytes, texts)))
 
 
 def _of_digits(texts: list[bytes]) -> tuple[Int64, NDArray[np.bool_]]:
@@ -133,8 +142,3 @@ def as_text(value_ns: int) -> bytes:
     """Return microseconds with three decimals, as Kineto writes them."""
     whole, part = divmod(abs(value_ns), 1000)
     return b"%s%d.%03d" % (b"-" if value_ns < 0 else b"", whole, part)
-
-
-def _of_floats(microseconds: NDArray[np.float64]) -> Int64:
-    whole = np.floor(microseconds)
-    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)

@@ -20,7 +20,7 @@ from typing import Final
 
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.open import Peekable, is_tar, is_url, local_copy, members, opened, reading
 from aorta.analysis.load.rocpd import ROCPD, RPD

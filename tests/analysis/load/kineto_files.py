@@ -9,7 +9,7 @@ from typing import Any
 
 from aorta.analysis.load.interval_table import IntervalClass, Trace
 from aorta.analysis.load.kernel_classifier import NameClassifier
-from aorta.analysis.load.kineto.kineto_reader import read_kineto
+from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.open import Peekable
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.timeline.overlap import Overlap

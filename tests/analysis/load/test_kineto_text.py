@@ -88,7 +88,7 @@ def test_the_reader_takes_any_stream_that_reads_short():
             return super().readinto(memoryview(buffer)[:37])
 
     from aorta.analysis.load.kernel_classifier import NameClassifier
-    from aorta.analysis.load.kineto.kineto_reader import read_kineto
+    from aorta.analysis.load.kineto import read_kineto
     from aorta.analysis.load.open import Peekable
 
     assert len(read_kineto(Peekable(Short(GOOD.encode())), "t.json", NameClassifier()).intervals) == 40

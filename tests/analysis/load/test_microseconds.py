@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.load import chrome_json
 from aorta.analysis.load.interval_table import IntervalClass
-from aorta.analysis.load.microseconds import as_text, of_numbers, of_text, of_texts, of_value
+from aorta.analysis.load.microseconds import Exact, as_text, of_numbers, of_text, of_texts, of_value
 from tests.analysis.load.kineto_files import BASE_NS, GEMM, document, kernel, read, read_text, rows
 
 
@@ -55,9 +56,7 @@ def one(text: str) -> int | None:
 
 @given(st.integers(-(2**43) * 1000 + 1, 2**43 * 1000 - 1))
 def test_every_nanosecond_below_2_to_the_43_microseconds_survives_float64(ns):
-    read = of_numbers([float(in_decimals(ns))])
-    assert read is not None
-    assert read[0].tolist() == [ns]
+    assert of_numbers([float(in_decimals(ns))])[0].tolist() == [ns]
     assert of_text(in_decimals(ns).encode()) == one(in_decimals(ns)) == ns
 
 
@@ -80,16 +79,15 @@ def test_a_column_of_anything_reads_each_value_as_it_reads_it_alone(values):
         assert (is_known, ns) == (in_range, alone if in_range else 0), text
 
 
-def test_whole_microseconds_are_exact_as_far_as_a_clock_shows_them():
-    whole = of_numbers([1682725898082228, 2**62 // 1000 - 1])
-    assert whole is not None
-    assert whole[0].tolist() == [1682725898082228000, (2**62 // 1000 - 1) * 1000]
-    assert of_numbers([2**62 // 1000 + 1]) is None
-    assert of_numbers([10**400, 1.5]) is None
-    assert of_numbers([1682725898082228.0]) is None
-    mixed = of_numbers([1, 2.5, None, "soon"])
-    assert mixed is not None
-    assert (mixed[0].tolist(), mixed[1].tolist()) == ([1000, 2500, 0, 0], [True, True, False, False])
+def test_decoding_refuses_numbers_of_which_it_would_lose_a_digit():
+    decoder = msgspec.json.Decoder(list[Exact])
+    whole = [1682725898082228, 2**62 // 1000 - 1]
+    assert of_numbers(decoder.decode(json.dumps(whole)))[0].tolist() == [us * 1000 for us in whole]
+    for lost in (2**62 // 1000 + 1, 10**400, 1682725898082228.0):
+        with pytest.raises(msgspec.ValidationError):
+            decoder.decode(json.dumps([lost, 1.5]))
+    found, known = of_numbers(decoder.decode('[1, 2.5, null, "soon"]'))
+    assert (found.tolist(), known.tolist()) == ([1000, 2500, 0, 0], [True, True, False, False])
 
 
 @pytest.mark.parametrize("text", ["null", "1e400", '"1"', "1e18", "-", "1.2.3", "[1]", "9" * 16, "9" * 19, "9" * 5000])

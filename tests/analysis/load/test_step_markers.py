@@ -62,4 +62,4 @@ def test_in_a_trace_of_the_profiler_too_the_earliest_mark_of_a_step_and_the_best
     )
     assert trace.windows.step.tolist() == [3, 4]
     assert ((trace.windows.start_ns - BASE_NS) // 1000).tolist() == [0, 10]
-    assert "1 step mark(s) repeat a number; the first of each is used" in trace.notes
+    assert "1 marker(s) iteration#N repeat a step; the first of each is used" in trace.notes

@@ -1,0 +1,435 @@
+"""What is decoded of a Kineto trace: its events, their times and arguments, and what surrounds them.
+
+Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not make a trace
+unreadable. What an argument does not say is `NULL`. A trace has one set of arguments a kernel and a call, so
+everything but these members is skipped without being decoded, and those of a whole piece are decoded at once.
+
+Must not: guess, or know what follows from an event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import attrgetter
+from types import NoneType
+from typing import Any, Final, TypeAlias, TypeVar, Union
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.analysis.load import microseconds
+from aorta.analysis.load.interval_table import NULL, Interner
+from aorta.analysis.load.kernel_classifier import kind_of, known_dtype
+from aorta.errors import InputError
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS
+
+Number: TypeAlias = int | float | str | None
+Event: TypeAlias = Any
+"""An event of one of the decoders: its members are those of Chrome's format."""
+Decoded = TypeVar("Decoded")
+_NOTHING: Final = msgspec.Raw(b"null")
+
+PARAMETERS: Final = "record_param_comms"
+"""The host's range that has the parameters of a collective."""
+COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
+DEVICE: Final = COPIES | {"kernel", "Kernel"}
+"""Categories of work on a device; old traces capitalise them."""
+OPERATORS: Final = frozenset({"cpu_op", "Operator"})
+HOST: Final = OPERATORS | {"user_annotation", "collective_comm"}
+"""`gpu_user_annotation` is not among them: it is a copy, on the device's row, of a range of the host. It carries a
+stream, but is no work (W13).
+"""
+CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+"""Calls of the host that launch kernels and copies, which have the same `correlation`."""
+
+
+class _Linked(msgspec.Struct, gc=False):
+    external_id: Number = msgspec.field(default=None, name="External id")
+    old_external_id: Number = msgspec.field(default=None, name="external id")
+
+
+class Arguments(_Linked, gc=False):
+    """The arguments that are used of a kernel, a copy, a call or `record_param_comms`."""
+
+    correlation: Number = None
+    device: Number = None
+    stream: Number = None
+    bytes: Number = None
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements_in: Number = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: str | None = None
+    group: Number = msgspec.field(default=None, name="Process Group Name")
+    ranks: str | tuple[int, ...] | None = msgspec.field(default=None, name="Process Group Ranks")
+    seq: Number = msgspec.field(default=None, name="Seq")
+
+
+class Inputs(_Linked, gc=False):
+    """The arguments that are used of a matrix product or of gloo's row: shapes and data types, as JSON."""
+
+    dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
+
+
+_NEVER_READ: Final = (
+    *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
+    *("cuda_sync", "cuda_profiler_range"),
+    *("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"),
+)
+"""Categories that make up most of a trace. One that is missing here costs time, and nothing else."""
+_REFUSALS: Final = 4
+"""Number of pieces with unknown categories before these are no longer skipped; the first and the last piece of a trace
+may hold such.
+"""
+_INEXACT: Final = re.compile("Expected `(int|float)` [<>]")
+
+
+def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
+    """Return a decoder of pieces.
+
+    Args:
+        kind: `whole` decodes all events. The others only what is read of each category, several times as fast, and
+            refuse an unknown category; `untimed` leaves out the times of operators too.
+        time: the type of `ts` and `dur`.
+    """
+    nothing = _NOTHING if time is msgspec.Raw else None
+    named = [("ph", str | None, None), ("name", Number, None)]
+    begun = [*named, ("ts", time, nothing)]
+    timed = [*begun, ("dur", time, nothing), ("pid", Number, None), ("tid", Number, None)]
+    raw, arguments = ("args", msgspec.Raw, _NOTHING), ("args", Arguments | None, None)
+    if kind == "whole":
+        structs = [msgspec.defstruct("Event", [("cat", str | None, None), *timed, raw], gc=False)]
+    else:
+        members = {category: [*timed, arguments] for category in DEVICE}
+        members |= {category: [*begun, arguments] for category in CALLS}
+        members |= {category: [*timed, raw] for category in HOST}
+        members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
+        members |= {category: [] for category in _NEVER_READ}
+        structs = [
+            msgspec.defstruct(f"Event_{cat}", fields, namespace={"cat": cat}, tag_field="cat", tag=cat, gc=False)
+            for cat, fields in sorted(members.items())
+        ]
+    return msgspec.json.Decoder(list[Union[tuple(structs)]])  # type: ignore[misc]  # noqa: UP007
+
+
+_DECODERS: Final = {
+    (kind, digits): _decoder(kind, msgspec.Raw if digits else microseconds.Exact)
+    for kind in ("untimed", "timed", "whole")
+    for digits in (False, True)
+}
+
+
+class EventDecoder:
+    """Decodes pieces of the event array. From the first time on that float64 would change, times keep their digits.
+
+    Attributes:
+        operators: `untimed` as long as the name and arguments of operators suffice, else `timed`.
+    """
+
+    def __init__(self) -> None:
+        self.operators = "untimed"
+        self._digits = False
+        self._refused = 0
+
+    def __call__(self, text: bytes | memoryview) -> list[Event]:
+        """Return the events of one piece."""
+        if self._refused < _REFUSALS:
+            try:
+                return _DECODERS[self.operators, self._digits].decode(text)
+            except msgspec.ValidationError:
+                self._refused += 1
+        try:
+            return _DECODERS["whole", self._digits].decode(text)
+        except msgspec.ValidationError as error:
+            if self._digits or not _INEXACT.search(str(error)):
+                raise
+        self._digits, self._refused = True, 0
+        return self(text)
+
+
+def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], list[Event]]:
+    """Return the complete events (`ph` X) of devices, of the host and of its calls, in the order of the file."""
+    work: list[Event] = []
+    host: list[Event] = []
+    calls: list[Event] = []
+    lists = dict.fromkeys(DEVICE, work) | dict.fromkeys(HOST, host) | dict.fromkeys(CALLS, calls)
+    for event in events:
+        if event.cat in lists and event.ph == "X":
+            lists[event.cat].append(event)
+    return work, host, calls
+
+
+def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
+    """Return the events with usable times, their starts and their ends in ns. The others are counted (W16)."""
+    start, begins = microseconds.of_values([event.ts for event in events])
+    length, lasts = microseconds.of_values([event.dur for event in events])
+    known = begins & lasts
+    keep = known & (length >= 0)
+    counters["without_times"] += int((~known).sum())
+    counters["negative_duration"] += int((known & ~keep).sum())
+    if not keep.all():
+        events, start, length = list(compress(events, keep.tolist())), start[keep], length[keep]
+    return events, start, start + length
+
+
+class Cached(dict[Any, Decoded]):
+    """Values that are computed once for each key. No Python is run for a key that is known."""
+
+    def __init__(self, make: Callable[[Any], Decoded]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Any) -> Decoded:
+        value = self[key] = self._make(key)
+        return value
+
+    def of(self, keys: Iterable[Hashable]) -> list[Decoded]:
+        """Return the value of each key."""
+        return list(map(self.__getitem__, keys))
+
+
+def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
+    """Return columns that were collected piece by piece."""
+    return {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in names}
+
+
+_NO_ARGUMENTS: Final = Arguments()
+_ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
+_INPUTS: Final = msgspec.json.Decoder(list[Inputs | None])
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def arguments_of(events: Sequence[Event]) -> list[Arguments]:
+    """Decode the arguments of events; empty where they have an unexpected shape."""
+    if events and isinstance(events[0].args, msgspec.Raw):
+        return _decoded(_ARGUMENTS, [event.args for event in events], _NO_ARGUMENTS)
+    return [event.args or _NO_ARGUMENTS for event in events]
+
+
+def inputs_of(events: Sequence[Event]) -> list[Inputs]:
+    """Decode shapes and data types of operators or gloo's rows; empty where the arguments have an unexpected shape."""
+    return _decoded(_INPUTS, [event.args for event in events], Inputs())
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw], nothing: Decoded) -> list[Decoded]:
+    """Decode all texts at once, which is several times as fast; one by one where that fails."""
+    try:
+        return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
+    except _MALFORMED:
+        return [nothing] if len(texts) == 1 else [_decoded(decoder, [text], nothing)[0] for text in texts]
+
+
+def externals_of(arguments: Iterable[_Linked]) -> list[Number]:
+    """Return the ids that rows on a device share with the host operators that launched them."""
+    return [new if (new := each.external_id) is not None else each.old_external_id for each in arguments]
+
+
+def idents(values: Sequence[Number]) -> Int64:
+    """Return the ids among values of any type, `NULL` for those that are none."""
+    try:
+        if set(map(type, values)) <= {int, NoneType}:
+            ids = np.array([NULL if value is None else value for value in values], np.int64)
+            return np.where(ids >= 0, ids, NULL)
+    except OverflowError:
+        pass  # beyond 63 bits: one by one
+    return np.array([value if type(value) is int and 0 <= value < LARGEST else NULL for value in values], np.int64)
+
+
+_DIGITS: Final = re.compile(r"\d{1,18}")
+_LAST_DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}$")
+LARGEST: Final = 2**63
+LARGEST_DEVICE: Final = 2**31
+"""Larger numbers do not fit into the interval table."""
+
+
+def integer(value: Number) -> int:
+    """Return an integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    if isinstance(value, str):
+        digits = _DIGITS.search(value)
+        value = int(digits[0]) if digits else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if value is not None and abs(value) < LARGEST else NULL
+
+
+class Identifiers:
+    """Gives devices, streams and threads numbers: ids are opaque keys, whatever their text or size.
+
+    A number below `limit` is its own. Others get the number that their text ends in ("stream 7", "[TP00-PP01] 1") where
+    no other id has it, else the next free one. Ids have codes until all are known.
+    """
+
+    def __init__(self, limit: int = LARGEST) -> None:
+        self._limit = limit
+        self._codes: Cached[int] = Cached(lambda _: len(self._codes))
+
+    def codes(self, values: Iterable[Hashable]) -> Int64:
+        """Return a code of each id."""
+        return np.array(self._codes.of(values), np.int64)
+
+    def numbers(self) -> tuple[Int64, dict[int, str]]:
+        """Return the number of each code (`NULL` of None and -1), and the text of the ids that got another number."""
+        numbers: dict[Any, int] = {None: NULL}
+        others = []
+        for value in self._codes:
+            whole = int(value) if isinstance(value, float) and value.is_integer() else value
+            if type(whole) is int and NULL <= whole < self._limit:
+                numbers[value] = whole
+            elif value is not None:
+                others.append(value)
+        used, free = set(numbers.values()), count()
+        for value in others:
+            digits = _LAST_DIGITS.search(value) if isinstance(value, str) else None
+            number = int(digits[0]) if digits else NULL
+            if number in used or not 0 <= number < self._limit:
+                number = next(each for each in free if each not in used)
+            used.add(number)
+            numbers[value] = number
+        table = np.array([numbers[value] for value in self._codes], np.int64)
+        return table, {numbers[value]: str(value) for value in others if str(numbers[value]) != str(value)}
+
+
+LARGEST_BYTES: Final = 2**60
+_FULL_ARRAY: Final = {
+    "allreduce": ("in", False),
+    "reducescatter": ("in", False),
+    "allgather": ("out", False),
+    "broadcast": ("any", False),
+    "alltoall": ("in", False),
+    "reduce": ("in", False),
+    "gather": ("in", True),
+    "scatter": ("out", True),
+    "send": ("any", False),
+    "recv": ("any", False),
+}
+"""Kind -> which side's elements are the full array, and whether they are one rank's part of it (docs/dev/measuring.md,
+section 1: the reduced tensor, the gathered output, the scattered input; for all-to-all one rank's send buffer).
+"""
+_RANKS: Final = msgspec.json.Decoder(list[int])
+_LIST: Final = re.compile(r"\[[\d, ]*\]")
+_SAID: Final = attrgetter("collective", "group", "group_size", "ranks", "dtype", "elements_in", "elements_out")
+
+
+@dataclass
+class Collectives:
+    """What is known of the collectives of a trace: columns over all rows, `NULL` where nothing is known."""
+
+    kind: NDArray[np.int8]
+    group: Int64
+    seq: Int64
+    bytes: Int64
+    dtype: Int64
+    groups: Interner = field(default_factory=Interner)
+    dtypes: Interner = field(default_factory=Interner)
+    group_ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    group_sizes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def unknown(cls, rows: int) -> Collectives:
+        """Return the columns in which nothing is known of any row."""
+        group, seq, size, dtype = (np.full(rows, NULL, np.int64) for _ in range(4))
+        return cls(np.full(rows, NULL, np.int8), group, seq, size, dtype)
+
+    def describe(self, arguments: Mapping[int, Arguments]) -> None:
+        """Fill in the rows that have arguments. A collective's arguments are the same in every step except for the
+        sequence number, so everything else is computed once per distinct set.
+        """
+        rows = np.fromiter(arguments, np.int64, len(arguments))
+        known = Cached(self._interpreted)
+        kinds = self.kind[rows].tolist()
+        found = known.of(zip(kinds, map(_SAID, arguments.values()), strict=True))
+        if found:
+            self.kind[rows], self.group[rows], self.dtype[rows], self.bytes[rows] = zip(*found, strict=True)
+            self.seq[rows] = [max(integer(each.seq), NULL) for each in arguments.values()]
+
+    def _interpreted(self, said: tuple[int, tuple[Any, ...]]) -> tuple[int, int, int, int]:
+        """Return kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not
+        say. What they say of the group is kept.
+        """
+        kind_of_kernel, (collective, group, group_size, ranks, dtype_name, elements_in, elements_out) = said
+        kind = kind_of(collective or "")
+        kind = kind if kind != NULL else kind_of_kernel
+        code, size = NULL, integer(group_size)
+        if group is not None:
+            name = str(group)
+            code = self.groups(name)
+            if size > 0:
+                self.group_sizes[name] = size
+            if name not in self.group_ranks and (members := group_ranks(ranks)):
+                self.group_ranks[name] = members
+        dtype, width = known_dtype(dtype_name)
+        moved = NULL
+        if kind != NULL and width is not None:
+            moved = full_array(KINDS[kind], integer(elements_in), integer(elements_out), size) * width
+        moved = moved if 0 <= moved < LARGEST_BYTES else NULL
+        return kind, code, self.dtypes(dtype) if dtype is not None else NULL, moved
+
+
+def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
+    """Return the number of elements of the full array, or `NULL`."""
+    if kind == "barrier":
+        return 0
+    side, one_part = _FULL_ARRAY[kind]
+    elements = {"in": elements_in, "out": elements_out, "any": max(elements_in, elements_out)}[side]
+    if elements < 0 or (one_part and group_size < 1):
+        return NULL
+    return elements * group_size if one_part else elements
+
+
+def group_ranks(text: object) -> tuple[int, ...]:
+    """Return the ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
+    if isinstance(text, list | tuple):
+        return tuple(rank for rank in text if isinstance(rank, int))
+    if not isinstance(text, str) or not _LIST.fullmatch(text):
+        return ()
+    try:
+        return tuple(_RANKS.decode(text))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+
+
+class DistributedInfo(msgspec.Struct):
+    """What torch writes when `torch.distributed` is initialised at the time of the export."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: object = None
+
+
+class Metadata(msgspec.Struct):
+    """The members beside the events that are used; None where a trace does not have one."""
+
+    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    host: str | None = msgspec.field(default=None, name="host_name")
+    cupti: int | str | float | None = msgspec.field(default=None, name="cupti_version")
+    cuda: int | str | float | None = msgspec.field(default=None, name="cuda_runtime_version")
+    roctracer: int | str | float | None = msgspec.field(default=None, name="roctracer_version")
+    rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
+    hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
+    partial: object = None
+    """AORTA's own: true where the loop ended inside the window."""
+
+
+_METADATA: Final = msgspec.json.Decoder(Metadata)
+
+
+def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
+    """Decode the members of the outer object before (`head`) and behind the events; those before them count first.
+
+    Raises:
+        InputError: a member has an impossible type; names `place`, the trace.
+    """
+    try:
+        return _METADATA.decode(msgspec.json.encode({**tail, **head}))
+    except _MALFORMED as error:
+        raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error
