@@ -60,7 +60,6 @@ def _located(word: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Say which rank of a job that hangs is the cause, which collective the others wait in, and why "
         "(docs/autopsy.md).",

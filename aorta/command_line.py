@@ -183,7 +183,6 @@ def _leave_for_launcher(message: str) -> bool:
 
 
 def to_stderr(line: str) -> None:
-    """Write a line to stderr, as `printable`."""
     with tolerate_closed_terminal():
         sys.stderr.write(f"{printable(line)}\n")
         sys.stderr.flush()
@@ -196,7 +195,6 @@ def shown_path(path: Path) -> str:
 
 
 def to_stdout(line: str) -> None:
-    """Write a line to stdout, as `printable`."""
     with tolerate_closed_terminal():
         sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()
@@ -220,7 +218,6 @@ def tolerate_closed_terminal() -> Iterator[None]:
 
 
 def rounded_time(seconds: float) -> str:
-    """Return how long something takes, for people: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -42,12 +42,10 @@ class Command:
     parser: str | None = "parser"
 
     def options(self) -> ArgumentParser:
-        """Return the command's parser."""
         made: ArgumentParser = getattr(import_module(self.entry.partition(":")[0]), str(self.parser))()
         return made
 
     def load(self) -> _Main:
-        """Return the function that carries the command out."""
         module, _, function = self.entry.partition(":")
         main: _Main = getattr(import_module(module), function)
         return main

@@ -48,7 +48,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
         description="Record the training that a command starts, without a line in its script (docs/your-loop.md).",
         usage="%(prog)s OUT -- COMMAND ...",

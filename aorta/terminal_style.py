@@ -47,19 +47,15 @@ class Style:
     terminal_width: int = WIDTH
 
     def bold(self, text: str) -> str:
-        """Emphasise text that is read first."""
         return self._sgr(text, _BOLD)
 
     def faint(self, text: str) -> str:
-        """Fade text that is read last."""
         return self._sgr(text, _FAINT)
 
     def warning(self, text: str) -> str:
-        """Mark text that a reader must not miss."""
         return self._sgr(text, _YELLOW)
 
     def error(self, text: str) -> str:
-        """Colour text that says what went wrong."""
         return self._sgr(text, f"{_BOLD};{_RED}")
 
     def verdict(self, word: str, text: str, *, bold: bool = False) -> str:

@@ -59,7 +59,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(resolved: Resolved) -> int:
-    """Start the run."""
     if isinstance(resolved.config.workload, Rpc):
         from aorta.rpc.rpc_run import run_rpc
 
@@ -112,8 +111,6 @@ def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
 
 
 class Sweep(Protocol):
-    """The jobs of a sweep."""
-
     def launch(self, words: Sequence[str], folder: Path) -> float:
         """Launch the next job; `words` are its overrides, `folder` is the sweep's. Returns its result, NaN without."""
 

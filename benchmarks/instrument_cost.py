@@ -31,8 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.writer import RecordWriter
 from benchmarks import plans

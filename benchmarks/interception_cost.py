@@ -34,8 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts

@@ -36,8 +36,7 @@ from torch import nn
 
 import aorta
 from aorta.distributed import cuda
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.records.reader import stream
 from aorta.records.schema import Calibration, Step
 from aorta.runner.manual_loop import Loop, resolved

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.records.writer import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps

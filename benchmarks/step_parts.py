@@ -27,8 +27,7 @@ import torch
 import aorta.instrument
 from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder

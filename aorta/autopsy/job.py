@@ -94,14 +94,12 @@ class Rank(RankState, kw_only=True, dict=True):
 
     @cached_property
     def channels(self) -> dict[Channel, dict[int, CollectiveEvidence]]:
-        """Channel -> number -> collective."""
         found: dict[Channel, dict[int, CollectiveEvidence]] = defaultdict(dict)
         for one in self.collectives:
             found[channel_of(one, self.rank)][one.number] = one
         return dict(found)
 
     def open(self, channel: Channel) -> CollectiveEvidence | None:
-        """Return the oldest collective there that is not finished."""
         left = [one for one in self.channels.get(channel, {}).values() if one.state != "completed"]
         return min(left, key=lambda one: one.number, default=None)
 
@@ -111,7 +109,6 @@ class Rank(RankState, kw_only=True, dict=True):
         return oldest.number if oldest is not None else max(self.channels.get(channel, {}), default=-1) + 1
 
     def has_issued(self, channel: Channel, number: int) -> bool:
-        """Return whether the host has issued that one, or a later one."""
         return number <= max(self.channels.get(channel, {}), default=-1)
 
     def may_lack(self, one: CollectiveEvidence) -> bool:
@@ -120,7 +117,6 @@ class Rank(RankState, kw_only=True, dict=True):
         return older or not self.complete
 
     def age_s(self, since_ns: int | None) -> float | None:
-        """Return the seconds from a moment to when the evidence was taken."""
         if since_ns is None or self.taken_ns is None:
             return None
         return max(0.0, (self.taken_ns - since_ns) / _S)
@@ -190,7 +186,6 @@ class JobEvidence:
         return self.groups[channel.group].ranks
 
     def name(self, channel: Channel, one: CollectiveEvidence) -> CollectiveName:
-        """Return how a collective is named in the answer."""
         description = self.groups[channel.group].description
         return CollectiveName(
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
@@ -260,7 +255,6 @@ class WaitGraph:
 
     @classmethod
     def of(cls, job: JobEvidence) -> WaitGraph:
-        """Build the graph of a job."""
         found = [
             _open(job, channel, rank, oldest)
             for channel in job.channels
@@ -277,7 +271,6 @@ class WaitGraph:
         return cls(tuple(found), dict(blockers), dict(unknown))
 
     def of_rank(self, rank: int) -> list[OpenCollective]:
-        """Return what a rank has open, in the order of channels."""
         return [one for one in self.open if one.rank == rank]
 
     @property

@@ -175,7 +175,6 @@ def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world
 
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
-    """Return one rank, of all its sources."""
     known = RankState(rank=several[0].rank)
     for one in several:
         for field in RankState.__struct_fields__:

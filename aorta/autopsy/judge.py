@@ -233,7 +233,6 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    """Return what a rank does: in a collective, in a phase, or ended."""
     there = case.waits.of_rank(rank.rank)
     last = max(there, key=lambda one: one.collective.issued_ns or 0, default=None)
     doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
@@ -269,7 +268,6 @@ def _summary(
     waits: Sequence[WaitingRanks],
     job: JobEvidence,
 ) -> str:
-    """Return the answer in one sentence."""
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for another for longer than usual"
     if kind == "stuck_inside" and not accused:

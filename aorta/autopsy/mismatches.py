@@ -57,11 +57,9 @@ class Mismatch:
 
     @property
     def kind(self) -> Kind:
-        """What it is called."""
         return "order_swapped" if self.swapped else "signature_mismatch"
 
     def reason(self, rank: int) -> str:
-        """Return why one rank is accused, in words."""
         others = sorted(set(self.issued) - set(self.accused))
         own, theirs = self.issued[rank], self.issued[others[0]]
         said = f"it issued {_said(own, self.aspect)} as number {self.number} of {self.group}"
@@ -71,7 +69,6 @@ class Mismatch:
         return f"{said}; that is what follows on the others: it skipped one or swapped two" if self.ahead else said
 
     def evidence(self) -> list[str]:
-        """Return what each camp issued, and from where."""
         lines = []
         for ranks in self.camps.values():
             one = self.issued[ranks[0]]
@@ -171,7 +168,6 @@ _LEAST_CONTEXT: Final = 2
 
 
 def _sequence(rank: Rank) -> list[Signature]:
-    """Return what a rank has issued, in order."""
     return [signature(one, rank.rank) for one in rank.collectives]
 
 

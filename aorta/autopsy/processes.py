@@ -110,7 +110,6 @@ def has_mapped(pid: int, path: Path) -> bool:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, which would end it otherwise."""
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:

@@ -136,7 +136,6 @@ def _is_on_this_host(facts: ProgressFacts) -> bool:
 
 
 def is_visible(facts: ProgressFacts) -> bool:
-    """Return whether this process can see that of the rank: on this host, and in this namespace of pids."""
     return _is_on_this_host(facts) and facts.pid_namespace == pid_namespace()
 
 

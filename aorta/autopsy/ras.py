@@ -53,7 +53,6 @@ class _Communicator(msgspec.Struct):
 
     @property
     def everybody(self) -> list[_Process]:
-        """All of its processes."""
         return [*self.ranks, *self.missing_ranks]
 
 
@@ -123,7 +122,6 @@ def _read(place: str) -> bytes:
 
 
 def _query(place: str) -> bytes:
-    """Return the answer of the RAS that listens there."""
     host, _, port = place.rpartition(":")
     if not port.isdecimal():
         raise InputError(f"--ras {place}: a file, or HOST:PORT as localhost:28028")

@@ -30,15 +30,12 @@ _GIVING_UP: Final = ("destroy_process_group", "_shutdown_backend", "_abort_proce
 
 @dataclass(frozen=True)
 class Case:
-    """What rules look at."""
-
     job: JobEvidence
     waits: WaitGraph
     mismatches: tuple[Mismatch, ...]
 
     @classmethod
     def of(cls, job: JobEvidence) -> Case:
-        """Work it out for a job."""
         return cls(job, WaitGraph.of(job), tuple(mismatches(job)))
 
     def is_held(self, one: OpenCollective) -> bool:
@@ -352,7 +349,6 @@ def _in_collective(job: JobEvidence, one: OpenCollective) -> str:
 
 
 def _missing_on(job: JobEvidence, rank: int, one: OpenCollective) -> str:
-    """Name what a rank has not issued: of a message, its own side."""
     name = job.name(one.channel, one.collective)
     if one.channel.sender is None:
         return str(name)
@@ -361,7 +357,6 @@ def _missing_on(job: JobEvidence, rank: int, one: OpenCollective) -> str:
 
 
 def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
-    """Return how far every member of a channel is."""
     issued: dict[int, list[int]] = {}
     for member in job.members(one.channel):
         if member in job.ranks:
@@ -380,7 +375,6 @@ def _shape(one: CollectiveEvidence) -> tuple[object, ...]:
 
 
 def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
-    """Return the ranks of a circle that are the cause of it, or none where that cannot be decided."""
     as_before = {
         rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
     }

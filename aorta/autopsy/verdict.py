@@ -210,7 +210,6 @@ def waiting_sentence(one: WaitingRanks) -> str:
 
 
 def _doing(ranks: Sequence[RankDoing]) -> Iterator[list[str]]:
-    """Yield what ranks do, those that do the same in one line."""
     alike: dict[tuple[str, str, int | None], list[RankDoing]] = {}
     for one in ranks:
         alike.setdefault((one.doing, one.state, one.step), []).append(one)

@@ -76,8 +76,6 @@ class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patience:
-    """How long the ranks of a host may go without progress."""
-
     def __init__(self, timeout_s: float | None, grace_s: float, warmup_steps: int) -> None:
         self._timeout_s, self._grace_s = timeout_s, grace_s
         self._ready = warmup_steps + LEARNING_STEPS if timeout_s is None else 1
@@ -89,7 +87,6 @@ class Patience:
         self._quiet_until_ns = 0
 
     def timeout_s(self, states: dict[int, ProgressState]) -> float:
-        """Return the present limit in seconds."""
         if min(state.steps_done for state in states.values()) < self._ready:
             return max(self._grace_s, self._timeout_s or 0)
         if self._timeout_s is not None:
@@ -145,7 +142,6 @@ class HostWatchdog:
         self._reported: dict[int, int] = {}
 
     def run(self) -> None:
-        """Watch until every rank has ended."""
         if not self._open():
             return
         warmup = max(watch.facts.warmup_steps for watch in self._watches.values())

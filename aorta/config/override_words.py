@@ -88,7 +88,6 @@ def options_of_a_job(words: Sequence[str]) -> list[str]:
 
 
 def is_multirun(word: str) -> bool:
-    """Return whether a word asks for a sweep."""
     return word == "-m" or (word.startswith("--m") and "--multirun".startswith(word))
 
 

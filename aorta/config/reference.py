@@ -68,7 +68,6 @@ Told = dict[Entry, tuple[str, str]]
 
 
 def entries(node: type[Any]) -> list[Entry]:
-    """Return the keys of a schema class in order; a field declared again keeps its base's comment."""
     comments: dict[str, str] = {}
     for base in reversed(node.__mro__[:-1]):
         source = inspect.getsource(base)
@@ -88,7 +87,6 @@ def entries(node: type[Any]) -> list[Entry]:
 
 
 def reference() -> str:
-    """Return the whole page, as Markdown."""
     return "\n".join(_page()) + "\n"
 
 
@@ -149,7 +147,6 @@ def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], t
 
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values composed from `config/`, and the option chosen in each group."""
     schema.register()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         composed = compose("default", list(overrides), return_hydra_config=True)

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from aorta.device_metrics.device_identity import DeviceIdentity, match
+from aorta.device_metrics.libraries import DeviceIdentity, match
 from aorta.distributed.environment_checks import untraced
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (
@@ -83,7 +83,6 @@ class Program:
         return subprocess.CompletedProcess(command, child.returncode, out, err)
 
     def abort(self) -> None:
-        """End a run in progress, and start none again."""
         with self._lock:
             self._aborted = True
             child = self._child
@@ -127,7 +126,6 @@ class RocmSmi(SampleSource):
         self._raw: dict[str, Any] = {}
 
     def read(self) -> Values:
-        """Return the current values."""
         if self._keep_words:
             self._raw = {}  # a failed reading has no raw output
             text, self._raw = words_of(self._program)
@@ -161,7 +159,6 @@ class RocmSmi(SampleSource):
         return raw
 
     def close(self) -> None:
-        """End a call in progress."""
         self._program.abort()
 
 

@@ -19,8 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from aorta.config.schema import Devices
-from aorta.device_metrics.device_identity import DeviceIdentity
-from aorta.device_metrics.libraries import AmdSmi, Nvml
+from aorta.device_metrics.libraries import AmdSmi, DeviceIdentity, Nvml
 from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import SampleSource, Values
@@ -223,5 +222,4 @@ class DeviceSampler:
 
 
 def is_failed(sample: DeviceSample) -> bool:
-    """Return whether the sample holds no value."""
     return all(getattr(sample, name) is None for name in DeviceSample.__struct_fields__[2:])

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -53,7 +52,6 @@ class WallClock:
         self.injected = Injected(settings.fake_offset_ns, settings.fake_drift_ppm, since_ns) if fake else None
 
     def now_ns(self) -> int:
-        """Return the clock's time in Unix nanoseconds."""
         now = time.time_ns()
         return now if self.injected is None else self.injected.shown(now)
 
@@ -81,7 +79,6 @@ def ping(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> Offs
 
 
 def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None:
-    """Answer ping-pongs, as the measured rank."""
     for number in range(samples):
         store.get(f"{prefix}/ask/{number}")
         t2 = clock.now_ns()
@@ -174,7 +171,8 @@ class ClockSynchronisation:
                 store.wait([f"{mine}/turn"], turn)
                 pong(store, clock, mine, samples)
                 store.wait([f"clock/{when}/done"], timedelta(seconds=_COMES_S * peers.world_size))
-                return [_decode(found) for found in msgspec.json.decode(store.get(f"clock/{when}/done"))]
+                results = msgspec.json.decode(store.get(f"clock/{when}/done"))
+                return [found if isinstance(found, str) else OffsetSample(**found) for found in results]
             except (RuntimeError, OSError) as error:
                 return [f"rank 0 did not ask ({str(error).splitlines()[0]})"] * peers.world_size
 
@@ -209,10 +207,6 @@ def _patience(store: dist.Store, seconds: float) -> Iterator[None]:
         yield
     finally:
         store.set_timeout(before)
-
-
-def _decode(answer: Any) -> OffsetSample | str:
-    return answer if isinstance(answer, str) else OffsetSample(**answer)
 
 
 def _with(entry: RankClock, when: str, sample: OffsetSample | str) -> RankClock:

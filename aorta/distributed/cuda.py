@@ -94,7 +94,6 @@ def begin_range(name: str) -> None:
 
 
 def end_range() -> None:
-    """End the innermost open range."""
     torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
 
@@ -131,5 +130,4 @@ def on_out_of_memory(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def end_memory_history() -> None:
-    """Stop recording."""
     torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,26 +1,40 @@
-"""Prepares the output folder of a run, one for all ranks, agreed through rank 0.
+"""Prepares the output folder of a run, one for all ranks, agreed through rank 0, and writes its manifest, `run.json`:
+what a reader must know to trust, repeat or compare a run.
 
 An earlier run in the folder is moved to `history/`, and all ranks share the new run's id. Must not delete anything that
-is not this project's, or mix two runs (docs in `artifacts/README.md`).
+is not this project's, mix two runs (docs in `artifacts/README.md`), or record an environment variable that is not on
+the list below: tokens live in the environment.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
+import torch
+
 from aorta.command_line import shown_path, to_stderr
+from aorta.distributed.accelerator import device_name
+from aorta.distributed.cuda import nccl_version
 from aorta.distributed.peers import Peers
-from aorta.distributed.topology import Topology
+from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.installation import checkout, commit_of
 from aorta.records.clocks import CLOCK_SYNC_FILE
+from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.records.files import OF_THIS_PROCESS, lock_file, unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
@@ -36,6 +50,9 @@ from aorta.records.run_files import (
     history_name,
     read_manifest,
 )
+from aorta.records.schema import SCHEMA_VERSION
+from aorta.redaction import SECRET, hide, redact
+from aorta.version import __version__
 
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
@@ -56,20 +73,16 @@ class RunFolder:
     attempt: int
 
     def record(self, rank: int) -> Path:
-        """Return the rank's JSON Lines file."""
         return self.path / RANK_FILE.format(rank=rank)
 
     def log(self, rank: int) -> Path:
-        """Return the rank's log file."""
         return self.path / LOG_DIR / f"rank_{rank}.log"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of `step_<n>` checkpoints."""
         return self.path / CHECKPOINT_DIR
 
     def traces(self, rank: int) -> Path:
-        """Return the folder of the rank's torch.profiler traces."""
         return self.path / TRACE_DIR / f"rank{rank}"
 
 
@@ -85,7 +98,12 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
         RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
     """
     path = path.absolute()
-    folder = RunFolder(path, *peers.from_rank_zero("run", _identity(path, topology)))
+    earlier, attempt = _earlier_manifest(path), topology.restart_count
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    restarted = attempt > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
+    if restarted and isinstance(earlier.get("run_id"), str):
+        run_id = str(earlier["run_id"])
+    folder = RunFolder(path, *peers.from_rank_zero("run", (run_id, attempt)))
     first, of_node = topology.rank == 0, topology.local_rank == 0
     with ExitStack() as stack:
         for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
@@ -164,16 +182,7 @@ def prepare(
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    """Write `run.json` atomically."""
     write_whole(folder.path / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
-
-
-def _identity(path: Path, topology: Topology) -> tuple[str, int]:
-    earlier = _earlier_manifest(path)
-    restarted = topology.restart_count > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
-    if restarted and isinstance(earlier.get("run_id"), str):
-        return str(earlier["run_id"]), topology.restart_count
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}", topology.restart_count
 
 
 def _earlier_manifest(path: Path) -> dict[str, Any]:
@@ -184,16 +193,12 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _ours(path: Path, stays: Collection[str]) -> Iterator[Path]:
-    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
-    names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
-    yield from path.glob(RANK_FILE_GLOB)
-    yield from (path / name for name in names if name not in stays and (path / name).exists())
-
-
 def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | None:
     """Make room for a run; returns where an earlier one was moved to, None where there was none or it was deleted."""
-    found = list(_ours(path, stays))
+    files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
+    names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
+    ours = (path / name for name in names if name not in stays)
+    found = [*path.glob(RANK_FILE_GLOB), *(item for item in ours if item.exists())]
     if not found:
         return None
     if overwrite:
@@ -207,3 +212,102 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
     for item in found:
         item.rename(target / item.name)
     return target
+
+
+@dataclass(frozen=True)
+class RequestedConfig:
+    """What was requested: the run's label (None: that of the platform), its configuration (JSON types), and a hash
+    of the settings that change a measurement.
+    """
+
+    label: str | None
+    config: Mapping[str, Any]
+    manifest_hash: str
+
+
+def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that change a measurement, with effective values (W18); nothing that looks like a secret."""
+    return {
+        name: redact(value)
+        for name, value in sorted(environment.items())
+        if (name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)) and not SECRET.search(name)
+    }
+
+
+def rank_facts(
+    topology: Topology, device: torch.device, device_telemetry: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what each rank contributes to the manifest.
+
+    Args:
+        device_telemetry: the source of its device samples, and the device's settings (power cap, clock limits and
+            locks).
+    """
+    return {
+        "rank": topology.rank,
+        "local_rank": topology.local_rank,
+        "node_rank": topology.node_rank,
+        "host": topology.host,
+        "pid": topology.pid,
+        "device": device_name(device),
+        "environment": recorded_environment(os.environ),
+        "threads": torch.get_num_threads(),
+        "device_telemetry": None if device_telemetry is None else dict(device_telemetry),
+    }
+
+
+def build_manifest(
+    asked: RequestedConfig,
+    folder: RunFolder,
+    topology: Topology,
+    device: torch.device,
+    backend: str | None,
+    ranks: list[dict[str, Any]],
+    plan: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of `run.json`; JSON types only.
+
+    Args:
+        ranks: `rank_facts` of every rank, in rank order.
+        plan: effective settings of the parallel strategy (bucket size, wrapped blocks, ...).
+    """
+    kind = platform_of(device)
+    environments = [facts.pop("environment") for facts in ranks]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": folder.run_id,
+        "attempt": folder.attempt,
+        "elastic_run_id": topology.elastic_run_id,
+        "label": asked.label or default_label(device),
+        "created_unix_ns": time.time_ns(),
+        "manifest_hash": asked.manifest_hash,
+        "world_size": topology.world_size,
+        "platform": kind,
+        "backend": backend,
+        "config": dict(asked.config),
+        "plan": dict(plan),
+        "versions": {
+            "aorta": __version__,
+            "aorta_commit": commit_of(checkout()),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "nccl": nccl_version(),
+            **{name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")},
+        },
+        "environment": environments[0],
+        "environment_differences": {
+            str(rank): other for rank, other in enumerate(environments) if other != environments[0]
+        },
+        "host_facts": {
+            "machine": platform.machine(),
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "devices": sorted({facts["device"] for facts in ranks}),
+        "topology": ranks,
+        "command": hide(sys.argv),
+    }

@@ -28,8 +28,6 @@ _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "s
 
 
 class Peers:
-    """The ranks of one run, as one of them sees them."""
-
     def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
         self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
 
@@ -205,8 +203,6 @@ def _done(key: str, rank: int) -> str:
 
 
 class _Others:
-    """Heartbeats of the other ranks."""
-
     def __init__(self, peers: Peers, key: str, names: list[str]) -> None:
         self._peers, self._key, self._names = peers, key, names
         self._waited_for = {rank: (-1, time.monotonic()) for rank in range(peers.world_size) if rank != peers.rank}

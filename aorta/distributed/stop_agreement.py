@@ -77,24 +77,23 @@ class StopAgreement:
                 if self.stopped_by is not None:
                     self._store.set("stop/asked", str(int(self.stopped_by)))
                 if self.stopped_by is not None or self._store.check(["stop/asked"]):
-                    self._agree()
+                    break
+            else:
+                return
+            self._post()
+            names = [f"stop/at/{rank}" for rank in range(self._world_size)]
+            deadline = time.monotonic() + _GRACE_S
+            while not self._store.check(names):
+                if self._closed.wait(_POLL_S / 5) or time.monotonic() > deadline:
                     return
+            self.stopped_by = self.stopped_by or signal.Signals(int(self._store.get("stop/asked")))
+            self._last_step = max(int(text) for text in self._store.multi_get(names))
         except (RuntimeError, OSError):
             # The store is gone: the run is failing, and a rank that got no stop request goes on into the
             # collective that reports it. One that gets it later stops by itself.
             return
         finally:
             self._decided.set()
-
-    def _agree(self) -> None:
-        self._post()
-        names = [f"stop/at/{rank}" for rank in range(self._world_size)]
-        deadline = time.monotonic() + _GRACE_S
-        while not self._store.check(names):
-            if self._closed.wait(_POLL_S / 5) or time.monotonic() > deadline:
-                return
-        self.stopped_by = self.stopped_by or signal.Signals(int(self._store.get("stop/asked")))
-        self._last_step = max(int(text) for text in self._store.multi_get(names))
 
     def _post(self, demand: int | None = None) -> None:
         """Post `demand`, or the step this rank is in; only the first post counts."""

@@ -40,8 +40,13 @@ def launch(arguments: Sequence[str]) -> int:
     # follows a signal.
     for name in ("torch.distributed.elastic.multiprocessing", "torch.distributed.elastic.multiprocessing.errors"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(_says_more_than_a_signal)
-    _set_threads(arguments)
+    logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(
+        lambda record: "signal" not in str(record.msg)
+    )
+    with suppress(ValueError):  # it cannot count such ranks, and `main` says so
+        # One compute thread for each of several ranks, as torchrun sets with four lines about it.
+        if determine_local_world_size(get_args_parser().parse_args(list(arguments)).nproc_per_node) > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "--standalone" in arguments:
         torch.distributed.TCPStore = c10d_rendezvous_backend.TCPStore = _LoopbackStore  # type: ignore
         arguments = ["--local-addr", _LOOPBACK, *arguments]
@@ -95,17 +100,6 @@ def _left_error(failure: ProcessFailure | None) -> str | None:
     """Return the error that a rank left in its file; rank 0 has said that by then."""
     message: object = None if failure is None else failure.message  # a mapping where there is such a file
     return str(message.get("message")) if isinstance(message, dict) else None
-
-
-def _says_more_than_a_signal(record: logging.LogRecord) -> bool:
-    return "signal" not in str(record.msg)
-
-
-def _set_threads(arguments: Sequence[str]) -> None:
-    """Set one compute thread for each of several ranks, as torchrun does with four lines about it."""
-    with suppress(ValueError):  # it cannot count such ranks, and `main` says so
-        if determine_local_world_size(get_args_parser().parse_args(list(arguments)).nproc_per_node) > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,6 @@ PlanLine: TypeAlias = PlanOpened | Started | Ended | Closed
 
 
 def now() -> str:
-    """Return the time as lines have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -156,11 +155,9 @@ class PlanHistory:
         return [start for start in self.started if start.id not in ended]
 
     def starts_of(self, launch: str) -> int:
-        """Return how often a launch was started."""
         return sum(start.launch == launch for start in self.started)
 
     def seconds(self) -> list[float]:
-        """Return how long the good launches lasted."""
         return [end.seconds for end in self.ended if end.outcome == DONE and end.seconds is not None]
 
 

@@ -45,8 +45,6 @@ from aorta.terminal_style import printable
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a launch. `reason` says why it is not done; `exit_code` is 128 + n where signal n killed it."""
-
     status: Literal["done", "failed", "stopped"]
     exit_code: int
     seconds: float
@@ -273,19 +271,16 @@ class LaunchProgress:
                 )
 
     def started(self, name: str) -> None:
-        """Show that a launch started."""
         if self._bar is not None:
             with tolerate_closed_terminal():
                 self._bar.set_description(printable(name))
 
     def tick(self) -> None:
-        """Refresh the elapsed time."""
         if self._bar is not None:
             with tolerate_closed_terminal():
                 self._bar.refresh()
 
     def ended(self, name: str, outcome: Outcome) -> None:
-        """Show that a launch has ended, and how."""
         done = outcome.status == DONE
         if done:
             self._done += 1
@@ -305,7 +300,6 @@ class LaunchProgress:
                 self._bar.write(printable(line), file=sys.stderr)
 
     def close(self) -> None:
-        """Leave the terminal clean."""
         if self._bar is not None:
             with tolerate_closed_terminal():
                 self._bar.close()

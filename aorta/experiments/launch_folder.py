@@ -166,7 +166,6 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
 
 
 def host() -> dict[str, Any]:
-    """Return the machine that runs the plan."""
     return {
         "name": platform.node(),
         "machine": platform.machine(),

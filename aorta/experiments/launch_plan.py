@@ -60,7 +60,6 @@ class Side:
         return not self.launcher or any(mark in word for word in self.launcher for mark in (TORCHRUN, "{python}"))
 
     def as_json(self) -> dict[str, Any]:
-        """Return what was asked for; values whose names look like secrets are hidden."""
         return {
             "words": hide(self.words),
             "python": self.python if self.uses_python else None,
@@ -248,7 +247,6 @@ def grid(varied: Sequence[str]) -> list[Setting]:
 
 
 def _values(word: str) -> list[str]:
-    """Return the values of a word as they were written."""
     key, _, text = word.partition("=")
     if key.startswith(VARIABLE):
         return text.split(",")

@@ -67,7 +67,6 @@ DEMO_OVERRIDES: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments that the command takes, up to `--`."""
     words = command_parser(_DESCRIPTION, _EXAMPLES)
     words.add_argument(
         "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
@@ -125,7 +124,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of the command, and its overrides."""
     return parse_mixed(parser(), arguments)
 
 
@@ -171,14 +169,12 @@ def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
 
 
 def print_launches(plan: Plan) -> None:
-    """Print every launch, as `launch_line` has it."""
     for launch in plan.order():
         to_stdout(launch_line(plan, launch))
 
 
 @command()
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a plan; returns the exit code (argparse itself ends with 0 or 2)."""
     options = parse(arguments)
     from aorta.experiments.plan_options import read_plan
 
@@ -273,7 +269,6 @@ def shown(path: Path) -> str:
 
 
 def demo_parser() -> argparse.ArgumentParser:
-    """Return the options of `aorta demo`."""
     found = argparse.ArgumentParser(
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "
@@ -292,7 +287,6 @@ def demo_parser() -> argparse.ArgumentParser:
 
 @command()
 def demo(arguments: Sequence[str]) -> int:
-    """Run the demo; returns the exit code."""
     options = demo_parser().parse_intermixed_args(arguments)
     asked = parse([*DEMO_OPTIONS, "--output", options.output, *DEMO_OVERRIDES, *options.overrides])
     from aorta.experiments.plan_options import read_plan

@@ -194,7 +194,6 @@ def _wait(
     stop: StopRequest,
     tick: Callable[[], None],
 ) -> bool:
-    """Wait until it has ended; returns whether the timeout stopped it."""
     asked_s: float | None = None
     while True:
         with suppress(subprocess.TimeoutExpired):

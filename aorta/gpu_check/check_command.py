@@ -34,7 +34,6 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 
 @command("gpu_check")
 def main(words: Sequence[str]) -> int:
-    """Check, and return the exit code."""
     asked = parse(words)
     count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)
     for strategy in asked.strategies:
@@ -94,12 +93,10 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return `json`, `strategies` and train.py's `words`."""
     return parser().parse_args(words)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument(
         "--json",

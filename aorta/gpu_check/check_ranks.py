@@ -33,8 +33,7 @@ from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import platform_of, read_topology, select_device, share_device
+from aorta.distributed.topology import platform_of, process_group, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK
 from aorta.gpu_check.case import PAIRS, StrategyCheck, chosen
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
@@ -76,11 +75,9 @@ class Kind:
     result_value: Callable[[float, int], float]
 
     def result(self, device: torch.device) -> torch.Tensor:
-        """Return a tensor for the result; holds a value that none of the checks uses."""
         return torch.full((self.result_elements(dist.get_world_size()),), -1.0, device=device)
 
     def is_right(self, result: torch.Tensor, value: float) -> bool:
-        """Return whether this is the result of every rank's `value`."""
         return bool((result == self.result_value(value, dist.get_world_size())).all().item())
 
 
@@ -205,7 +202,6 @@ _STREAMS = streams_used({-1: 3}, groups=1, looking=True)
 def main(
     path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS, ranks_per_device: int = 1
 ) -> CheckReport | None:
-    """Check; returns the report on rank 0."""
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank, ranks_per_device)
     rows = [] if ranks_per_device == 1 else sharing_rows(topology.rank)

@@ -38,8 +38,6 @@ WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize
 
 @dataclass(frozen=True)
 class KernelWindow:
-    """One step as the profiler saw it."""
-
     comm: list[Interval]
     compute: list[Interval]
     host_waits: int
@@ -129,7 +127,6 @@ def start_ns(event: dict[str, Any], base_ns: int) -> int:
 
 
 def span(event: dict[str, Any], base_ns: int) -> Interval:
-    """Return start and end of a row."""
     start = start_ns(event, base_ns)
     return start, start + round(float(event["dur"]) * 1000)
 
@@ -143,8 +140,6 @@ _RATIO_BOUND, _BOUND = "within 0.02", "max(2 % of the kernel, 10 us)"
 
 
 class CheckVerdict(Enum):
-    """Outcome of a row."""
-
     OK = "ok"
     FAILED = "FAILED"
     NOT_JUDGED = "not judged"
@@ -164,8 +159,6 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 class CheckReport(msgspec.Struct):
-    """Everything that was found, by rank."""
-
     facts: dict[str, Any]
     rows: list[list[CheckRow]]
     verdict: str
@@ -173,7 +166,6 @@ class CheckReport(msgspec.Struct):
 
 
 def report_of(facts: dict[str, Any], rows: list[list[CheckRow]]) -> CheckReport:
-    """Return the rows of all ranks, counted."""
     everything = [row for of_rank in rows for row in of_rank]
 
     def count(verdict: CheckVerdict) -> int:

@@ -1,24 +1,32 @@
-"""Context parallelism: every rank has a part of each sequence, and attention gathers the keys and values of all parts.
+"""Context and expert parallelism: ranks that share sequences, or the experts of a layer, beside data parallelism.
 
-A sequence is cut into twice as many chunks as there are ranks, and rank r has the r-th from either end, so that causal
-attention is the same work for every rank. Gathering, rather than passing keys round a ring: Llama Team, "The Llama 3
-Herd of Models", arXiv 2407.21783, section 3.3.2. torch's own context parallelism replaces kernels that a CPU has not
-got (torch/distributed/tensor/experimental/_context_parallel/_attention.py, `custom_ops`); this is the same everywhere.
-Must not know which model it is: it splits modules called with queries, keys and values.
+Context: every rank has a part of each sequence, and attention gathers the keys and values of all parts. A sequence is
+cut into twice as many chunks as there are ranks, and rank r has the r-th from either end, so that causal attention is
+the same work for every rank. Gathering, rather than passing keys round a ring: Llama Team, "The Llama 3 Herd of
+Models", arXiv 2407.21783, section 3.3.2. torch's own context parallelism replaces kernels that a CPU has not got
+(torch/distributed/tensor/experimental/_context_parallel/_attention.py, `custom_ops`); this is the same everywhere.
+
+Experts: every rank has some experts of each layer, and tokens travel to them and back by all-to-all.
+
+Must not know which model it is, or how tokens are assigned: it splits modules called with queries, keys and values, or
+with [experts, capacity, width].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from aorta.config.schema import CP, Precision
+from aorta.config.schema import CP, EP, Precision
 from aorta.parallel import ddp
 from aorta.parallel.plan import Cut, Inputs, ParallelizedModel
 
@@ -29,7 +37,6 @@ _all_gather = getattr(functional, "all_gather_single_autograd", None) or functio
 def parallelize(
     model: nn.Module, attentions: Iterable[nn.Module], settings: CP, precision: Precision, device: torch.device
 ) -> ParallelizedModel:
-    """Split sequences over all ranks; `model` is replicated."""
     # A group of its own: on an accelerator what attention waits for would otherwise queue behind DDP's all-reduces.
     group = dist.new_group(group_desc="mesh_context")
     mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("context",))
@@ -78,7 +85,6 @@ def in_order(gathered: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _over_ranks(module: nn.Module, mesh: DeviceMesh, rank: int, ranks: int) -> Callable[..., torch.Tensor]:
-    """Return the forward pass of `module`, called with this rank's chunks."""
     alone = module.forward
 
     def forward(query_BHSE: torch.Tensor, key_BGSE: torch.Tensor, value_BGSE: torch.Tensor) -> torch.Tensor:  # noqa: N803
@@ -93,3 +99,42 @@ def _over_ranks(module: nn.Module, mesh: DeviceMesh, rank: int, ranks: int) -> C
         return torch.cat(seen, dim=2)
 
     return forward
+
+
+def parallelize_experts(
+    model: nn.Module, experts: Iterable[nn.Module], settings: EP, precision: Precision, device: torch.device
+) -> ParallelizedModel:
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("expert",))
+    for module in experts:
+        split_experts(module, mesh)
+        for parameter in module.parameters():
+            # The sum over all tokens of every rank; the loss is the mean over ranks, whose gradients DDP averages.
+            parameter.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
+    whole = ddp.parallelize(model, settings, precision, device)
+    return replace(whole, facts={**whole.facts, "mesh": {"expert": ranks}})
+
+
+def split_experts(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this rank's part of the experts in `module`, and exchange tokens round it over the 1-D `mesh`: first of all
+    experts here for all tokens of the experts here, then back. Each part of a rank has the same number of rows, so no
+    rank has to be asked for its own.
+    """
+    parts = mesh.size()
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        # Every rank has made all of them from one seed: nothing is sent.
+        part = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(part))
+
+    def to_experts(_module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (rows_ECD,) = inputs  # noqa: N806
+        arrived = all_to_all_single_autograd(rows_ECD.contiguous(), None, None, mesh)
+        return (arrived.view(parts, -1, *rows_ECD.shape[1:]).transpose(0, 1).flatten(1, 2),)
+
+    def from_experts(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        by_origin = output.view(len(output), parts, -1, output.shape[-1]).transpose(0, 1).flatten(0, 1)
+        back: torch.Tensor = all_to_all_single_autograd(by_origin.contiguous(), None, None, mesh)
+        return back
+
+    module.register_forward_pre_hook(to_experts)
+    module.register_forward_hook(from_experts)

@@ -44,7 +44,6 @@ class SeparatelySharded:
     summed: int
 
     def within(self, block: nn.Module) -> list[nn.Module]:
-        """Return the sharded modules inside of `block`."""
         inside = {id(module) for module in block.modules()}
         return [module for module in self.modules if id(module) in inside]
 
@@ -181,7 +180,6 @@ def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]
 
 
 def _data_rank(mesh: DeviceMesh) -> int:
-    """Return this rank's index among those of the mesh, in its order."""
     return int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item())
 
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from aorta.config.schema import FSDP, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, TP, Precision
-from aorta.parallel import context, expert, fsdp
+from aorta.parallel import context, fsdp
 from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast, sharding_facts
 
 
@@ -76,7 +76,7 @@ def parallelize(
         case FSDPEP():  # experts are split over some ranks and sharded over the others, the rest is sharded over all
             mesh, separate = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size), list(experts)
             for module in separate:
-                expert.split(module, mesh["expert"])
+                context.split_experts(module, mesh["expert"])
             sharded_apart = fsdp.SeparatelySharded(separate, mesh["data"], summed=ranks)
             everyone = mesh._flatten("shard")
             return fsdp.parallelize(model, blocks, settings, precision, device, everyone, _facts(mesh), sharded_apart)

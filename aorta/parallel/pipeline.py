@@ -60,7 +60,6 @@ def parallelize(
 
 
 def stages_of(model: nn.Module) -> nn.ModuleDict:
-    """Return a rank's stages by their number."""
     stages = model.get_submodule("stages")
     assert isinstance(stages, nn.ModuleDict)
     return stages
@@ -104,7 +103,6 @@ class Pipeline:
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Return the stages of this rank."""
         return [stage.submod for stage in self._stages]
 
     def step(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor, loss: nn.Module) -> torch.Tensor | None:

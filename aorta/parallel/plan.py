@@ -1,6 +1,8 @@
-"""The common result of all strategies: a distributed model that the training step can run without knowing which it is.
+"""Selects the parallel strategy that a configuration names, and defines what all strategies result in: a distributed
+model that the training step can run without knowing which it is.
 
-Must not know the workload beyond its named blocks, or the instrumentation.
+A strategy is loaded when it is chosen: torch takes a second for the others. Must not know the details of any strategy,
+the workload beyond its named blocks, or the instrumentation.
 """
 
 from __future__ import annotations
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from aorta.parallel.pipeline import Pipeline
+
+from collections.abc import Iterable
+
+from aorta.config.schema import CP, DDP, EP, PP, TP, Config, NoParallel
+from aorta.errors import ConfigError
 
 DTYPES = {
     "fp32": torch.float32,
@@ -129,3 +136,53 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
     assert isinstance(tensor, DTensor)
     return tensor.to_local()
+
+
+def parallelize(
+    model: nn.Module,
+    blocks: Blocks,
+    parts: Iterable[Parts],
+    experts: Iterable[nn.Module],
+    attentions: Iterable[nn.Module],
+    config: Config,
+    device: torch.device,
+) -> ParallelizedModel:
+    """Distribute `model` as `config.parallel` says; needs an initialised process group.
+
+    Args:
+        blocks: the modules that are sharded one by one, in the order they run.
+        parts: the modules that several ranks can compute together, each with its layers.
+        experts: the modules whose parameters count experts in their first dimension.
+        attentions: the modules that look at other positions of a sequence than their own.
+    """
+    precision = config.training.mixed_precision
+    match config.parallel:
+        case EP() as settings:
+            from aorta.parallel import context
+
+            return context.parallelize_experts(model, experts, settings, precision, device)
+        case CP() as settings:
+            from aorta.parallel import context
+
+            return context.parallelize(model, attentions, settings, precision, device)
+        case DDP() as settings:
+            from aorta.parallel import ddp
+
+            return ddp.parallelize(model, settings, precision, device)
+        case FSDP1() as settings:
+            from aorta.parallel import fsdp1
+
+            return fsdp1.parallelize(model, blocks, settings, precision, device)
+        case FSDP() | TP() as settings:
+            from aorta.parallel import meshes
+
+            return meshes.parallelize(model, blocks, parts, experts, attentions, settings, precision, device)
+        case PP() as settings:
+            from aorta.parallel import pipeline
+
+            assert dist.group.WORLD is not None
+            return pipeline.parallelize(model, settings, autocast(precision, device), device, dist.group.WORLD)
+        case NoParallel():
+            return ParallelizedModel(model, arithmetic=autocast(precision, device))
+        case other:
+            raise ConfigError(f"parallel={other.strategy!r}: no such strategy")

@@ -35,8 +35,6 @@ class ProfilerUnavailable(Exception):
 
 
 class KernelRecording:
-    """One recording of the kernels of `device`."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._profiler: profile | None = None

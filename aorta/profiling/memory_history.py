@@ -42,7 +42,6 @@ class MemoryHistory:
         self._loop_runs = self.running = False
 
     def begin(self) -> None:
-        """Start recording the allocator's history."""
         if not self._of_loop:
             return
         if not self.available:
@@ -52,7 +51,6 @@ class MemoryHistory:
         self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
 
     def end(self) -> None:
-        """Stop recording the allocator's history."""
         self.stop()
         self._unhook()
         if self._loop_runs:
@@ -60,14 +58,12 @@ class MemoryHistory:
             cuda.end_memory_history()
 
     def start(self) -> None:
-        """Start the history of a window."""
         if self._of_windows and self.available:
             if not self._loop_runs:
                 cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
     def stop(self) -> None:
-        """End the history of a window."""
         if self.running:
             self.running = False
             if not self._loop_runs:

@@ -76,20 +76,18 @@ def timelines(trace: dict[str, Any]) -> list[Timeline]:
     for event in events:
         if event.get("name") == "[memory]":
             args = event["args"]
-            devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))].append(_allocation(event, args))
+            devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))].append(
+                Allocation(
+                    float(event["ts"]),
+                    int(args["Bytes"]),
+                    int(args.get("Addr", 0)),
+                    int(args.get("Total Allocated", 0)),
+                    int(args.get("Total Reserved", 0)),
+                    (event.get("pid"), event.get("tid")),
+                )
+            )
     enclosing = _Enclosing(events)
     return [_timeline(device, found, enclosing) for device, found in sorted(devices.items())]
-
-
-def _allocation(event: dict[str, Any], args: dict[str, Any]) -> Allocation:
-    return Allocation(
-        float(event["ts"]),
-        int(args["Bytes"]),
-        int(args.get("Addr", 0)),
-        int(args.get("Total Allocated", 0)),
-        int(args.get("Total Reserved", 0)),
-        (event.get("pid"), event.get("tid")),
-    )
 
 
 def _timeline(device: tuple[int, int], events: list[Allocation], enclosing: _Enclosing) -> Timeline:
@@ -125,7 +123,6 @@ class _Enclosing:
             self._spans[category] = threads
 
     def of(self, event: Allocation) -> tuple[str, str, str]:
-        """Return the operator, shapes of its inputs, Python function."""
         operator = self._innermost("cpu_op", event)
         function = self._innermost("python_function", event)
         shapes = operator.get("args", {}).get("Input Dims", "") if operator else ""

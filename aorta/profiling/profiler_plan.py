@@ -21,7 +21,7 @@ from aorta.config.groups.profiling import compression_of, selected_ranks, steps_
 from aorta.config.schema import Naming, Profiling
 from aorta.config.templates import fill
 from aorta.errors import ConfigError
-from aorta.profiling.trace_names import (
+from aorta.profiling.trace_files import (
     Counters,
     TracePlace,
     TraceWindow,
@@ -46,7 +46,6 @@ class Action(Enum):
 
     @property
     def kept(self) -> bool:
-        """Whether the step is in a trace."""
         return self in (Action.ACTIVE, Action.ACTIVE_AND_SAVE)
 
 
@@ -96,7 +95,6 @@ class Schedule:
 
     @property
     def cycle(self) -> int:
-        """Number of steps of one cycle."""
         return self.wait + self.warmup + self.active
 
     def __call__(self, step: int) -> Action:
@@ -183,7 +181,6 @@ class ProfilerPlan:
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
-        """Return the schedule of a loop that begins at global step `first_step`."""
         settings = self.settings
         if settings.wait is None and settings.period is not None and not settings.per_epoch:
             Schedule.periodic(settings.period, settings.warmup, settings.active)  # for its error message

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aorta.profiling.memory_timeline import draw
-from aorta.profiling.trace_files import PART, error_line, export, free_name, pack
-from aorta.profiling.trace_names import TraceWindow
+from aorta.profiling.trace_files import PART, TraceWindow, error_line, export, free_name, pack
 from aorta.profiling.upload import Destination
 
 _log = logging.getLogger(__name__)
@@ -51,8 +50,6 @@ class SavedFile:
 
 @dataclass
 class SavedWindow:
-    """One window and its files."""
-
     window: TraceWindow
     files: Sequence[SavedFile]
 
@@ -103,7 +100,6 @@ class Saver:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Job) -> None:
-        """Queue a window; returns at once."""
         self.call(lambda: self._save(job))
 
     def call(self, work: Callable[[], None]) -> None:
@@ -181,14 +177,16 @@ class Saver:
                     self._make(file, raw, job.categories)  # the allocator wrote it, and it is there
                 else:
                     file.error = error_line(error)
-            _log.error(
-                "profiling: the trace of %s could not be saved as %s: %s", _steps(job.window), trace, error_line(error)
-            )
+            first, last = job.window.first_step, job.window.last_step
+            steps = "a window without a complete step" if first is None else f"steps {first} to {last}"
+            _log.error("profiling: the trace of %s could not be saved as %s: %s", steps, trace, error_line(error))
         else:
             for file in job.files:
                 self._make(file, raw, job.categories)
             if job.files[-1].error and raw.exists():
-                job.files[-1].path = _rescued(raw, trace)
+                # It could not be compressed: the trace is kept under its bare JSON name.
+                name = trace.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".json") + ".json"
+                job.files[-1].path = raw.replace(free_name(trace.with_name(name)))
                 job.files[-1].on_disk = True
             raw.unlink(missing_ok=True)
             _log.info("Finished dumping profiler traces in %.2f seconds", time.perf_counter() - begin)
@@ -253,17 +251,3 @@ def _divided(categories: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  the page is of use without; it is logged
         _log.warning("profiling: memory is not divided into categories: %s", error_line(error))
         return {}
-
-
-def _rescued(raw: Path, trace: Path) -> Path:
-    """Keep an exported trace that could not be compressed, under its bare JSON name."""
-    name = trace.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".json") + ".json"
-    target = free_name(trace.with_name(name))
-    raw.replace(target)
-    return target
-
-
-def _steps(window: TraceWindow) -> str:
-    if window.first_step is None:
-        return "a window without a complete step"
-    return f"steps {window.first_step} to {window.last_step}"

@@ -18,8 +18,7 @@ from typing import Any
 from aorta.config.groups.profiling import IN_PROCESS, scheme_of
 from aorta.config.templates import fill
 from aorta.errors import ConfigError
-from aorta.profiling.trace_files import error_line
-from aorta.profiling.trace_names import compressed
+from aorta.profiling.trace_files import compressed, error_line
 from aorta.records.files import remote_files, whole_file
 
 _log = logging.getLogger(__name__)
@@ -76,7 +75,8 @@ class Destination:
         self.address, self._template = address.rstrip("/") or address, template
         self._overwrite, self._sleep = overwrite, sleep
         self._fs, self._root = _file_system(address)
-        self._local = "file" in _protocols(self._fs)
+        protocols = self._fs.protocol
+        self._local = "file" in ((protocols,) if isinstance(protocols, str) else protocols)
 
     def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
         """Return the name of a file at the destination.
@@ -89,7 +89,6 @@ class Destination:
         return str(compressed(wanted, compression))
 
     def where(self, name: str) -> str:
-        """Return the full address of a file called `name`."""
         return f"{self.address}/{name.lstrip('/')}"
 
     def check(self, who: str) -> None:
@@ -125,11 +124,25 @@ class Destination:
         path = self._path(name)
         tries = 0
 
+        def copy() -> None:
+            if self._local:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(Path(path), new=not self._overwrite) as part:
+                    shutil.copyfile(source, part)
+                return
+            self._fs.invalidate_cache()
+            if self._overwrite:
+                self._fs.put_file(str(source), path)
+            elif self._fs.exists(path):
+                raise FileExistsError(path)
+            else:  # on S3 `create` is also atomic; elsewhere the check above is all there is
+                self._fs.put_file(str(source), path, mode="create")
+
         def once() -> None:
             nonlocal tries
             tries += 1
             try:
-                self._put_once(source, path)
+                copy()
             except FileExistsError:
                 # An attempt whose answer got lost may have succeeded.
                 if tries == 1 or not self._same(source, path):
@@ -175,19 +188,6 @@ class Destination:
                 pause_s = BACKOFF_S[attempt - 1]
                 _log.info("upload: try %d of %d: %s; again in %g s", attempt, ATTEMPTS, error_line(error), pause_s)
                 self._sleep(pause_s)
-
-    def _put_once(self, source: Path, path: str) -> None:
-        if self._local:
-            _copy(source, Path(path), overwrite=self._overwrite)
-            return
-        self._fs.invalidate_cache()
-        if self._overwrite:
-            self._fs.put_file(str(source), path)
-            return
-        if self._fs.exists(path):
-            raise FileExistsError(path)
-        # On S3 `create` is also atomic; elsewhere the check above is all there is.
-        self._fs.put_file(str(source), path, mode="create")
 
     def _confirm(self, source: Path, path: str) -> None:
         self._fs.invalidate_cache()
@@ -254,13 +254,3 @@ def _file_system(address: str) -> tuple[Any, str]:
     except Exception as error:
         raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {error_line(error)}") from error
     return fs, str(root)
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _copy(source: Path, target: Path, *, overwrite: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(target, new=not overwrite) as part:
-        shutil.copyfile(source, part)

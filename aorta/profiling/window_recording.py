@@ -9,22 +9,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
+import torch
 from torch.profiler import ProfilerAction, profile, record_function
 
 from aorta.config.groups.profiling import selected_ranks
 from aorta.config.schema import Naming
+from aorta.distributed import cuda
 from aorta.distributed.accelerator import profiled
+from aorta.distributed.environment_checks import tracer_present
 from aorta.profiling.memory_history import MemoryHistory, by_category
 from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
-from aorta.profiling.trace_files import free_name
-from aorta.profiling.trace_names import STEP_BASE, TraceWindow
+from aorta.profiling.trace_files import STEP_BASE, TraceWindow, free_name
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from aorta.redaction import redact
 
@@ -112,19 +115,16 @@ class WindowRecording(profile):
             super().prepare_trace()
 
     def start_trace(self) -> None:
-        """Run torch's method, which also starts the allocator's history."""
         self._memory.start()
         super().start_trace()
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:
-        """Mark one step in the trace as `iteration#<global_step>`."""
         if self._broken or self._closed:
             return nullcontext()
         self._began = global_step
         return record_function(f"iteration#{global_step}")
 
     def step(self) -> None:
-        """End a step of the loop."""
         action, done = self._schedule(self._finished), self._finished
         self._finished += 1
         if self._broken or self._closed:
@@ -174,7 +174,6 @@ class WindowRecording(profile):
             self.saver.call(self._log_tables)
 
     def _stopped(self, failed: bool) -> bool:
-        """Stop torch's profiler; returns whether it worked."""
         with self._harmless("stop"):
             if self._schedule(self._finished).kept:
                 # A loop that does not mark its steps fails inside one: they follow each other without gaps.
@@ -293,8 +292,6 @@ def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[
 
 
 class NullProfiler:
-    """The profiler of a rank that is not profiled."""
-
     files: tuple[Path, ...] = ()
 
     def __enter__(self) -> Self:
@@ -304,7 +301,6 @@ class NullProfiler:
         pass
 
     def iteration(self, global_step: int) -> AbstractContextManager[Any]:  # noqa: ARG002  as WindowRecording's
-        """No-op."""
         return nullcontext()
 
     def step(self) -> None:
@@ -329,3 +325,46 @@ def open_profiler(plan: ProfilerPlan, first_step: int = 0) -> WindowRecording | 
     except Exception as error:  # noqa: BLE001  a missing prerequisite of the profiler must not stop the record
         _log.error("profiling: torch.profiler failed to start and is left out from here on: %s", error)
         return NullProfiler()
+
+
+_log = logging.getLogger(__name__)
+MARK = "iteration#{step}"
+
+
+class StepMarkers:
+    """The step ranges of one rank.
+
+    Args:
+        asked: True or False as configured; None: when nsys or rocprofv3 traces this process.
+    """
+
+    def __init__(self, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
+        tracer = tracer_present(environment)
+        self.on = asked if asked is not None else tracer is not None
+        self._open = False
+        if self.on and not cuda.has_ranges():
+            self.on = False
+            why = "profiling.nvtx=true" if asked else f"{tracer} traces this process, but"
+            _log.warning("%s: this torch (%s) has neither NVTX nor ROCTx: steps are not marked", why, torch.__version__)
+
+    def iteration(self, global_step: int) -> AbstractContextManager[None]:
+        return self._range(global_step) if self.on else nullcontext()
+
+    def begin(self, global_step: int) -> None:
+        self.end()
+        if self.on:
+            cuda.begin_range(MARK.format(step=global_step))
+            self._open = True
+
+    def end(self) -> None:
+        if self._open:
+            self._open = False
+            cuda.end_range()
+
+    @contextmanager
+    def _range(self, global_step: int) -> Iterator[None]:
+        self.begin(global_step)
+        try:
+            yield
+        finally:
+            self.end()

@@ -29,18 +29,14 @@ _CONFIRMED_POLL_S = 0.01
 
 
 class Coordination:
-    """Worker endpoint of the RPC run's coordination."""
-
     def __init__(self, peers: Peers) -> None:
         self._peers, self._store = peers, peers.store
 
     def say(self, key: str, value: Any, *, only_if_missing: bool = False) -> None:
-        """Publish a value (JSON types)."""
         if not only_if_missing or not self._store.check([f"rpc/{key}"]):
             self._store.set(f"rpc/{key}", json.dumps(value))
 
     def confirm(self, key: str) -> None:
-        """Tell the driver that this rank has reached `key`."""
         self.say(f"{key}/{self._peers.rank}", True)
 
     def listen(self, key: str) -> Any:
@@ -100,7 +96,6 @@ def udf_with_torch_ops(x: torch.Tensor) -> torch.Tensor:
 
 
 def relay(to: str, x: torch.Tensor) -> torch.Tensor:
-    """Have the next worker compute it: a nested call."""
     answer: torch.Tensor = rpc.rpc_sync(to, udf_with_torch_ops, args=(x,))
     return answer
 
@@ -122,7 +117,6 @@ class Driver:
         self._issued = 0
 
     def call(self, count: int) -> None:
-        """Issue `count` calls, and wait for all of them."""
         waiting: list[Any] = []
         for _ in range(count):
             number, self._issued = self._issued, self._issued + 1

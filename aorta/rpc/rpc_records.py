@@ -93,7 +93,6 @@ def read_run(folder: Path) -> RpcRecords:
 
 
 def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
-    """Return how many windows every worker should have; one that was cut short counts for nobody."""
     if facts is None:
         return 1 + max((call.window or 0 for call in calls), default=0)
     return facts.finished_windows
@@ -222,7 +221,6 @@ def nested_waits(calls: Iterable[Call]) -> dict[str, list[Call]]:
 
 
 def _waits(operator: RemoteOperator, nested: Mapping[str, Sequence[Call]]) -> Iterator[RemoteOperator]:
-    """Yield the waits of one call's slice, where they lie in it."""
     for call in nested.get(operator.call_id or "", ()):
         if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns:
             yield RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)

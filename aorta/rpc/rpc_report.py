@@ -248,7 +248,6 @@ def _merge(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments of the command."""
     words = argparse.ArgumentParser(
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
         epilog="Exit codes: 0 done (also where a worker is missing: that is said), 1 --check found a call that does "
@@ -281,7 +280,6 @@ class CallRow:
     self_allocated_bytes: int | None = None
 
     def add_memory(self, allocated_bytes: int, self_allocated_bytes: int) -> None:
-        """Add what one call allocated."""
         self.allocated_bytes = (self.allocated_bytes or 0) + allocated_bytes
         self.self_allocated_bytes = (self.self_allocated_bytes or 0) + self_allocated_bytes
 

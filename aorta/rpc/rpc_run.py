@@ -86,7 +86,6 @@ class StopAtOnce:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Protect what must not be interrupted."""
         self._writing = True
         try:
             yield
@@ -120,7 +119,6 @@ class WorkerWindow:
         )
 
     def start(self) -> None:
-        """Start recording, on all threads."""
         self._profiler.__enter__()
         for key, value in self._metadata.items():
             self._profiler.add_metadata_json(key, json.dumps(value))
@@ -145,8 +143,6 @@ class WorkerWindow:
 
 
 class RpcRun:
-    """One process of an RPC run."""
-
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         assert isinstance(resolved.config.workload, Rpc)  # the caller checked it
         self.resolved, self.config, self.workload = resolved, resolved.config, resolved.config.workload
@@ -323,7 +319,6 @@ class RpcRun:
                 self._write_calls(folder, window, calls)
 
     def _write_facts(self, folder: RunFolder, *, ended: bool) -> None:
-        """Rank 0 writes them."""
         if self.rank != DRIVER:
             return
         facts = RpcFacts(

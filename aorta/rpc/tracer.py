@@ -257,7 +257,6 @@ class MemoryWindow:
 
 
 def open_window() -> None:
-    """Measure every call served from now on."""
     global _window
     _window = MemoryWindow()
 

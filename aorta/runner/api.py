@@ -33,7 +33,7 @@ from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.loggers import Logger
-from aorta.profiling.markers import StepMarkers
+from aorta.profiling.window_recording import StepMarkers
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.runner.api_arguments import (

@@ -31,7 +31,7 @@ from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.accelerator import lacks_streams
-from aorta.distributed.provenance import RequestedConfig
+from aorta.distributed.output_folder import RequestedConfig
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
 from aorta.records.schema import InstrumentMode

@@ -28,8 +28,7 @@ from aorta.config.resolve import Resolved, environment_number
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology, select_device, share_device
+from aorta.distributed.topology import Topology, process_group, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
 from aorta.redaction import redact
 from aorta.terminal_style import printable

@@ -23,7 +23,7 @@ import torch
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.device_metrics.device_identity import identify
+from aorta.device_metrics.libraries import identify
 from aorta.device_metrics.sampler import DeviceSampler, open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation
@@ -38,9 +38,16 @@ from aorta.distributed.environment_checks import (
     timed_from_python,
     too_many_ranks,
 )
-from aorta.distributed.output_folder import RunFolder, occupied, prepare, write_manifest
+from aorta.distributed.output_folder import (
+    RequestedConfig,
+    RunFolder,
+    build_manifest,
+    occupied,
+    prepare,
+    rank_facts,
+    write_manifest,
+)
 from aorta.distributed.peers import Peers
-from aorta.distributed.provenance import RequestedConfig, build_manifest, rank_facts
 from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork

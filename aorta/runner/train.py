@@ -24,19 +24,17 @@ from aorta.config.groups.loop import planned_faults
 from aorta.config.groups.parallel import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
-from aorta.distributed.output_folder import RunFolder, occupied, prepare
+from aorta.distributed.output_folder import RequestedConfig, RunFolder, occupied, prepare
 from aorta.distributed.peers import Peers
-from aorta.distributed.process_group import backend_for
-from aorta.distributed.provenance import RequestedConfig
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
-from aorta.distributed.topology import Topology, platform_of
+from aorta.distributed.topology import Topology, backend_for, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.emulation.emulated_ranks import emulated_ranks as backend_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
-from aorta.profiling.markers import StepMarkers
-from aorta.profiling.trace_names import Counters
+from aorta.profiling.trace_files import Counters
+from aorta.profiling.window_recording import StepMarkers
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import Step
 from aorta.runner.calibration import calibration_plan

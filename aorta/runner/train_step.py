@@ -20,8 +20,7 @@ from aorta.config.groups.parallel import pipeline_ranks, pipeline_stages
 from aorta.config.schema import PP, Compile, Config, Precision
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar, StepFacts
-from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
-from aorta.parallel.strategies import parallelize
+from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of, parallelize
 from aorta.workload.task import Batch, Model, Stages, Task
 
 

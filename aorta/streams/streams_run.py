@@ -38,8 +38,18 @@ from aorta.records.run_files import (
 )
 from aorta.runner.rank_process import run_rank
 from aorta.runner.recorded_run import untrained_run
-from aorta.streams.issue import Issuer, Timed, concurrency, elapsed_ns, knee, most_at_once, ran_together
-from aorta.streams.patterns import PATTERNS, Kernel, Pattern
+from aorta.streams.patterns import (
+    PATTERNS,
+    Issuer,
+    Kernel,
+    Pattern,
+    Timed,
+    concurrency,
+    elapsed_ns,
+    knee,
+    most_at_once,
+    ran_together,
+)
 from aorta.terminal_style import Style, style_of, table
 
 _log = logging.getLogger(__name__)
@@ -193,8 +203,6 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
 
 
 class _PatternRuns:
-    """All patterns on one rank's device."""
-
     def __init__(self, settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> None:
         self._settings, self._topology, self._device, self._peers = settings, topology, device, peers
         self._issuer = Issuer(device, settings, with_peers=topology.world_size > 1)

@@ -69,14 +69,12 @@ class Faults:
             self._twin = dist.new_group()
 
     def begin(self, step: int) -> None:
-        """Note that a step begins."""
         self._step = step
         if self._now("stuck_checkpoint"):
             with self._phase("checkpoint"):
                 _sleep_for_ever()
 
     def batches(self, source: Iterator[T]) -> Iterator[T]:
-        """Return the batches of a loader, some late and some never."""
         return self._late(source) if self._own else source
 
     def _late(self, source: Iterator[T]) -> Iterator[T]:
@@ -88,7 +86,6 @@ class Faults:
             yield batch
 
     def before_forward(self, *_arguments: Any) -> None:
-        """Inject faults before the forward pass; a hook of the model."""
         if self._since("slow_rank"):
             time.sleep(_LATE_S)
         for kind, act in _ACTS.items():
@@ -98,7 +95,6 @@ class Faults:
             self._issue()
 
     def before_optimizer(self, *_arguments: Any) -> None:
-        """Inject faults before an update; a hook of every optimizer."""
         if self._now("stuck_optimizer"):
             _sleep_for_ever()
 
@@ -130,7 +126,6 @@ def injected_faults(
     model: nn.Module,
     phase: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
 ) -> Iterator[Faults]:
-    """Hook this rank's faults into `model` and all optimizers for the length of a `with` block; collective."""
     faults = Faults(planned, rank, phase)
     with ExitStack() as stack:
         if planned:
@@ -144,8 +139,8 @@ def _sleep_for_ever() -> NoReturn:
         time.sleep(3600)
 
 
-def _raise() -> NoReturn:
-    raise RuntimeError("injected fault: workload_exception")
+def _fail(kind: str) -> NoReturn:
+    raise RuntimeError(f"injected fault: {kind}")
 
 
 def _raise_from_a_thread() -> None:
@@ -158,10 +153,7 @@ def _raise_from_a_thread() -> None:
 
 
 def _raise_in_a_handler() -> None:
-    def handler(*_arguments: object) -> NoReturn:
-        raise RuntimeError("injected fault: signal_exception")
-
-    signal.signal(signal.SIGALRM, handler)
+    signal.signal(signal.SIGALRM, lambda *_: _fail("signal_exception"))
     signal.raise_signal(signal.SIGALRM)
 
 
@@ -181,18 +173,9 @@ def _end_by(number: signal.Signals) -> Callable[[], None]:
     return act
 
 
-def _read_address_zero() -> None:
-    _leave_no_core()
-    ctypes.string_at(0)
-
-
-def _abort() -> None:
-    _leave_no_core()
-    os.abort()
-
-
-def _leave_no_core() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+def _crash(how: Callable[[], Any]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # leave no core
+    how()
 
 
 def _lock_the_interpreter() -> None:
@@ -216,15 +199,15 @@ def _stall_links() -> None:
 
 
 _ACTS: Final[dict[str, Callable[[], Any]]] = {
-    "workload_exception": _raise,
+    "workload_exception": lambda: _fail("workload_exception"),
     "async_exception": _raise_from_a_thread,
     "signal_exception": _raise_in_a_handler,
     "sigint": _interrupt_twice,
     "sigterm": _end_by(signal.SIGTERM),
     "sigkill": _end_by(signal.SIGKILL),
     "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "segfault": _read_address_zero,
-    "abort": _abort,
+    "segfault": lambda: _crash(lambda: ctypes.string_at(0)),
+    "abort": lambda: _crash(os.abort),
     "lock_gil": _lock_the_interpreter,
     "stuck_forward": _sleep_for_ever,
     "link_stalled": _stall_links,

@@ -61,8 +61,6 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderFeedForward(nn.Module):
-    """Two layers with a GELU between them."""
-
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
         self.up = nn.Linear(shape.model_dim, shape.mlp_hidden_dim)
@@ -94,8 +92,6 @@ class EncoderLayer(nn.Module):
 
 
 class Scorer(nn.Module):
-    """One score per item."""
-
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(shape.model_dim)
@@ -108,8 +104,6 @@ class Scorer(nn.Module):
 
 
 class RankingTransformer(Model):
-    """Embedding, `num_layers` pre-norm encoder layers, scorer."""
-
     def __init__(self, shape: Ranking) -> None:
         super().__init__()
         self.embedding: Embedding | None = Embedding(shape)
@@ -125,7 +119,6 @@ class RankingTransformer(Model):
         return scores
 
     def pipeline_stage(self, index: int, count: int) -> RankingTransformer:
-        """Return an even share of the encoder's layers, the embedding before the first, the scorer behind the last."""
         stage = RankingTransformer.__new__(RankingTransformer)
         Model.__init__(stage)
         stage.embedding = self.embedding if index == 0 else None
@@ -145,7 +138,6 @@ class RankingTransformer(Model):
             yield layer.feed_forward, {"up": "columns", "down": "rows"}
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the blocks that are sharded, compiled and timed one by one, in the order they run."""
         if self.embedding is not None:
             yield "embedding", self.embedding
         for index, layer in self.encoder.items():

@@ -54,8 +54,6 @@ class Stem(nn.Module):
 
 
 class Head(nn.Module):
-    """Average over the image, then one score per class."""
-
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
         self.linear = linear

@@ -18,17 +18,11 @@ Groups: TypeAlias = Iterable[Mapping[str, Any]]
 
 
 class Batch(Protocol):
-    """One micro-batch, on the device that trains."""
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]: ...
 
     @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Positional arguments of the model."""
-        ...
-
-    @property
-    def target(self) -> torch.Tensor:
-        """The loss's second argument, beside the model's output."""
-        ...
+    def target(self) -> torch.Tensor: ...
 
 
 class Batches(Protocol):
@@ -51,8 +45,6 @@ class Batches(Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A model whose blocks have names."""
-
     @abstractmethod
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
         """Return the blocks that are sharded, compiled and timed one by one, in the order they run."""
@@ -92,7 +84,6 @@ class Stages(Model):
         self.stages = nn.ModuleDict({str(index): stage for index, stage in stages.items()})
 
     def blocks(self) -> Iterator[tuple[str, nn.Module]]:
-        """Return the blocks of each stage."""
         for stage in self.stages.values():
             assert isinstance(stage, Model)
             yield from stage.blocks()

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from aorta.device_metrics.device_identity import DeviceIdentity, match, physical_index
+from aorta.device_metrics.libraries import DeviceIdentity, match, physical_index
 from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from aorta.config.schema import Devices
-from aorta.device_metrics.device_identity import DeviceIdentity
+from aorta.device_metrics.libraries import DeviceIdentity
 from aorta.device_metrics.rocm_smi import RocmSmi
 from aorta.device_metrics.sampler import DeviceSampler, Opened, is_failed, open_source
 from aorta.errors import DeviceUnreadable

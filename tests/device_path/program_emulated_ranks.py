@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from aorta.config.groups.fabric import EmulatedFabric
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology, process_group, read_topology
 from aorta.instrument.emulation.emulated_ranks import emulated_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.schema import Step

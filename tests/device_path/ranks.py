@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology, process_group, read_topology
 
 
 def by_rank(work: Callable[[Topology, torch.device], Any]) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.distributed import process_group as module
-from aorta.distributed.process_group import backend_for, process_group
+from aorta.distributed import topology as module
+from aorta.distributed.topology import backend_for, process_group
 from aorta.errors import ConfigError, PeerFailed
 from tests.distributed.conftest import place
 from tests.runs import free_port

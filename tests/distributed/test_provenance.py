@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 
 from aorta import installation
-from aorta.distributed.output_folder import RunFolder
-from aorta.distributed.provenance import (
+from aorta.distributed.output_folder import (
     RequestedConfig,
+    RunFolder,
     build_manifest,
     rank_facts,
     recorded_environment,

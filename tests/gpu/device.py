@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed import cuda
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.native.build import compiled
 from tests.simulated import device as simulated
 from tests.simulated import load

@@ -23,8 +23,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.config.schema import DDP, FSDP, Precision
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel import ddp, meshes
 from aorta.parallel.plan import ParallelizedModel

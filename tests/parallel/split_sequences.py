@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import CP, FSDPCP, Precision
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from aorta.parallel import context, meshes
 from aorta.parallel.plan import ParallelizedModel
 from aorta.workload.gpt import GptModel

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import aorta
-from aorta.profiling.markers import StepMarkers
+from aorta.profiling.window_recording import StepMarkers
 
 NSYS = {"NSYS_PROFILING_SESSION_ID": "4711"}
 ROCPROF = {"ROCP_TOOL_LIBRARIES": "/opt/rocm/lib/rocprofiler-sdk/librocprofiler-sdk-tool.so"}

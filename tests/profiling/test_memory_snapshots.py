@@ -14,7 +14,7 @@ from aorta.distributed import cuda
 from aorta.errors import ConfigError
 from aorta.profiling import trace_saver, window_recording
 from aorta.profiling.memory_history import MemoryHistory
-from aorta.profiling.trace_names import TracePlace, coordinate_of, snapshot_name
+from aorta.profiling.trace_files import TracePlace, coordinate_of, snapshot_name
 from tests.profiling.windows import files_below, listening, loop, preset
 
 ROOM = 100

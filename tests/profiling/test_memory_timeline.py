@@ -12,7 +12,7 @@ from torch import nn
 import aorta
 from aorta.profiling.memory_history import NAMES, by_category
 from aorta.profiling.memory_timeline import main, page, timelines
-from aorta.profiling.trace_names import TraceWindow
+from aorta.profiling.trace_files import TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from tests.profiling.windows import listening
 

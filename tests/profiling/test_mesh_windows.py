@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from aorta.errors import ConfigError
 from aorta.profiling import trace_files
 from aorta.profiling.profiler_plan import ProfilerPlan, placed
-from aorta.profiling.trace_names import TracePlace, coordinate_of
+from aorta.profiling.trace_files import TracePlace, coordinate_of
 from aorta.profiling.window_recording import open_profiler
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from aorta.config.templates import FILE_FIELDS, fill, problem_of
-from aorta.profiling.trace_names import Counters, TracePlace
+from aorta.profiling.trace_files import Counters, TracePlace
 from tests.profiling.windows import HERE, files_below, listening, loop, numbers, preset, read
 
 

@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from aorta.errors import ConfigError
-from aorta.profiling.trace_names import Moment, TraceWindow
+from aorta.profiling.trace_files import Moment, TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
 from aorta.profiling.upload import ATTEMPTS, CHECK, Destination, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset

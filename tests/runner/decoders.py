@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology, process_group, read_topology
 from aorta.parallel.plan import local_part
 from aorta.records.schema import Step
 from tests.loop import Loop

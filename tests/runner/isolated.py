@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import aorta.runner.train as training
 from aorta.distributed.peers import Peers
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology, select_device
+from aorta.distributed.topology import process_group, read_topology, select_device
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.runner.isolated_baselines import Baselines
 from aorta.runner.rank_process import start_logging

@@ -11,8 +11,7 @@ import sys
 import torch.distributed as dist
 
 from aorta.distributed.peers import Peers
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology, select_device
+from aorta.distributed.topology import process_group, read_topology, select_device
 from aorta.runner.rank_process import start_logging
 from aorta.runner.train import TrainingRun
 from tests.loop import resolved

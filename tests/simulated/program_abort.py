@@ -11,8 +11,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from aorta.distributed.process_group import process_group
-from aorta.distributed.topology import read_topology
+from aorta.distributed.topology import process_group, read_topology
 from tests.simulated import device as simulated
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.records.run_files import StreamsPattern, StreamsPoint, StreamsRank
-from aorta.streams.issue import concurrency, elapsed_ns, knee, most_at_once, ran_together
+from aorta.streams.patterns import concurrency, elapsed_ns, knee, most_at_once, ran_together
 from aorta.streams.streams_run import report_text
 from aorta.terminal_style import Style
 

@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 from aorta.config.groups.workload import Dimensions, parameter_count, parameters_of_feed_forward
 from aorta.config.schema import Moe
 from aorta.errors import ConfigError
-from aorta.workload.moe import MixtureOfExperts, MoeModel, balance_loss
+from aorta.workload.gpt import MixtureOfExperts, MoeModel, balance_loss
 from tests.loop import resolved
 
 DIMS = Dimensions(num_layers=4, model_dim=16, num_heads=4, num_kv_heads=2, mlp_hidden_dim=24, vocab_size=50)

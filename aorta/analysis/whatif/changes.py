@@ -153,8 +153,6 @@ def parse_changes(texts: Sequence[str]) -> tuple[Change, ...]:
 
 @dataclass(frozen=True)
 class _Text:
-    """`TARGET=VALUE` as it was given."""
-
     text: str
 
     def change(self) -> Change:

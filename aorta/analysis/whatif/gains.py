@@ -266,7 +266,6 @@ class _Walk:
         self.segments: list[PathSegment] = []
 
     def back_from(self, column: int, now_ns: int) -> None:
-        """Walk from a moment on a rank, behind all its operations, to the beginning."""
         operation = len(self._layouts[column].operations) - 2  # the last is END, at `now_ns`
         while True:
             left = int(self._times.leave_ns[operation, column, 0])

@@ -46,8 +46,6 @@ _SEED: Final = 20_240_229
 
 @dataclass(frozen=True)
 class Value:
-    """A predicted median with its interval."""
-
     value: float
     low: float
     high: float
@@ -150,7 +148,6 @@ class Prediction:
 
     @property
     def significant(self) -> bool:
-        """Whether the whole interval is a gain, or a loss. An upper bound is not."""
         return not self.upper_bound and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
 
     def as_json(self) -> dict[str, Any]:
@@ -174,8 +171,6 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Base:
-    """The unchanged run, replayed and checked; several predictions share it."""
-
     program: RunProgram
     chosen: RankStepSample
     times: Times
@@ -338,7 +333,6 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
 
 
 def _known(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)) -> Value | None:
-    """Return the value of a metric that some rank-steps have none of; None: none has one."""
     known = ~np.isnan(values)
     return value_of(values[known], steps[known], wrong_by, bounds) if known.any() else None
 

@@ -69,8 +69,6 @@ class Issued(NamedTuple):
 
 
 class RankLayout(NamedTuple):
-    """What a rank does in a step, without times; most steps of a run share one."""
-
     operations: tuple[Operation, ...]
     issued: tuple[Issued, ...]
 
@@ -183,7 +181,6 @@ class RunProgram:
     shared_links: bool = False
 
     def recorded_step_ms(self) -> Floats:
-        """Return the recorded job step times: of each step, that of the rank that took longest."""
         return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS
 
 
@@ -193,7 +190,6 @@ def not_replayable(where: object, why: object) -> InputError:
 
 
 def compact(values: npt.NDArray[np.int64]) -> Column:
-    """Return the same numbers in 32 bits where they fit."""
     if values.size and (values.max() >= 2**31 or values.min() < -(2**31)):
         return values
     return values.astype(np.int32)

@@ -175,8 +175,6 @@ class _Rank:
 
 
 class _RankStep(NamedTuple):
-    """One step of one rank. `issue_ns`: when each of its collectives reached its link, from the start of the step."""
-
     layout: int
     step: RankStep
     start_ns: int
@@ -351,7 +349,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> Column:
 
 
 def _recorded(of_ranks: Sequence[_RankStep], places: int) -> Recorded:
-    """Return the collectives of a step on the common clock."""
     shape = (places, len(of_ranks))
     issue, start, end, backend_end = (np.zeros(shape, np.int64) for _ in range(4))
     found = Recorded(issue, start, end, backend_end, np.zeros(shape, bool), np.zeros(shape, bool))

@@ -193,8 +193,6 @@ RANK_STEPS: int = 512
 
 @dataclass(frozen=True)
 class RankStepSample:
-    """Which steps and ranks are measured: indices and columns, evenly spread."""
-
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
 

@@ -25,8 +25,6 @@ _Instance: TypeAlias = tuple[str, Members, int]
 
 
 class Act(NamedTuple):
-    """One operation on a stretch of ranks (columns)."""
-
     operation: int
     what: What
     place: int

@@ -73,8 +73,6 @@ class BucketCap(Change):
 
 @dataclass(frozen=True)
 class PrefetchDepth(Change):
-    """FSDP gathers so many blocks ahead."""
-
     STATED_ERROR: ClassVar[float] = 0.20
 
     depth: int

@@ -117,7 +117,6 @@ def _one_process_rules(config: Config, fabric: EmulatedFabric, ranks: int, proce
 
 
 def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
-    """Yield one message per broken rule of the emulated network alone."""
     yield from number_rules("fabric", fabric)
     if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
         yield (

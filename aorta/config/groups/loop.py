@@ -296,8 +296,6 @@ _WITHOUT_FORWARD: Final = ("slow_data", "stuck_data", "stuck_optimizer", "stuck_
 
 
 class PlannedFault(NamedTuple):
-    """One fault of a run."""
-
     kind: str
     rank: int
     step: int

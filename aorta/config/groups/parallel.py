@@ -180,7 +180,6 @@ class FSDPPP(FSDP, PP):
 
 
 def parallel_rules(config: Config) -> Iterator[str]:
-    """Yield one message per broken rule."""
     if isinstance(config.workload, Resnet18) and not isinstance(config.parallel, DDP | NoParallel):
         yield (
             f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "

@@ -226,7 +226,6 @@ _LOCAL = ("profiling.filename", "profiling.memory_filename")
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
-    """Yield one message per broken rule."""
     yield from _schedule_rules(profiling)
     try:
         selected = selected_ranks(profiling.ranks)

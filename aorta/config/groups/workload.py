@@ -312,7 +312,6 @@ def workload_notes(config: Config) -> Iterator[str]:
 
 
 def _trains_nothing(config: Config, workload: Rpc | Streams) -> Iterator[str]:
-    """Yield a message for each setting of a training that a workload without one cannot have."""
     this = f"workload={workload.name}"
     if config.baseline.enabled:
         yield f"baseline=true: {this} has no training steps to isolate; leave it out"
