@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.runs import ROOT, environment
 
 IMAGES = ROOT / "docs" / "images"
-OF_DEMO = ("side_by_side.png", "reference_breakdown.png", "candidate_breakdown.png", "overlap_ratio.png")
+OF_DEMO = ("side_by_side.png", "reference_timeline.png", "candidate_timeline.png")
 
 
 def main() -> int:

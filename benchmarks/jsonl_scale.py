@@ -182,11 +182,11 @@ def child(what: str, folder: Path) -> dict[str, float]:
         assert across.collectives[0].transfer_ms.count
         assert across.stragglers[0].collectives
     if what == "pictures":
-        from aorta.analysis.report.charts.run_pictures import pictures
+        from aorta.analysis.report.pictures import pictures
 
         with tempfile.TemporaryDirectory() as output:
             for name, draw in pictures([dataset]):
-                assert draw(Path(output) / name) in (None, "no device samples in the record")
+                assert draw(Path(output) / name) is None
         mark("pictures")
     return {**marks, "rank_steps": entry.count}
 

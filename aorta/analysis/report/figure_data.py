@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
-from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, step_columns
+from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, THROTTLED, step_columns
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report.palette import light
 
@@ -131,14 +131,26 @@ class Series:
         """Why `summary.json` has none either; None where it has."""
         return by_step(self._dataset, JOB_STEP)[2]
 
+    @cached_property
+    def _sampled(self) -> pd.DataFrame | None:
+        if not self._dataset.has_samples:
+            return None
+        steps = self._dataset.table(*JOINED_ON, "global_step")
+        return step_columns(self._dataset.run, steps, self._dataset.device_samples)
+
     def devices(self) -> dict[str, Curve]:
         """Return what was sampled of the devices, over the steps; empty without a sample that belongs to one."""
-        if not self._dataset.has_samples:
+        if self._sampled is None:
             return {}
-        steps = self._dataset.table(*JOINED_ON, "global_step")
-        joined = step_columns(self._dataset.run, steps, self._dataset.device_samples)
-        curves = {name: self._curve(joined[name]) for name in STEP_COLUMNS}
+        curves = {name: self._curve(self._sampled[name]) for name in STEP_COLUMNS}
         return {name: curve for name, curve in curves.items() if curve.known}
+
+    @property
+    def throttled(self) -> np.ndarray:
+        """The global steps in which a device was throttled."""
+        if self._sampled is None:
+            return np.empty(0)
+        return np.unique(self._frame["global_step"][self._sampled[THROTTLED] == 1.0])
 
     def map(self, name: str) -> Map | None:
         """Return a metric, rank by step; None where it is null throughout."""

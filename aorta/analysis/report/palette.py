@@ -112,6 +112,20 @@ def phase_color(phase: str) -> str:
     return light(phase if phase in ("forward", "backward") else "compute")
 
 
+def ramp(count: int) -> list[str]:
+    """Return `count` colours from a low value to a high one: the ends and middle of cividis, which everybody sees alike
+    (Nunez, Anderton, Renslow, https://doi.org/10.1371/journal.pone.0199239), and what lies between them.
+    """
+    anchors = ((0x00, 0x22, 0x4E), (0x7D, 0x7C, 0x78), (0xFE, 0xE8, 0x38))
+    colors = []
+    for at in range(count):
+        place = 2 * at / (count - 1)
+        low, share = anchors[min(1, int(place))], place - min(1, int(place))
+        high = anchors[min(1, int(place)) + 1]
+        colors.append("#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in zip(low, high, strict=True)))
+    return colors
+
+
 def luminance(color: str) -> float:
     """Return the luminance of `#RRGGBB`, 0 to 1 (WCAG 2.1, https://www.w3.org/TR/WCAG21/#dfn-relative-luminance)."""
     parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]

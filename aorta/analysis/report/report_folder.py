@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,11 +24,9 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives, Location
 from aorta.analysis.report.brief_text import brief_text, gain_block
-from aorta.analysis.report.charts.run_pictures import Draw, pictures
-from aorta.analysis.report.charts.side_by_side import FILE as SIDE_BY_SIDE_FILE
-from aorta.analysis.report.charts.side_by_side import draw_side_by_side
 from aorta.analysis.report.html import PAGE_FILE, write_page
 from aorta.analysis.report.kernels import kernel_block
+from aorta.analysis.report.pictures import pictures
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.terminal_text import (
     comparison_details,
@@ -161,11 +158,9 @@ def _files(
         write_page(datasets, summary, path, named)
         return None
 
-    drawn: list[tuple[str, Draw]] = list(pictures([*datasets.values()]))
-    if compared[0] is not None and compared[1] is not None:
-        sides = datasets[compared[0]], datasets[compared[1]]
-        drawn.append((SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *sides)))
-    for name, draw in (*drawn, (PAGE_FILE, page)):
+    reference, candidate = compared
+    sides = None if reference is None or candidate is None else (datasets[reference], datasets[candidate])
+    for name, draw in (*pictures([*datasets.values()], sides), (PAGE_FILE, page)):
         reason = draw(files.enter_context(whole_file(output / name)))
         if reason is None:
             written.append(output / name)

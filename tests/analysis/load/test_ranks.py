@@ -59,7 +59,6 @@ def test_a_job_step_is_that_of_known_ranks_and_null_where_none_is_known(folder, 
     entry = report(["--log-dir", str(tmp_path / "node.sqlite"), "--label", "x"], tmp_path / "o2")["datasets"]["x"]
     assert entry["metrics"]["job_step_ms"]["median"] is None
     assert entry["metrics"]["job_step_ms"]["reason"].startswith("no rank is known")
-    assert (tmp_path / "o2" / "x_streams.png").exists()
 
 
 def written(folder: Path, rank: int, *, since: int = 0, first: int = 0, **about: int) -> None:

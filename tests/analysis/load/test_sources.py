@@ -90,11 +90,7 @@ def test_numbers_of_a_report_are_those_written_down_by_hand(folder, tmp_path):
     whole = entry["traces"]["whole"]["0"]["metrics"]
     assert whole["overlap_ratio"] == 0.25
     assert whole["window_ms"] == pytest.approx(0.16)
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
-        "x_timeline.png",
-        "x_streams.png",
-        "x_breakdown.png",
-    }
+    assert (tmp_path / "out" / "x_timeline.png").exists()
 
 
 @pytest.mark.thorough

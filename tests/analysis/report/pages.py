@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import bokeh.plotting  # noqa: F401  the class Figure is known from here on
 import msgspec
+from bokeh.document import Document
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
@@ -17,6 +19,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.analysis.load.records import load_run
+from aorta.analysis.report.html.bokeh_chart import Chart, document
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.by_json import evaluate, summarize
@@ -99,6 +102,12 @@ def sampled(folder: Path) -> Path:
         head = msgspec.structs.replace(record.header, device_telemetry=DeviceTelemetry("nvml", 1.0))
         write_rank(folder, head, lines)
     return folder
+
+
+def as_bokeh(charts: Sequence[Chart]) -> list[Any]:
+    """The figures of charts as the package bokeh has them, which refuses a name or a value that it does not know."""
+    content, _ = document([chart.model for chart in charts])
+    return Document.from_json(content).roots
 
 
 def text_of(html: str) -> str:

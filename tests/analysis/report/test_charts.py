@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.report.charts import run_pictures
-from aorta.analysis.report.charts.run_pictures import pictures
-from aorta.analysis.report.charts.side_by_side import draw_side_by_side, typical_step
 from aorta.analysis.report.figure_data import chosen_steps
 from aorta.analysis.report.palette import light
+from aorta.analysis.report.pictures import SIDE_BY_SIDE_FILE, draw_side_by_side, pictures, typical_step
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
@@ -29,43 +28,50 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     patch = pytest.MonkeyPatch()
 
-    def kept(figure: Figure, path: Path) -> None:
+    def kept(figure: Figure, path: Path, **_: object) -> None:
         figure.canvas.draw()
         figures[path.name] = figure
 
-    patch.setattr(run_pictures, "save", kept)
-    for name, draw in pictures(list(two_runs(folder).values())):
+    patch.setattr(Figure, "savefig", kept)
+    runs = list(two_runs(folder).values())
+    for name, draw in pictures(runs, (runs[0], runs[1])):
         draw(folder / name)
     patch.undo()
     return figures
 
 
-def test_no_legend_lies_over_data(drawn: dict[str, Figure]) -> None:
-    seen = 0
+def test_no_text_lies_over_data_or_other_text_and_all_of_it_is_inside(drawn: dict[str, Figure]) -> None:
     for name, figure in drawn.items():
-        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
-        for legend in legends:
-            seen += 1
-            box = legend.get_window_extent()
-            for axes in figure.axes:
-                assert not box.overlaps(axes.bbox), name
+        (legend,) = figure.legends
+        boxes = [legend.get_window_extent(), *(text.get_window_extent() for text in figure.texts)]
+        for axes in figure.axes:
+            boxes += [axes._left_title.get_window_extent(), axes.xaxis.label.get_window_extent()]
+            low, high = sorted(axes.get_ylim())
+            ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+            boxes += [each.get_window_extent() for at, each in ticks if each.get_text() and low <= at <= high]
+        for at, box in enumerate(boxes):
             assert box.x0 >= 0, name
             assert box.x1 <= figure.bbox.x1, name
-    assert seen == len(drawn)
+            assert not any(box.overlaps(axes.bbox) for axes in figure.axes), name
+            assert not any(box.overlaps(other) for other in boxes[:at] if box.width and other.width), name
 
 
 def test_every_axis_says_its_unit(drawn: dict[str, Figure]) -> None:
-    told = {axes.get_ylabel() for figure in drawn.values() for axes in figure.axes} - {""}
-    units = ("ms per step", "ratio", "MHz", ", W", "°C", ", %")
-    assert all(any(unit in label for unit in units) for label in told), told
-    below = {figure.axes[-1].get_xlabel() for name, figure in drawn.items() if "breakdown" not in name}
-    assert all("ms since" in label or "global step" in label for label in below), below
+    assert set(drawn) == {"cuda_timeline.png", "rocm_timeline.png", SIDE_BY_SIDE_FILE}
+    for name, figure in drawn.items():
+        below = "ms since" if name == SIDE_BY_SIDE_FILE else "global step"
+        beside = "" if name == SIDE_BY_SIDE_FILE else "ms per step"
+        assert figure.axes[-1].get_xlabel().startswith(below)
+        assert {axes.get_ylabel() for axes in figure.axes} == {beside}
 
 
 def test_titles_name_the_run_its_platform_and_its_ranks(drawn: dict[str, Figure]) -> None:
-    figure = drawn["rocm_streams.png"]
-    assert figure.get_suptitle().startswith("rocm: global step")
+    figure = drawn["rocm_timeline.png"]
+    assert figure.texts[0].get_text().startswith("rocm: ")
     assert figure.axes[0].get_title(loc="left") == "cuda, ddp, 2 of 2 ranks"
+    sides = [axes.get_title(loc="left") for axes in drawn[SIDE_BY_SIDE_FILE].axes]
+    assert [side.partition(":")[0] for side in sides] == ["reference cuda", "candidate rocm"]
+    assert all("Ranks are on one clock, that of their host." in side for side in sides)
 
 
 def test_the_chosen_steps_are_the_median_the_slowest_and_the_fastest(tmp_path: Path) -> None:
@@ -129,19 +135,22 @@ def colour(name: str) -> np.ndarray:
 
 
 def test_the_picture_holds_both_sides_on_one_scale(tmp_path: Path) -> None:
-    """In the candidate reduce-scatter takes three times as long, so its colour fills three times as much, and the
-    exposed lane grows from 11 to 25 ms.
-    """
+    """Colours fill as much as their spans are long."""
     path = tmp_path / "side_by_side.png"
-    assert draw_side_by_side(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3), path) is None
+    reference, candidate = two_runs(tmp_path, steps=8).values()
+    assert draw_side_by_side(reference, candidate, path) is None
     image = imread(path)[:, :, :3]
-    middle = len(image) // 2
-    counts = [
-        [int((np.abs(part - colour(name)).max(axis=2) < 0.02).sum()) for part in (image[:middle], image[middle:-60])]
-        for name in (light("reducescatter"), light("exposed"))
+    # Above the second panel's title is one side, below it the other; the legend is cut off.
+    filled = (np.abs(image - colour(light("exposed"))).max(axis=2) < 0.02).sum(axis=1)
+    parts = filled[: len(image) // 2], filled[len(image) // 2 : -150]
+    shown = typical_step(reference, candidate)
+    assert shown is not None
+    steps = shown.reference_step, shown.candidate_step
+    lengths = [
+        side.table("global_step", "exposed_comm_ms").groupby("global_step")["exposed_comm_ms"].sum()[at]
+        for side, at in zip((reference, candidate), steps, strict=True)
     ]
-    assert counts[0][1] / counts[0][0] == pytest.approx(3, rel=0.2)
-    assert counts[1][1] / counts[1][0] == pytest.approx(25 / 11, rel=0.3)
+    assert parts[1].sum() / parts[0].sum() == pytest.approx(lengths[1] / lengths[0], rel=0.05)
 
 
 def test_why_there_is_no_picture(tmp_path: Path) -> None:
@@ -151,14 +160,23 @@ def test_why_there_is_no_picture(tmp_path: Path) -> None:
         "no step after warm-up that all ranks have, on both sides, with known exposed communication"
     )
     bare = dataset(tmp_path / "b", "b", [[made_step(0, 1, 0, 100, [], [])]])
-    assert draw_side_by_side(bare, bare, path) == (
-        "these steps hold no collective that could be drawn (steps of traces never do)"
-    )
+    assert draw_side_by_side(bare, bare, path) == "these steps hold no collective that could be drawn"
     assert not path.exists()
 
 
 def test_labels_are_not_taken_for_mathematics(tmp_path: Path) -> None:
-    sides = two_ranks(tmp_path / "a", "$x_{$"), two_ranks(tmp_path / "b", "b")
-    assert draw_side_by_side(*sides, tmp_path / "x.png") is None
-    for name, draw in pictures([replace(side, label=r"$\frac{$") for side in sides]):
-        draw(tmp_path / name)
+    sides = two_ranks(tmp_path / "a", "$x_{$"), two_ranks(tmp_path / "b", r"$\frac{$")
+    for name, draw in pictures(sides, sides):
+        assert draw(tmp_path / name) is None
+
+
+def test_matplotlib_is_loaded_for_a_picture_alone(tmp_path: Path) -> None:
+    """The page and its charts are written without it, and without the package bokeh."""
+    run = two_runs(tmp_path, ranks=1, steps=1)["cuda"].run.location
+    code = (
+        "import sys; from pathlib import Path; from aorta.analysis.report.report_folder import write_report;"
+        f"write_report({{'x': Path({run!r})}}, Path({str(tmp_path / 'out')!r}));"
+        "print(sorted({'matplotlib', 'bokeh'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

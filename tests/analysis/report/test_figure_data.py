@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
-from aorta.analysis.report import figure_data
+from aorta.analysis.report import figure_data, timeline
 from aorta.analysis.report.figure_data import Curve, Series
-from aorta.analysis.report.html import timeline
 from aorta.analysis.report.html.step_charts import map_charts, step_charts
-from aorta.analysis.report.html.timeline import BLOCKED, EXPOSED, TimelineSpans, spans_of
+from aorta.analysis.report.timeline import BLOCKED, EXPOSED, TimelineSpans, spans_of
+from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
 from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
+from tests.analysis.report.pages import as_bokeh
 
 
 def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
@@ -112,6 +116,8 @@ def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) ->
 class Sampled(Series):
     """A run whose devices were sampled: three steps of a constant power, a changing temperature."""
 
+    throttled = np.empty(0)
+
     def devices(self) -> dict[str, Curve]:
         at = np.arange(3)
         return {
@@ -123,7 +129,7 @@ class Sampled(Series):
 def test_what_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: Path) -> None:
     charts, notes = step_charts({"x": Sampled(run_of(tmp_path, 3))})
     assert len(charts) == 3  # the temperature, behind overlap ratio and job step
-    assert len({chart.model.x_range.id for chart in charts}) == 1  # all over the same steps
+    assert len({plot.x_range.id for plot in as_bokeh(charts)}) == 1  # all over the same steps
     assert [note.partition(" does not change over the steps and has no chart: ")[2] for note in notes] == ["300 W (x)."]
 
 
@@ -188,6 +194,54 @@ def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
     late = found.columns["wait"][(found.columns["seq"] == 2) & (found.columns["rank"] == 0)]
     assert late.tolist() == [0.5]  # rank 1 came 0.5 ms later
     assert found.notes == []
+
+
+HOST, OTHER = {"host": "node0", "boot": "one"}, {"host": "node1", "boot": "two"}
+
+
+def skewed(folder: Path, places: Sequence[Mapping[str, str]], ahead_ms: float, bound_ms: float | None) -> LabelledRun:
+    """An all-reduce that both ranks leave at the same instant. Rank 1 begins the step 4 ms late, its wall clock is
+    `ahead_ms` ahead; `bound_ms`: how well that was measured, None where it was not.
+    """
+    lines = []
+    for rank, late_ms in ((0, 0), (1, 4)):
+        rows = [collective(start_ms=6.0 - late_ms, end_ms=9.0 - late_ms)]
+        line = step(rank, 2, overlap=metrics(12 - late_ms, 4, 3, 0), collectives=rows)
+        late = {name: getattr(line, name) + late_ms * MS for name in ("start_mono_ns", "end_mono_ns")}
+        ahead_ns = round((late_ms + rank * ahead_ms) * MS)
+        late |= {name: getattr(line, name) + ahead_ns for name in ("t_start_ns", "t_end_ns")}
+        lines.append(msgspec.structs.replace(line, **late))
+        where = places[rank]
+        write_rank(folder, header(rank, 2, host=where["host"], boot_id=where["boot"]), [lines[-1]])
+    if bound_ms is not None:
+        clocks = []
+        for rank, line in enumerate(lines):
+            ahead_ns, bound_ns = round(rank * ahead_ms * MS), round(rank * bound_ms * MS)
+            ends = [OffsetSample(line.t_start_ns + at * 10**9, ahead_ns, 2 * bound_ns, bound_ns, 32) for at in (-1, 1)]
+            clocks.append(RankClock(rank, places[rank]["host"], places[rank]["boot"], *ends))
+        sync = ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "gloo", True, clocks)
+        (folder / CLOCK_SYNC_FILE).write_bytes(encode(sync))
+    return LabelledRun("x", load_run(folder))
+
+
+@pytest.mark.parametrize(
+    ("places", "bound_ms", "ends", "starts", "bounds", "said"),
+    [
+        ((HOST, OTHER), 0.25, [9, 9], [0, 4], [0, 0.25], "by their measured offsets, known to 0.250 ms"),
+        ((HOST, HOST), None, [9, 9], [0, 4], [0, 0], "on one clock, that of their host"),
+        ((HOST, OTHER), None, [9, 5], [0, 0], [np.nan] * 2, "at its own zero: there is no clock_sync.json"),
+    ],
+)
+def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
+    places: Any, bound_ms: Any, ends: list[float], starts: Any, bounds: Any, said: str, tmp_path: Path
+) -> None:
+    found = spans_of(skewed(tmp_path, places, 7_000.0, bound_ms), budget=1000, first=8)
+    shared = found.columns["seq"] == 0
+    assert (found.columns["start"] + found.columns["length"])[shared] == pytest.approx(ends)
+    assert found.windows["start"] == pytest.approx(starts)
+    assert found.windows["length"] == pytest.approx([12, 8])
+    np.testing.assert_allclose(found.windows["bound"], bounds)
+    assert said in found.clock
 
 
 def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from aorta.analysis.formatting import PAGE
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.metrics import NOT_SHOWN
-from aorta.analysis.report.html.bokeh_chart import NUMBERS, new_chart, plain
+from aorta.analysis.report.html.bokeh_chart import NUMBERS, Chart, new_chart, plain
 from aorta.analysis.report.html.summary_charts import round_sizes
 from aorta.analysis.report.report_command import overlap_report
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
@@ -29,6 +29,7 @@ from tests.analysis.load.kineto_files import step as kineto_step
 from tests.analysis.report.by_json import brief_text, comparison_table, effect_charts, metrics_table, verdict_of
 from tests.analysis.report.pages import (
     Parts,
+    as_bokeh,
     compared,
     page,
     subjects,
@@ -150,8 +151,8 @@ def test_what_is_not_tested_inconclusive_and_not_judged_look_different(summary: 
     entries["comm_ms"]["verdict"] = None
     charts = effect_charts(summary["comparison"])
     sources = [
-        next(each.data_source.data for each in chart.model.renderers if "marker" in each.data_source.data)
-        for chart in charts
+        next(each.data_source.data for each in plot.renderers if "marker" in each.data_source.data)
+        for plot in as_bokeh(charts)
     ]
     looks = {
         name: (source["marker"][at], source["dash"][at], source["fill"][at], source["verdict"][at])
@@ -165,7 +166,8 @@ def test_what_is_not_tested_inconclusive_and_not_judged_look_different(summary: 
 
 def test_five_effects_are_open_the_primary_and_the_guard_among_them(summary: dict) -> None:
     charts = effect_charts(summary["comparison"])
-    shown = [name for chart in charts if not chart.folded for name in chart.model.y_range.factors]
+    plots = as_bokeh([chart for chart in charts if not chart.folded])
+    shown = [name for plot in plots for name in plot.y_range.factors]
     assert len(shown) == 5
     assert {"overlap_ratio", "job_step_ms"} <= set(shown)
     assert any(chart.folded for chart in charts)
@@ -178,8 +180,8 @@ def test_rows_of_zeros_are_dropped_and_named(summary: dict) -> None:
     assert "exposed_send_ms" not in [row[0].text for row in table.rows]
     assert "0 on both sides: " in (table.note or "")
     assert "exposed_send_ms" in (table.note or "")
-    charts = effect_charts(summary["comparison"])
-    assert all("exposed_send_ms" not in each.model.y_range.factors for each in charts)
+    plots = as_bokeh(effect_charts(summary["comparison"]))
+    assert all("exposed_send_ms" not in plot.y_range.factors for plot in plots)
 
 
 def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: dict) -> None:
@@ -212,8 +214,8 @@ def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, 
 
 
 def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
-    plot = new_chart("any", 100, "step", "ms")
-    assert [axis.formatter.format for axis in plot.axis] == [NUMBERS, NUMBERS]
+    (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
+    assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from itertools import combinations
 import pytest
 
 from aorta.analysis.report.html.page_content import for_scripts, variables
-from aorta.analysis.report.html.timeline import COPIES, EXPOSED, OTHER_WORK
 from aorta.analysis.report.html.timeline_chart import color_of
 from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, contrast, lane_color, light, phase_color, text_on
+from aorta.analysis.report.timeline import COPIES, EXPOSED, OTHER_WORK
 from aorta.timeline.classes import COMPUTE, KINDS
 
 # What a colour becomes to somebody without one kind of cones: Machado, Oliveira, Fernandes, "A Physiologically-based

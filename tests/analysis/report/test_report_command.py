@@ -43,7 +43,7 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
     folders = ["--log-dir", "../artifacts/cuda", "--label", "a", "--log-dir", "../artifacts_rocm", "--label", "b"]
     done = run(elsewhere, *folders, "--output", "out", "--reference", "a", "--candidate", "b", "--all")
     assert (done.returncode, done.stderr) == (0, "")
-    assert (elsewhere / "out" / "overlap_ratio.png").exists()
+    assert (elsewhere / "out" / "side_by_side.png").exists()
     assert "reference: a; candidate: b." in done.stdout
 
 

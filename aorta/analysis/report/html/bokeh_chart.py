@@ -1,33 +1,100 @@
-"""What all charts of the page share: size, tools, ranges, and the look of a light background.
+"""What all charts of the page share: models of Bokeh as the JSON that its script reads, and the look of a figure.
 
-A script of the page finds a figure by its name. Must not use what Bokeh evaluates in the browser (CustomJS, WebGL),
-which the page's content security policy forbids, or Bokeh's own legend, which lies over data: legends of the page are
-its switches.
+    plot = new_chart("steps", 190, "global step", "ms")
+    line = draw(plot, "Line", source({"x": steps, "y": times}), x="x", y="y", line_color=INK)
+    content, ids = document([plot])       # for Bokeh.embed.embed_items
+
+Models are written down, not built with the package bokeh: loading it and validating some 600 models took longer than
+everything else on the page. The tests read each chart with it, which checks every name and value. Must not use what
+Bokeh evaluates in the browser (CustomJS, WebGL), which the page's content security policy forbids, or Bokeh's own
+legend, which lies over data: legends of the page are its switches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import base64
+import gzip
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
-from bokeh.models import (
-    BasicTickFormatter,
-    BoxZoomTool,
-    HoverTool,
-    NumeralTickFormatter,
-    PanTool,
-    ResetTool,
-    WheelZoomTool,
-)
-from bokeh.plotting import figure
+import numpy as np
 
 from aorta.analysis.report.palette import GRID, INK
 
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 NUMBERS: Final = "0,0.[000000000]"
 """Of an axis: thousands apart as in the tables, never a power of ten."""
-DASHES: Final = {"-": "solid", "--": "dashed", "-.": "dashdot", ":": "dotted"}
+
+
+@dataclass(eq=False)
+class Model:
+    """A model of Bokeh: the name of its class, and the attributes that are not as by default."""
+
+    kind: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes[name]
+
+
+def model(kind: str, **attributes: Any) -> Model:
+    """Return a model; a mapping among `attributes` is a map of Bokeh."""
+    return Model(kind, attributes)
+
+
+class _Field(str):
+    """The name of a column, where a glyph could have a value."""
+
+    __slots__ = ()
+
+
+def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
+    """Return the JSON of a document (`Document.from_json` of the package reads it), and the ids of `roots` in it."""
+    ids: dict[int, str] = {}
+
+    def encoded(item: Any) -> Any:
+        if isinstance(item, Model):
+            known = id(item) in ids
+            reference = {"id": ids.setdefault(id(item), f"p{len(ids)}")}
+            if known:
+                return reference
+            attributes = {name: encoded(value) for name, value in item.attributes.items()}
+            return {"type": "object", "name": item.kind, **reference, "attributes": attributes}
+        if isinstance(item, np.ndarray):
+            packed = gzip.compress(item.astype(item.dtype.newbyteorder("<")).tobytes(), mtime=0)
+            data = base64.b64encode(packed).decode("ascii")
+            array = {"type": "bytes", "data": data}
+            kind = {"dtype": item.dtype.name, "order": "little", "shape": list(item.shape)}
+            return {"type": "ndarray", "array": array, **kind}
+        if isinstance(item, Mapping):
+            return {"type": "map", "entries": [[name, encoded(value)] for name, value in item.items()]}
+        if isinstance(item, list | tuple):
+            return [encoded(each) for each in item]
+        if isinstance(item, _Field):
+            return {"type": "field", "field": str(item)}
+        return {"type": "number", "value": str(item)} if isinstance(item, float) and math.isnan(item) else item
+
+    config = model("DocumentConfig", notifications=model("Notifications"))
+    content = {
+        "version": version("bokeh"),
+        "title": "AORTA",
+        "config": encoded(config),
+        "roots": [encoded(root) for root in roots],
+    }
+    return content, [ids[id(root)] for root in roots]
+
+
+def script() -> str:
+    """Return Bokeh's own script: without widgets, tables, MathJax and WebGL."""
+    spec = find_spec("bokeh")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("server").joinpath("static/js/bokeh.min.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -37,7 +104,7 @@ class Chart:
     name: str
     title: str
     caption: str
-    model: Any
+    model: Model
     dataset: int | None = None
     """Whose it is alone, by number."""
     folded: bool = False
@@ -57,58 +124,91 @@ def plain(text: str) -> str:
 
 
 def new_chart(
-    name: str,
-    height: int,
-    x_label: str,
-    y_label: str,
-    *,
-    zoom: str = "width",
-    under: Sequence[Chart] = (),
-    **ranges: Any,
-) -> Any:
+    name: str, height: int, x_label: str, y_label: str, *, zoom: str = "width", log: bool = False, **ranges: Model
+) -> Model:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
-        under: charts above it, whose range from left to right it shares.
+        log: whether the axis from left to right is of logarithms; it needs ticks of its own.
+        ranges: `x_range` and `y_range`, where they are not those of the data.
     """
-    if under:
-        ranges = {"x_range": under[-1].model.x_range, **ranges}
-    pan, wheel = PanTool(dimensions=zoom), WheelZoomTool(dimensions=zoom, modifiers={"ctrl": True})
-    box = BoxZoomTool(dimensions=zoom)
-    plot = figure(
+    pan = model("PanTool", dimensions=zoom)
+    wheel = model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
+    tools = [pan, model("BoxZoomTool", dimensions=zoom), wheel, model("ResetTool")]
+    plot = model(
+        "Figure",
         name=name,
         height=height,
         sizing_mode="stretch_width",
         min_width=280,
         toolbar_location=None,
-        tools=[pan, box, wheel, ResetTool()],
-        active_drag=pan,
-        active_scroll=wheel,
+        toolbar=model("Toolbar", tools=tools, active_drag=pan, active_scroll=wheel),
         outline_line_color=None,
         background_fill_color=None,
         border_fill_color=None,
         min_border_left=72,
         min_border_right=16,
         lod_threshold=None,
-        x_axis_label=plain(x_label) or None,
-        y_axis_label=plain(y_label) or None,
-        **ranges,
+        renderers=[],
+        center=[],
+        **{"x_range": model("DataRange1d"), "y_range": model("DataRange1d"), **ranges},
     )
-    for axis in plot.axis:
-        axis.axis_label_text_font = axis.major_label_text_font = FONT
-        axis.axis_label_text_font_size, axis.major_label_text_font_size = "12px", "11px"
-        axis.axis_label_text_font_style = "normal"
-        axis.axis_label_text_color = axis.major_label_text_color = INK
-        axis.axis_line_color = axis.major_tick_line_color = INK
-        axis.minor_tick_line_color = None
-        if isinstance(axis.formatter, BasicTickFormatter):
-            axis.formatter = NumeralTickFormatter(format=NUMBERS)
-    for grid in plot.grid:
-        grid.grid_line_color = GRID
+    for place, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
+        categories = plot[f"{dimension}_range"].kind == "FactorRange"
+        kind = "Categorical" if categories else "Log" if log and dimension == "x" else "Linear"
+        axis = model(
+            f"{kind}Axis",
+            axis_label=plain(label) or None,
+            **{f"{what}_text_font": FONT for what in ("axis_label", "major_label")},
+            **{
+                f"{what}_color": INK for what in ("axis_label_text", "major_label_text", "axis_line", "major_tick_line")
+            },
+            axis_label_text_font_size="12px",
+            axis_label_text_font_style="normal",
+            major_label_text_font_size="11px",
+            minor_tick_line_color=None,
+        )
+        if not categories:
+            axis.attributes |= {
+                "ticker": model("BasicTicker"),
+                "formatter": model("NumeralTickFormatter", format=NUMBERS),
+            }
+        plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
+        plot["center"].append(model("Grid", dimension=place, axis=axis, grid_line_color=None if categories else GRID))
     return plot
 
 
-def hover(plot: Any, renderers: list[Any], *lines: tuple[str, str], mode: str = "mouse") -> None:
+def bars_of(labels: Sequence[str], name: str, height: int, x_label: str) -> Model:
+    """Return a figure with a row for each of `labels`, the first at the top."""
+    plot = new_chart(name, height, x_label, "", y_range=model("FactorRange", factors=[*labels][::-1]))
+    plot.attributes["min_border_left"] = 150
+    return plot
+
+
+def source(columns: Mapping[str, Any], name: str | None = None) -> Model:
+    """Return columns that glyphs draw; a script of the page finds them by their name."""
+    return model("ColumnDataSource", data=dict(columns), name=name)
+
+
+def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None = None, /, **properties: Any) -> Model:
+    """Draw a glyph of Bokeh; a property that is the name of a column takes its values.
+
+    Args:
+        owner: number and label of the dataset whose it is: the page's switches find it by its tag, a tooltip says its
+            name.
+    """
+    known = columns["data"]
+    made = {
+        key: _Field(value) if isinstance(value, str) and value in known else value for key, value in properties.items()
+    }
+    renderer = model("GlyphRenderer", data_source=columns, glyph=model(glyph, **made))
+    if owner is not None:
+        renderer.attributes |= {"tags": [f"dataset-{owner[0]}"], "name": owner[1]}
+    plot["renderers"].append(renderer)
+    return renderer
+
+
+def hover(plot: Model, renderers: Sequence[Model], *lines: tuple[str, str], mode: str = "mouse") -> None:
     """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds. The page's styles
     hold for the text, as a tooltip is a child of its body.
     """
@@ -116,9 +216,5 @@ def hover(plot: Any, renderers: list[Any], *lines: tuple[str, str], mode: str = 
         f'<div><span style="color: var(--quiet)">{label}</span> {value}</div>' if label else f"<div>{value}</div>"
         for label, value in lines
     )
-    plot.add_tools(HoverTool(renderers=renderers, tooltips=text, mode=mode, point_policy="follow_mouse"))
-
-
-def belongs(renderer: Any, number: int, label: str) -> None:
-    """Mark what is drawn as a dataset's: the page's switches find it by its tag, a tooltip says its name."""
-    renderer.tags, renderer.name = [f"dataset-{number}"], label
+    tool = model("HoverTool", renderers=[*renderers], tooltips=text, mode=mode, point_policy="follow_mouse")
+    plot["toolbar"]["tools"].append(tool)

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from bokeh.document import Document
-from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined
 
 from aorta.analysis.aggregate import LabelledRun
@@ -33,7 +31,7 @@ from aorta.analysis.formatting import PAGE, json_text
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html import page_tables
-from aorta.analysis.report.html.bokeh_chart import Chart
+from aorta.analysis.report.html.bokeh_chart import Chart, document, script
 from aorta.analysis.report.html.page_tables import ROW_LIMIT, Cell, Column, Table, word
 from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
@@ -44,10 +42,10 @@ from aorta.analysis.report.html.summary_charts import (
     kinds_drawn,
     launch_charts,
 )
-from aorta.analysis.report.html.timeline import TimelineSpans, spans_of
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
+from aorta.analysis.report.timeline import TimelineSpans, spans_of
 from aorta.autopsy.verdict import RankDoing, Verdict, waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.redaction import redact
@@ -282,16 +280,10 @@ _TEMPLATE: Final = "page.html.jinja"
 
 def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
     """Render the template."""
-    bokeh = Resources(mode="inline", components=["bokeh"]).js_raw  # without widgets, tables, MathJax and WebGL
-    scripts = [*(source.replace("\r\n", "\n") for source in bokeh), "\n".join(_asset(name) for name in _SCRIPTS)]
-    document = Document()  # one for all charts, so that they can share ranges
-    for chart in charts:
-        document.add_root(chart.model)
-    page = {
-        **data,
-        "document": document.to_json(deferred=False),
-        "roots": {chart.name: chart.model.id for chart in charts},
-    }
+    scripts = [script(), "\n".join(_asset(name) for name in _SCRIPTS)]
+    drawn, ids = document([chart.model for chart in charts])
+    roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
+    page = {**data, "document": drawn, "roots": roots}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shown"] = json_text
     template = environment.from_string(_asset(_TEMPLATE))
@@ -302,8 +294,8 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
         scripts=scripts,
         data=json_for_script(page),
     )
-    before, script, after = text.partition(f"<script>{scripts[0]}")  # the policy has the hashes of the scripts
-    return redact(before) + script + after
+    before, bokeh, after = text.partition(f"<script>{scripts[0]}")  # the policy has the hashes of the scripts
+    return redact(before) + bokeh + after
 
 
 def policy(scripts: Sequence[str]) -> str:

@@ -7,16 +7,15 @@ template of Bokeh.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from bokeh.core.properties import value
-from bokeh.models import ColumnDataSource, FixedTicker, Range1d, TapTool
 
-from aorta.analysis.report.html.bokeh_chart import FONT, Chart, hover, new_chart
-from aorta.analysis.report.html.timeline import (
+from aorta.analysis.report.html.bokeh_chart import FONT, Chart, Model, draw, hover, model, new_chart, source
+from aorta.analysis.report.palette import BAND, INK, PAPER, QUIET, lane_color, light, phase_color
+from aorta.analysis.report.timeline import (
     BLOCKED,
     BUBBLES,
     COPIES,
@@ -26,13 +25,10 @@ from aorta.analysis.report.html.timeline import (
     TimelineSpans,
     lane_order,
 )
-from aorta.analysis.report.palette import INK, PAPER, lane_color, light, phase_color
 from aorta.timeline.classes import BUBBLE, COMPUTE
 
-_DRAWN: Final = ("top", "bottom", "left", "right", "color")
-_TOLD: Final = ("rank", "what", "begin", "took", "more", "instance")
-
-_LABEL: Final = ("x", "y", "text", "ink", "ground")
+_BOX: Final = ("top", "bottom", "left", "right")
+_TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
 
 
 def color_of(kind: str, lane: str) -> str:
@@ -51,56 +47,44 @@ def color_of(kind: str, lane: str) -> str:
 def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
     """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them."""
     charts: list[Chart] = []
-    shared: dict[str, Any] = {"x_range": Range1d(0, 1, name="timeline-x")}
+    shared = model("Range1d", start=0, end=1, name="timeline-x")
     for number, each in enumerate(spans):
         if not each.steps:
             continue
-        plot = new_chart(f"timeline-{number}", 240, "", "", **shared)
-        plot.y_range = Range1d(1, 0)
-        plot.yaxis.ticker = FixedTicker(ticks=[])
-        plot.ygrid.grid_line_color = None
-        plot.min_border_left = 150
-        box = {name: name for name in ("top", "bottom", "left", "right")}
-        empty: dict[str, list[Any]] = {name: [] for name in (*_DRAWN, *_TOLD)}
-        drawn = ColumnDataSource(dict(empty), name=f"timeline-spans-{number}")
-        ran = plot.quad(**box, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6, source=drawn)
-        waits = ColumnDataSource(dict(empty), name=f"timeline-waits-{number}")
+        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
+        plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
+        plot["center"][1].attributes["grid_line_color"] = None
+        plot.attributes["min_border_left"] = 150
+
+        _boxes(plot, number, "steps", fill_color=BAND, fill_alpha=0.5, line_color=QUIET, line_alpha=0.5)
+        bounds = _boxes(plot, number, "bounds", ("told",), fill_color=QUIET, fill_alpha=0.4, line_color=None)
+        ran = _boxes(plot, number, "spans", _TOLD, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6)
         hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
         # On a ground of its own: the lines do not show on the dark of a backward pass.
-        waited = plot.quad(
-            **box, fill_color=PAPER, fill_alpha=0.6, line_color=INK, line_width=0.8, source=waits, **hatch
+        waited = _boxes(
+            plot, number, "waits", _TOLD, fill_color=PAPER, fill_alpha=0.6, line_color=INK, line_width=0.8, **hatch
         )
-        chosen = ColumnDataSource({name: [] for name in box}, name=f"timeline-chosen-{number}")
-        plot.quad(**box, fill_color=None, line_color=INK, line_width=2.5, source=chosen)
-        names = ColumnDataSource({name: [] for name in _LABEL}, name=f"timeline-labels-{number}")
-        plot.text(
-            x="x",
-            y="y",
-            text="text",
-            text_color="ink",
-            background_fill_color="ground",  # over hatching
-            text_align="center",
-            text_baseline="middle",
-            text_font=value(FONT),
-            text_font_size="11px",
-            source=names,
-        )
+        _boxes(plot, number, "chosen", fill_color=None, line_color=INK, line_width=2.5)
+        names = source({key: [] for key in ("x", "y", "text", "ink", "ground")}, f"timeline-labels-{number}")
+        text = {"text_align": "center", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
+        text |= {"text_color": "ink", "background_fill_color": "ground"}  # over hatching
+        draw(plot, "Text", names, x="x", y="y", text="text", **text)
         for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
-            bars.selection_glyph = bars.nonselection_glyph = None
-        tap = TapTool(renderers=[ran])
-        plot.add_tools(tap)
-        plot.toolbar.active_tap = tap
-        hover(
-            plot,
-            [ran, waited],
-            ("rank", "@rank"),
-            ("", "@what"),
-            ("start", "@begin"),
-            ("length", "@took"),
-            ("", "@more"),
-        )
-        charts.append(Chart(plot.name, each.label, "ms since the start of the step on each rank", plot, number))
+            bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
+        tap = model("TapTool", renderers=[ran])
+        plot["toolbar"]["tools"].append(tap)
+        plot["toolbar"].attributes["active_tap"] = tap
+        rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
+        hover(plot, [ran, waited], *rows)
+        hover(plot, [bounds], ("", "@told"))
+        charts.append(Chart(plot["name"], each.label, "ms since the first of these ranks began the step", plot, number))
     return charts
+
+
+def _boxes(plot: Model, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> Model:
+    """Draw boxes from a source that is empty yet; `told`: its other columns."""
+    columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
+    return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
 
 
 def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
@@ -112,10 +96,12 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
             "ranks": each.ranks,
             "ranksInRun": each.ranks_in_run,
             "shownFirst": each.shown_first,
+            "clock": each.clock,
             "lanes": each.lanes,
             "kinds": each.kinds,
             "whats": each.whats,
-            "columns": {name: _packed(column) for name, column in each.columns.items()},
+            "columns": _packed(each.columns),
+            "windows": _packed(each.windows),
         }
         for each in spans
     ]
@@ -147,11 +133,15 @@ def switches(spans: Sequence[TimelineSpans]) -> Switches:
         pairs = np.unique(np.stack([each.columns["kind"], each.columns["lane"]]), axis=1).T.tolist()
         for kind, lane in pairs:
             kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
-    return Switches(
-        sorted(lanes, key=lane_order), [SpanKind(name, color, name == BLOCKED) for name, color in kinds.items()]
-    )
+    made = [SpanKind(name, color, name == BLOCKED) for name, color in kinds.items()]
+    return Switches(sorted(lanes, key=lane_order), made)
 
 
-def _packed(column: np.ndarray) -> dict[str, str]:
-    little = column.astype(column.dtype.newbyteorder("<"))
-    return {"type": column.dtype.name, "data": base64.b64encode(little.tobytes()).decode("ascii")}
+def _packed(columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, str]]:
+    return {
+        name: {
+            "type": column.dtype.name,
+            "data": base64.b64encode(column.astype(column.dtype.newbyteorder("<")).tobytes()).decode("ascii"),
+        }
+        for name, column in columns.items()
+    }

@@ -20,10 +20,9 @@ function ms(value) {
   return Number.isFinite(value) ? `${value.toLocaleString("en", { maximumFractionDigits: 3 })} ms` : "unknown";
 }
 
+const unpackAll = (columns) => Object.fromEntries(Object.entries(columns).map(([name, packed]) => [name, unpack(packed)]));
 const timelines = data.timelines.map((each, number) => ({
-  ...each,
-  number,
-  columns: Object.fromEntries(Object.entries(each.columns).map(([name, packed]) => [name, unpack(packed)])),
+  ...each, number, columns: unpackAll(each.columns), windows: unpackAll(each.windows),
 }));
 
 // "0-3, 8" -> ranks; null where it is not such a list.
@@ -85,6 +84,35 @@ function layOut(timeline, filters) {
     y += 1;
   });
   return { chosen, top, height: Math.max(1, y) };
+}
+
+// The step of each rank that is shown, behind its rows, and how far its ends may be off on the clock of all. Returns when
+// the last of them ended.
+function fillSteps(timeline, step, top) {
+  const { windows, ranks, lanes } = timeline;
+  const boxes = { top: [], bottom: [], left: [], right: [] };
+  const bounds = { top: [], bottom: [], left: [], right: [], told: [] };
+  let last = 0;
+  for (let at = 0; at < windows.rank.length; at += 1) {
+    const rows = [...top].filter(([row]) => Math.floor(row / lanes.length) === windows.rank[at]).map(([, y]) => y);
+    if (windows.step[at] !== step || !rows.length) continue;
+    const [start, end, bound] = [windows.start[at], windows.start[at] + windows.length[at], windows.bound[at]];
+    const add = (into, left, right) => {
+      into.top.push(Math.min(...rows));
+      into.bottom.push(Math.max(...rows) + 1);
+      into.left.push(left);
+      into.right.push(right);
+    };
+    add(boxes, start, end);
+    for (const edge of bound > 0 ? [start, end] : []) {
+      add(bounds, edge - bound, edge + bound);
+      bounds.told.push(`the clock of rank ${ranks[windows.rank[at]]} is known to ${ms(bound)}`);
+    }
+    last = Math.max(last, end);
+  }
+  charts.get_model_by_name(`timeline-steps-${timeline.number}`).data = boxes;
+  charts.get_model_by_name(`timeline-bounds-${timeline.number}`).data = bounds;
+  return last;
 }
 
 function fill(timeline, filters, dark) {
@@ -150,8 +178,8 @@ function fill(timeline, filters, dark) {
   const step = timeline.steps[filters.step];
   document.getElementById(`timeline-told-${timeline.number}`).textContent =
     `Global step ${step.step}, job step ${ms(step.ms)}: ${chosen.length.toLocaleString("en")} spans ` +
-    `of ${seen} of ${timeline.ranksInRun} ranks.`;
-  return chosen.reduce((end, at) => Math.max(end, columns.start[at] + columns.length[at]), 0);
+    `of ${seen} of ${timeline.ranksInRun} ranks. ${timeline.clock}`;
+  return fillSteps(timeline, stepOf(timeline, filters.step), top);
 }
 
 function drawTimelines() {

@@ -115,7 +115,7 @@ function showDetail() {
   }
   box.append(table);
   panel.append(box);
-  paragraph(panel, "Times are since the start of the step on that rank; clocks of ranks are not aligned. Ranks that are not drawn are not listed.");
+  paragraph(panel, `${timeline.clock} Ranks that are not drawn are not listed.`);
   const close = document.createElement("button");
   close.type = "button";
   close.textContent = "Close, and show the whole step";

@@ -1,0 +1,313 @@
+"""What ran when in a few steps of a run, as spans with all ranks on one clock: for the page's timelines and the picture
+of a comparison.
+
+    step = StepSpans(run, global_step, ranks)
+    step.clock                       # a sentence: whose clock, and how well it is known
+    step.spans(0)[0].start_ms        # since the first of `ranks` began the step
+
+Must not place a rank on another's clock without a measured offset (each then starts at its own zero, and `clock` says
+why), or leave ranks out without saying how many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.formatting import PAGE, rough_ms
+from aorta.analysis.frames import collectives_frame
+from aorta.analysis.report.figure_data import ChosenStep, chosen_steps
+from aorta.analysis.step_intervals import StepIntervals
+from aorta.analysis.tables import Run
+from aorta.errors import InputError
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
+from aorta.timeline.overlap import NS_PER_MS
+
+BLOCKED: Final = "blocked on a collective"
+OTHER_WORK: Final = "optimizer, data"
+COPIES: Final = "copies"
+NAMED: Final = "named in the loop"
+EXPOSED: Final = "exposed communication"
+BUBBLES: Final = "bubbles of the pipeline"
+_GROUP_LANES: Final = 12
+"""With more process groups than this, a lane is a kind of collective instead of a group."""
+RANK_STEP_SPANS: Final = 3_000
+"""Spans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
+_TYPES: Final = {
+    **dict.fromkeys(("rank", "lane", "kind"), np.uint16),
+    "step": np.uint8,
+    "what": np.uint32,
+    "seq": np.int32,
+    "instance": np.int32,
+}
+"""Of columns; the others are float32."""
+_CLOSE: Final = 1 / 4_000
+"""Of a step: what is closer than that is less than a pixel apart."""
+
+
+class Span(NamedTuple):
+    """`seq` -1 and `wait_ms` NaN are unknown. Spans of one `instance` are one collective on several ranks; -1: none."""
+
+    lane: str
+    kind: str
+    what: str
+    start_ms: float
+    length_ms: float
+    seq: int = -1
+    wait_ms: float = np.nan
+    instance: int = -1
+
+
+class Window(NamedTuple):
+    """When a rank began the step, in ms after the first rank drawn, how long it took, and by how much the start may be
+    off (NaN: not known).
+    """
+
+    start_ms: float
+    length_ms: float
+    bound_ms: float
+
+
+def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int, Window], str]:
+    """Return rank -> its step on the clock that all of `ranks` share, for those that have the step; and a sentence on
+    that clock. Ranks of one host share its monotonic clock; those of several need measured offsets (R9).
+    """
+    steps = {rank: run.ranks[rank].steps for rank in ranks}
+    places = {rank: int(np.searchsorted(each.global_step, global_step)) for rank, each in steps.items()}
+    places = {rank: at for rank, at in places.items() if global_step in steps[rank].global_step[at : at + 1]}
+    lengths = {rank: int(steps[rank].length_ns[at]) / NS_PER_MS for rank, at in places.items()}
+    if len(places) < 2:
+        return {rank: Window(0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
+    clocks = {rank: clock for rank in places if (clock := run.clocks.get(rank)) is not None and clock.known}
+    hosts = {run.ranks[rank].source.host for rank in places}
+    boots = {clock.boot_id for clock in clocks.values()}
+    if run.traces is None and len(hosts) == 1 and None not in hosts and len(boots) < 2:
+        starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in places.items()}
+        bounds = dict.fromkeys(places, 0.0)
+        told = "Ranks are on one clock, that of their host."
+    elif len(clocks) == len(places):
+        wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in places.items()}
+        starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
+        found = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
+        bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in found.items()}
+        worst = max(bounds.values())
+        error = (
+            "their error is not known"
+            if None in found.values()
+            else f"known to {rough_ms(worst)} (dark at both ends of a step)"
+        )
+        told = f"Ranks are on one clock by their measured offsets, {error}."
+    else:
+        absent = next(rank for rank in places if rank not in clocks)
+        why = run.clocks_missing or f"the clock of rank {absent} was not measured"
+        told = f"Each rank starts at its own zero: {why}."
+        return {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}, told
+    first = min(starts.values())
+    return {rank: Window((at - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, at in starts.items()}, told
+
+
+class StepSpans:
+    """One global step of a run, matched across ranks.
+
+    Attributes:
+        windows, clock: as of `windows`, of the ranks drawn.
+        unread: why a rank could not be read; unseen, joined: of each rank, how many spans are not or not singly drawn.
+    """
+
+    def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
+        self._run, self._step = run, global_step
+        self._frame = collectives_frame(run, steps=(global_step, global_step + 1))
+        self._by_group = self._frame["group"].nunique() <= _GROUP_LANES
+        self.unread: dict[int, str] = {}
+        self.unseen: dict[int, int] = {}
+        self.joined: dict[int, int] = {}
+        self.choose(ranks)
+
+    def choose(self, ranks: Sequence[int]) -> None:
+        """Draw these ranks. Rows become tuples for them alone: of thousands of ranks few are drawn."""
+        self.windows, self.clock = windows(self._run, self._step, ranks)
+        self._rows: dict[int, list[Any]] = {rank: [] for rank in ranks}
+        for row in self._frame[self._frame["rank"].isin(ranks)].itertuples():
+            self._rows[int(str(row.rank))].append(row)
+
+    def spans(self, rank: int) -> list[Span]:
+        """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
+        try:
+            step = self._run.ranks[rank].step_intervals(self._step)
+        except InputError as error:  # the numbers do not need what only a timeline reads
+            self.unread[rank] = str(error)
+            return []
+        if step is None:
+            return []
+        seen = [row for row in self._rows[rank] if not np.isnan(row.duration_ms)]
+        self.unseen[rank] = len(self._rows[rank]) - len(seen)
+        found = list(self._all(step, seen))
+        kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step.length_ns / NS_PER_MS * _CLOSE)
+        self.joined[rank] = len(found) - len(kept)
+        start_ms = self.windows[rank].start_ms
+        return [span._replace(start_ms=start_ms + span.start_ms) for span in kept]
+
+    def _all(self, step: StepIntervals, rows: list[Any]) -> Iterator[Span]:
+        """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only
+        segments, those; a lane of it is a stream.
+        """
+        lanes = step.active()
+        if step.compute:
+            for part in step.compute:
+                yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
+        else:
+            yield from _segments(COMPUTE, step.computing())
+        for stall in step.stalls or ():
+            yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
+        for row in rows:
+            lane, what = f"group {row.group}", f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group}"
+            number = max(-1, min(int(row.seq), 2**31 - 1))
+            span = _span(lane if self._by_group else row.kind, row.kind, what, int(row.start_ns), int(row.end_ns))
+            yield span._replace(seq=number, wait_ms=row.wait_ms, instance=int(row.instance))
+        if not rows:
+            for name in lanes.keys() - NOT_COMMUNICATION:
+                yield from _segments(name, lanes[name])
+        yield from _segments(EXPOSED, step.exposed())
+        yield from _segments(BUBBLES, lanes.get(BUBBLE, ()))
+        if step.aux:
+            for work in step.aux:
+                yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)
+        else:
+            yield from _segments(OTHER_WORK, lanes.get(AUX, ()))
+        yield from _segments(COPIES, lanes.get(COPY, ()))
+        for named in step.ranges:
+            if named.end_ns > 0:  # it may have ended before the step began
+                lane = NAMED if not named.thread else f"{NAMED}, thread {named.thread}"
+                lane += f", level {named.depth + 1}" if named.depth else ""  # in one lane the inner would be hidden
+                what = named.name if named.error is None else f"{named.name}, ended by {named.error}"
+                yield _span(lane, NAMED, what, max(named.start_ns, 0), min(named.end_ns, step.length_ns))
+
+
+def _span(lane: str, kind: str, what: str, start_ns: int, end_ns: int) -> Span:
+    return Span(lane, kind, what, start_ns / NS_PER_MS, (end_ns - start_ns) / NS_PER_MS)
+
+
+def _segments(lane: str, parts: Iterable[tuple[int, int]]) -> Iterator[Span]:
+    return (_span(lane, lane, lane, start, end) for start, end in parts)
+
+
+def _joined(spans: list[Span], close_ms: float) -> list[Span]:
+    """Return the spans of one lane and kind that are less than a pixel apart, made one."""
+    made: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):
+        last = made[-1] if made else None
+        if last is None or last[:2] != span[:2] or span.start_ms - (last.start_ms + last.length_ms) >= close_ms:
+            made.append(span)
+            continue
+        reach = max(last.start_ms + last.length_ms, span.start_ms + span.length_ms) - last.start_ms
+        made[-1] = Span(last.lane, last.kind, f"{span.kind}, several", last.start_ms, reach)
+    return made
+
+
+def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a lane's sort key: computation first, exposed and the rest last; `group 9` before `group 10`."""
+    last = {COMPUTE: 0, EXPOSED: 2, BUBBLES: 3, OTHER_WORK: 4, COPIES: 5, NAMED: 6}
+    parts = re.findall(r"\d+|\D+", name)
+    return last.get(name, 7 if name.startswith(NAMED) else 1), [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in parts
+    ]
+
+
+@dataclass(frozen=True)
+class TimelineSpans:
+    """The spans of a few steps (`columns`, an element a span) and when each rank was in them (`windows`). `rank`,
+    `step`, `lane`, `kind` and `what` are places in the lists of that name; `start`, `length`, `wait`, `bound` are ms.
+    """
+
+    label: str
+    steps: list[ChosenStep]
+    ranks: list[int]
+    ranks_read: int
+    ranks_in_run: int
+    shown_first: list[int]
+    """Ranks that a page shows before anybody chooses."""
+    clock: str
+    lanes: list[str]
+    kinds: list[str]
+    whats: list[str]
+    columns: dict[str, np.ndarray]
+    windows: dict[str, np.ndarray]
+    notes: list[str]
+
+
+def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
+    """Return the spans of the median, the slowest and the fastest step.
+
+    Args:
+        budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
+        first: how many ranks are shown at first, those of `named` before others.
+        named: ranks that are drawn before others, the first of them where there are more than fit.
+    """
+    steps, everyone = chosen_steps(dataset), sorted(dataset.run.ranks)
+    numbers: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        numbers.setdefault(step.global_step, at)
+    looks = {at: StepSpans(dataset.run, number, everyone[:1]) for number, at in numbers.items()}
+    most = max((len(look.spans(everyone[0])) for look in looks.values()), default=0)
+    drawn = _spread(everyone, max(1, budget // max(1, most * len(looks))), named)
+    rows: list[tuple[Any, ...]] = []
+    places: list[tuple[Any, ...]] = []
+    for at, look in looks.items():
+        look.choose(drawn)
+        for place, rank in enumerate(drawn):
+            rows += [(place, at, *span) for span in look.spans(rank)]
+            places += [(place, at, *look.windows[rank])] if rank in look.windows else []
+    lanes = sorted({row[2] for row in rows}, key=lane_order)
+    kinds, whats = (list(dict.fromkeys(row[at] for row in rows)) for at in (3, 4))
+    absent = sorted(set(named) & set(everyone) - set(drawn))
+    notes = [note for look in looks.values() for note in look.unread.values()]
+    if absent:
+        notes.append(f"{len(absent)} rank(s) named as stragglers do not fit and are not drawn, the first: {absent[0]}")
+    if unseen := sum(sum(look.unseen.values()) for look in looks.values()):
+        notes.append(f"{unseen} collective(s) whose start or end was not seen are not drawn")
+    if joined := sum(sum(look.joined.values()) for look in looks.values()):
+        notes.append(f"{joined} span(s) closer to their neighbour than a pixel are drawn as one with it")
+    return TimelineSpans(
+        dataset.label,
+        steps if rows else [],
+        drawn,
+        len(everyone),
+        max(len(everyone), dataset.run.health.world_size),
+        sorted(list(dict.fromkeys([*(rank for rank in named if rank in drawn), *_spread(drawn, first, ())]))[:first]),
+        " ".join(dict.fromkeys(look.clock for look in looks.values())),
+        lanes,
+        kinds,
+        whats,
+        _columns(rows, Span._fields, {"lane": lanes, "kind": kinds, "what": whats}),
+        _columns(places, Window._fields, {}),
+        [*dict.fromkeys(notes)],
+    )
+
+
+def _columns(
+    rows: Sequence[tuple[Any, ...]], fields: Sequence[str], names: Mapping[str, list[str]]
+) -> dict[str, np.ndarray]:
+    """Turn rows of rank, step and `fields` into columns; of a field with `names`, places among them."""
+    fields = ("rank", "step", *fields)
+    turned = zip(*rows, strict=True) if rows else [()] * len(fields)
+    columns = {}
+    for field, values in zip(fields, turned, strict=True):
+        code = {name: at for at, name in enumerate(names.get(field, ()))}
+        found = [code[value] for value in values] if code else values
+        columns[field.removesuffix("_ms")] = np.array(found, _TYPES.get(field, np.float32))
+    return columns
+
+
+def _spread(ranks: Sequence[int], count: int, named: Sequence[int]) -> list[int]:
+    """Select `count` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
+    if len(ranks) <= count:
+        return list(ranks)
+    places = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
+    there = set(ranks)
+    wanted = {ranks[place] for place in places} | set([each for each in named if each in there][:count])
+    return [rank for rank in ranks if rank in wanted]
