@@ -13,8 +13,8 @@ import aorta
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.merge.merge_traces import merge
-from aorta.analysis.report.timeline import NAMED, spans_of
 from aorta.analysis.report.report_folder import write_report
+from aorta.analysis.report.timeline import NAMED, spans_of
 from aorta.errors import ConfigError
 from tests.runs import record
 

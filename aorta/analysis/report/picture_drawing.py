@@ -120,9 +120,9 @@ def side_by_side_figure(sides: Sequence[Side], shown: TypicalStep, path: Path) -
     for side in sides:
         who = side.role if side.dataset.label == side.role else f"{side.role} {side.dataset.label}"
         emulated = ", EMULATED FABRIC" if side.dataset.run.health.fabric is not None else ""
-        exposed = f"{TEXT.number(side.exposed_ms, 'ms', fewer=2)} ms exposed (mean of ranks shown){emulated}"
+        exposed = f"{TEXT.number(side.exposed_ms, 'ms')} ms exposed (mean of ranks shown){emulated}"
         said.append(f"{who}: global step {side.step}, {exposed}. {side.clock}")
-    shown_ms, mean_ms = (TEXT.number(each, "ms", signed=True, fewer=1) for each in (shown.difference_ms, shown.mean_ms))
+    shown_ms, mean_ms = (TEXT.number(each, "ms", signed=True) for each in (shown.difference_ms, shown.mean_ms))
     more = len(shown.ranks) - len(sides[0].spans)
     rest = f"; the {len(sides[0].spans)} ranks that differ most, of {len(shown.ranks)}" if more else ""
     title = (
