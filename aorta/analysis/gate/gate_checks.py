@@ -112,15 +112,11 @@ def evaluate(conditions: Sequence[Condition], comparison: Comparison) -> GateEnt
     Returns:
         What `summary.json` holds of it. Fail outweighs inconclusive, which outweighs pass.
     """
-    of_launches = comparison.tested
-    judged = [
-        _of_launches(condition, comparison) if of_launches else _of_runs(condition, comparison)
-        for condition in conditions
-    ]
+    judged = [_judge(condition, comparison) for condition in conditions]
     outcomes: set[Outcome] = {each.outcome for each in judged}
     outcome: Outcome = "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
     codes = {"pass": EXIT_OK, "fail": GateFailed.exit_code, "inconclusive": Inconclusive.exit_code}
-    return GateEntry(outcome, codes[outcome], "launches" if of_launches else "single runs", judged)
+    return GateEntry(outcome, codes[outcome], "launches" if comparison.tested else "single runs", judged)
 
 
 @dataclass(frozen=True)
@@ -133,51 +129,33 @@ class _Measured:
     why: str = ""
 
 
-def _of_runs(condition: Condition, comparison: Comparison) -> JudgedCondition:
+def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
     entry = comparison.metrics.get(condition.metric)
-    found = _measured(condition, entry)
-    bounded = entry is not None and entry.bounded
-    if found.value is None and not bounded:
-        return _judged(condition, found, None, "inconclusive", found.why)
-    unlike = comparison.unlike
-    if unlike:
-        return _judged(condition, found, None, "inconclusive", _UNLIKE.format(keys=", ".join(unlike), first=unlike[0]))
-    if found.value is None:
-        return _judged(condition, found, None, *_between(condition, found))
-    outcome: Outcome = "fail" if condition.beyond(found.value) else "pass"
-    return _judged(condition, found, None, outcome, _with_note(SINGLE, entry))
-
-
-def _of_launches(condition: Condition, comparison: Comparison) -> JudgedCondition:
-    """Judge a condition on launch sets. Fail: beyond the threshold, and not by chance. Pass: neither the value nor its
-    interval is beyond it. Everything else is inconclusive with these launches, as is everything with fewer launches
-    than a verdict needs, or that did not take turns in time.
-    """
-    entry = comparison.metrics.get(condition.metric)
-    found = _measured(condition, entry)
-    bounded = entry is not None and entry.bounded
-    if entry is None or (found.value is None and not bounded):
-        return _judged(condition, found, None, "inconclusive", found.why)
-    if comparison.verdict == NOT_COMPARABLE:
-        return _judged(condition, found, None, "inconclusive", f"{NOT_COMPARABLE}: {comparison.verdict_reason}")
-    alpha, p = comparison.alpha, _p(entry, comparison.metrics)
-    launches = entry.bounds.counts if bounded else entry.counts
-    lacking = too_few(launches, alpha)
-    if lacking is not None:
-        return _judged(condition, found, p, "inconclusive", lacking)
-    if found.value is None:
-        return _judged(condition, found, p, *_between(condition, found))
-    if found.low is None or found.high is None:
-        return _judged(condition, found, p, "inconclusive", f"no interval: {_ZERO}")
-    beyond = condition.beyond(found.value)
-    if beyond and entry.verdict == NOT_TESTED and not condition.beyond(0.0):
-        return _judged(condition, found, p, "inconclusive", f"{NOT_TESTED}: {entry.verdict_reason}")
-    outcome, reason = _decide(condition, found, p, alpha) if beyond else _kept(condition, found)
-    lacks_p = beyond and not condition.beyond(0.0) and p is not None and p > alpha
-    needed = known(entry.launches_needed)
-    if lacks_p and needed is not None and needed > min(launches):
-        reason += f"; {needed} launches per side would be needed"
-    return _judged(condition, found, p, outcome, _with_note(reason, entry))
+    found, p = _measured(condition, entry), None
+    outcome: Outcome = "inconclusive"
+    if entry is None or (found.value is None and not entry.bounded):
+        reason = found.why
+    elif comparison.unlike:
+        reason = _UNLIKE.format(keys=", ".join(comparison.unlike), first=comparison.unlike[0])
+    elif comparison.verdict == NOT_COMPARABLE:
+        reason = f"{NOT_COMPARABLE}: {comparison.verdict_reason}"
+    else:
+        p = _p(entry, comparison.metrics) if comparison.tested else None
+        outcome, reason = _decide(condition, found, entry, p, comparison)
+    unit = "ratio" if condition.relative else metric_named(condition.metric).unit
+    return JudgedCondition(
+        condition.text,
+        condition.metric,
+        condition.relative,
+        condition.threshold,
+        unit,
+        found.value,
+        found.low,
+        found.high,
+        p,
+        outcome,
+        reason,
+    )
 
 
 def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | None:
@@ -197,40 +175,59 @@ def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | 
     return min(1.0, p * (tested + 1)) if corrected is None else corrected
 
 
-def _decide(condition: Condition, measured: _Measured, p: float | None, alpha: float) -> tuple[Outcome, str]:
-    assert measured.low is not None
-    assert measured.high is not None
-    if condition.beyond(0.0):  # even a difference of 0 fails it, so significance against 0 says nothing here
-        if condition.beyond(measured.low) and condition.beyond(measured.high):
-            return "fail", "the whole interval is beyond the threshold"
-        return "inconclusive", "beyond the threshold, but the interval reaches back across it"
-    assert p is not None, "both sides have values, or there would be no difference"
-    if p > alpha:
-        return "inconclusive", f"beyond the threshold, but it may be chance: p {p_value(p, 3)} is above {alpha:g}"
-    if measured.low <= 0 <= measured.high:
-        return "inconclusive", "beyond the threshold, but the interval holds 0"
-    return "fail", f"exceeds the threshold, statistically significant: p {p_value(p, 3)} is at most {alpha:g}"
-
-
-def _between(condition: Condition, measured: _Measured) -> tuple[Outcome, str]:
-    """Judge a metric of which only bounds are known (a host-bound side), of launches in every pair of them: fail or
-    pass where that is so wherever between them it is.
+def _decide(
+    condition: Condition, found: _Measured, entry: ComparedMetric, p: float | None, comparison: Comparison
+) -> tuple[Outcome, str]:
+    """Judge a condition. Of launch sets it fails beyond the threshold, and not by chance; it passes where neither the
+    value nor its interval is beyond it; everything else is inconclusive with these launches. Of two single runs the
+    threshold alone decides. Of a metric with bounds alone (a host-bound side), both ends of them have to agree.
     """
-    if measured.low is None or measured.high is None:
-        return "inconclusive", f"host-bound, and no bounds: {_ZERO}"
-    if condition.beyond(measured.low) and condition.beyond(measured.high):
-        return "fail", "beyond the threshold wherever between its bounds the metric is (host-bound)"
-    if condition.beyond(measured.low) or condition.beyond(measured.high):
-        return "inconclusive", f"only bounds are known, and they reach across the threshold: {measured.why}"
-    return "pass", "not beyond the threshold wherever between its bounds the metric is (host-bound)"
-
-
-def _kept(condition: Condition, measured: _Measured) -> tuple[Outcome, str]:
-    assert measured.low is not None
-    assert measured.high is not None
-    if condition.beyond(measured.low) or condition.beyond(measured.high):
-        return "inconclusive", "not beyond the threshold, but the interval reaches beyond it"
-    return "pass", "not beyond the threshold, and neither is its interval"
+    value, low, high = found.value, found.low, found.high
+    lacking = (
+        too_few(entry.bounds.counts if entry.bounded else entry.counts, comparison.alpha) if comparison.tested else None
+    )
+    if lacking is not None:
+        return "inconclusive", lacking
+    # The comparison itself may not judge this metric: here it is judged because a condition asks for it.
+    asked = entry.judgement == "not judged" and entry.judgement_reason
+    note = f" (judged because it was asked for: {entry.judgement_reason})" if asked else ""
+    if value is not None and not comparison.tested:
+        return ("fail" if condition.beyond(value) else "pass"), f"{SINGLE}{note}"
+    if low is None or high is None:
+        return "inconclusive", f"{'no interval' if value is not None else 'host-bound, and no bounds'}: {_ZERO}"
+    ends = {condition.beyond(low), condition.beyond(high)}
+    if value is None:
+        if len(ends) == 2:
+            return "inconclusive", f"only bounds are known, and they reach across the threshold: {found.why}"
+        outcome: Outcome = "fail" if True in ends else "pass"
+        return (
+            outcome,
+            f"{'' if True in ends else 'not '}beyond the threshold everywhere between its bounds (host-bound)",
+        )
+    if not condition.beyond(value):
+        if True in ends:
+            return "inconclusive", f"not beyond the threshold, but the interval reaches beyond it{note}"
+        return "pass", f"not beyond the threshold, and neither is its interval{note}"
+    if condition.beyond(0.0):  # even a difference of 0 fails it, so significance against 0 says nothing here
+        if False not in ends:
+            return "fail", f"the whole interval is beyond the threshold{note}"
+        return "inconclusive", f"beyond the threshold, but the interval reaches back across it{note}"
+    if entry.verdict == NOT_TESTED:
+        return "inconclusive", f"{NOT_TESTED}: {entry.verdict_reason}"
+    assert p is not None, "both sides have values, or there would be no difference"
+    alpha = comparison.alpha
+    if p > alpha:
+        needed = known(entry.launches_needed)
+        more = (
+            f"; {needed} launches per side would be needed" if needed is not None and needed > min(entry.counts) else ""
+        )
+        return (
+            "inconclusive",
+            f"beyond the threshold, but p {p_value(p, 3)} is above {alpha:g}: may be chance{more}{note}",
+        )
+    if low <= 0 <= high:
+        return "inconclusive", f"beyond the threshold, but the interval holds 0{note}"
+    return "fail", f"beyond the threshold, and significant: p {p_value(p, 3)} is at most {alpha:g}{note}"
 
 
 def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
@@ -257,29 +254,3 @@ def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
         around, scale = entry.effect, 1.0
     low, high = (None if end is None else end * scale for end in (around.low, around.high))
     return _Measured(value, low, high)
-
-
-def _judged(condition: Condition, result: _Measured, p: float | None, outcome: Outcome, reason: str) -> JudgedCondition:
-    unit = "ratio" if condition.relative else metric_named(condition.metric).unit
-    return JudgedCondition(
-        condition.text,
-        condition.metric,
-        condition.relative,
-        condition.threshold,
-        unit,
-        result.value,
-        result.low,
-        result.high,
-        p,
-        outcome,
-        reason,
-    )
-
-
-def _with_note(reason: str, entry: ComparedMetric | None) -> str:
-    """Add a note where the comparison itself does not judge this metric: here it is judged because a condition asks for
-    it.
-    """
-    if entry is not None and entry.judgement == "not judged" and entry.judgement_reason:
-        return f"{reason} (judged because it was asked for: {entry.judgement_reason})"
-    return reason
