@@ -53,24 +53,28 @@ class NameClassifier:
 
     def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
         for pattern in comm_patterns:
-            _check(pattern)
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise InputError(f"--comm-pattern {pattern!r}: not a regular expression: {error}") from None
+            if compiled.search(""):
+                raise InputError(
+                    f"--comm-pattern {pattern!r}: it matches the empty text, so every kernel would be communication"
+                )
         added = "|".join(f"(?:{part})" for part in comm_patterns)
         self._added = re.compile(added, re.IGNORECASE) if added else None
         self._known: dict[str, IntervalClass] = {}
 
     def class_of(self, name: str) -> IntervalClass:
         """Classify one kernel. An empty name is `UNKNOWN`; what is neither communication nor a copy is compute."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._class_of(name)
-        return found
-
-    def _class_of(self, name: str) -> IntervalClass:
-        if not name.strip():
-            return IntervalClass.UNKNOWN
-        if kernel_names.communicates(name) or (self._added is not None and self._added.search(name)):
-            return IntervalClass.COMM
-        return IntervalClass.COPY if kernel_names.copies(name) else IntervalClass.COMPUTE
+        if name not in self._known:
+            if not name.strip():
+                self._known[name] = IntervalClass.UNKNOWN
+            elif kernel_names.communicates(name) or (self._added is not None and self._added.search(name)):
+                self._known[name] = IntervalClass.COMM
+            else:
+                self._known[name] = IntervalClass.COPY if kernel_names.copies(name) else IntervalClass.COMPUTE
+        return self._known[name]
 
     def kernels(self, names: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
         """Return the class and kind of each name, to be indexed by name codes: `classes[name_codes]`."""
@@ -129,17 +133,6 @@ def add_comm_pattern(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
     )
-
-
-def _check(pattern: str) -> None:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"--comm-pattern {pattern!r}: not a regular expression: {error}") from None
-    if compiled.search(""):
-        raise InputError(
-            f"--comm-pattern {pattern!r}: it matches the empty text, so every kernel would be communication"
-        )
 
 
 MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")

@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.analysis.documents.traces import (
     CounterEntry,
@@ -52,7 +51,7 @@ from aorta.analysis.load.interval_table import (
     places,
 )
 from aorta.analysis.load.kernel_classifier import known_dtype
-from aorta.timeline.arrays import Int64, covered_ns, merge, ranges
+from aorta.timeline.arrays import Int64, covered_ns, measure, merge, ranges
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
@@ -90,7 +89,7 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     """Sum up the kernels of a trace.
 
     Args:
-        trace: of `trace_health.usable`.
+        trace: of `trace_health.check_rows`.
     """
     if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), trace.unseen)
@@ -359,40 +358,38 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     found: list[StreamGapsEntry] = []
     for rank, device, here in _devices(trace.intervals):
         on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
-        rows = [_gaps(rank, device, on_stream.take(own)) for own in group_by(on_stream.stream).rows]
-        found += sorted(rows, key=lambda row: (-row.busy_ms, row.stream))
+        on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
+        of_device = []
+        for own in group_by(on_stream.stream).rows:
+            rows = on_stream.take(own)
+            before = np.maximum.accumulate(rows.end_ns)[:-1]  # rows of one queue may overlap
+            gap, launch = np.maximum(rows.start_ns[1:] - before, 0), rows.launch_ns[1:]
+            between = gap > 0
+            known = between & (launch != NULL)
+            bound = known & (launch > before)
+            known_all = bool(known.any()) or not between.any()
+            compute, comm = (
+                measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
+            )
+            of_device.append(
+                StreamGapsEntry(
+                    rank=rank,
+                    device=device,
+                    stream=int(rows.stream[0]),
+                    kernels=len(rows),
+                    busy_ms=float(rows.end_ns.max() - rows.start_ns[0] - gap.sum()) / 1e6,
+                    compute_ms=compute / 1e6,
+                    comm_ms=comm / 1e6,
+                    gaps=int(between.sum()),
+                    gap_ms=float(gap.sum()) / 1e6,
+                    gaps_known=int(known.sum()),
+                    launch_bound=int(bound.sum()) if known_all else None,
+                    launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
+                    reason=None if known_all else NO_LAUNCHES,
+                )
+            )
+        found += sorted(of_device, key=lambda row: (-row.busy_ms, row.stream))
     return found, None if found else "none: the trace names no streams"
-
-
-def _gaps(rank: int | None, device: int | None, rows: Intervals) -> StreamGapsEntry:
-    order = np.argsort(rows.start_ns, kind="stable")
-    start, end, launch = rows.start_ns[order], rows.end_ns[order], rows.launch_ns[order]
-    before = np.maximum.accumulate(end)[:-1]  # rows of one queue may overlap
-    gap = np.maximum(start[1:] - before, 0)
-    between = gap > 0
-    known = between & (launch[1:] != NULL)
-    bound = known & (launch[1:] > before)
-    known_all = bool(known.any()) or not between.any()
-    return StreamGapsEntry(
-        rank=rank,
-        device=device,
-        stream=int(rows.stream[0]),
-        kernels=len(start),
-        busy_ms=float(end.max() - start[0] - gap.sum()) / 1e6,
-        compute_ms=_merged_ms(rows, IntervalClass.COMPUTE),
-        comm_ms=_merged_ms(rows, IntervalClass.COMM),
-        gaps=int(between.sum()),
-        gap_ms=float(gap.sum()) / 1e6,
-        gaps_known=int(known.sum()),
-        launch_bound=int(bound.sum()) if known_all else None,
-        launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
-        reason=None if known_all else NO_LAUNCHES,
-    )
-
-
-def _merged_ms(rows: Intervals, cls: IntervalClass) -> float:
-    merged = merge(rows.take(rows.cls == cls).spans)
-    return float((merged.end - merged.start).sum()) / 1e6
 
 
 def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
@@ -583,18 +580,32 @@ def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterVal
     architectures = {each.name for each in agents}
     wanted = [each for each in FORMULAS if each.of in counters.names and each.metric not in counters.names]
     known = [each for each in wanted if not agents or architectures & {*each.architectures}]
-    missing: dict[str, dict[str, None]] = defaultdict(dict)
+    missing: dict[str, list[str]] = defaultdict(list)
     for formula in known:
-        if (why := _why_not_derived(formula, counters, agents)) is None:
-            counters = _added(counters, formula, agents[0])
-        else:
-            missing[why][formula.metric] = None
+        if (why := _why_not_derived(formula, counters, agents)) is not None:
+            missing[why].append(formula.metric)
+            continue
+        of, by = (np.flatnonzero(counters.counter == counters.names.index(name)) for name in (formula.of, formula.by))
+        kernels, left, right = np.intersect1d(
+            counters.origin[of], counters.origin[by], assume_unique=True, return_indices=True
+        )
+        divisor = counters.value[by[right]]
+        used = divisor > 0
+        per_cu = agents[0].cus if formula.per_cu and agents[0].cus else 1
+        values = formula.factor * counters.value[of[left[used]]] / divisor[used] / per_cu
+        counters = replace(
+            counters,
+            origin=np.append(counters.origin, kernels[used]),
+            counter=np.append(counters.counter, np.full(len(values), len(counters.names))),
+            value=np.append(counters.value, values),
+            names=(*counters.names, formula.metric),
+            derived_from={**counters.derived_from, formula.metric: f"{formula.of}, {formula.by}"},
+        )
     if wanted and not known:
-        metrics = dict.fromkeys(each.metric for each in wanted)
-        missing[f"rocprofiler-sdk has no formula for {', '.join(sorted(architectures))}"] = metrics
-    return replace(
-        counters, missing=tuple(f"{', '.join(metrics)} not derived: {why}" for why, metrics in missing.items())
-    )
+        unknown = f"rocprofiler-sdk has no formula for {', '.join(sorted(architectures))}"
+        missing[unknown] = [each.metric for each in wanted]
+    said = [f"{', '.join(dict.fromkeys(metrics))} not derived: {why}" for why, metrics in missing.items()]
+    return replace(counters, missing=tuple(said))
 
 
 def _why_not_derived(formula: Formula, counters: CounterValues, agents: Sequence[Agent]) -> str | None:
@@ -612,26 +623,3 @@ def _why_not_derived(formula: Formula, counters: CounterValues, agents: Sequence
         count = "an unknown number of" if agent.xccs is None else agent.xccs
         return f"it takes the largest {formula.by} of {count} XCCs, and the CSV has their sum; name it behind --pmc"
     return None
-
-
-def _column(counters: CounterValues, name: str) -> tuple[Int64, NDArray[np.float64]]:
-    """Return kernels that have this counter, each once, and its values."""
-    rows = counters.counter == counters.names.index(name)
-    return counters.origin[rows], counters.value[rows]
-
-
-def _added(counters: CounterValues, formula: Formula, agent: Agent) -> CounterValues:
-    """Add a value of the metric for each kernel that has both counters and a divisor that is not 0."""
-    (of_kernels, of), (by_kernels, by) = (_column(counters, name) for name in (formula.of, formula.by))
-    kernels, left, right = np.intersect1d(of_kernels, by_kernels, assume_unique=True, return_indices=True)
-    of, by = of[left], by[right]
-    divisible = by > 0
-    values = formula.factor * of[divisible] / by[divisible] / (agent.cus if formula.per_cu and agent.cus else 1)
-    return replace(
-        counters,
-        origin=np.append(counters.origin, kernels[divisible]),
-        counter=np.append(counters.counter, np.full(int(divisible.sum()), len(counters.names))),
-        value=np.append(counters.value, values),
-        names=(*counters.names, formula.metric),
-        derived_from={**counters.derived_from, formula.metric: f"{formula.of}, {formula.by}"},
-    )

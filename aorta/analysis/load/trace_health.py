@@ -1,7 +1,7 @@
 """Collects what is wrong, or merely unusual, with the traces of one result, for people and for `summary.json`.
 
-`facts_of` counts in one trace where it is read, `examine` joins the facts of all. Nothing is dropped silently (W16):
-rows that no metric can use are counted here and removed by `usable`. Must not: repair or guess.
+`check_rows` counts in one trace where it is read, and removes rows that no metric can use; `examine` joins what was
+counted in all. Nothing is dropped silently (W16). Must not: repair or guess.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.health import listed
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, group_by
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.kernel_names import doubtful
 
@@ -73,11 +73,42 @@ class TraceFacts:
     unseen: str | None
 
 
-def facts_of(trace: Trace) -> TraceFacts:
-    """Count everything in one trace, including rows that no metric can use; to be called before `usable`."""
-    table, left_out = trace.intervals, _left_out(trace)
-    clean = table.take(~np.any(list(left_out.values()), axis=0))
-    return TraceFacts(
+def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
+    """Return the trace without rows that end before they start or last absurdly long, far strays and repetitions; and
+    what was counted in it, those rows included.
+    """
+    table = trace.intervals
+    length = table.end_ns - table.start_ns
+    repeated = np.zeros(len(table), bool)  # no stream of a device runs a kernel twice at once
+    rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (length > 0))
+    on = table.take(rows)
+    repeated[rows] = True
+    repeated[rows[group_by(on.rank, on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
+    left_out = {
+        "negative_duration": length < 0,
+        "absurd_duration": length > ABSURD_NS,
+        "strays": _strays(trace),
+        "repeated": repeated,
+    }
+    bad = np.any(list(left_out.values()), axis=0)
+    clean = table.take(~bad) if bad.any() else table
+    overlaps, overlapping_ns = _same_stream(clean)
+    counted = {
+        "rows": len(table),
+        **{name: int(chosen.sum()) for name, chosen in left_out.items()},
+        "zero_duration": int((length == 0).sum()),
+        "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
+        "unknown_kind": int(((table.cls == IntervalClass.COMM) & (table.kind == NULL)).sum()),
+        "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
+        "same_stream_overlap": overlaps,
+        "same_stream_overlap_ns": overlapping_ns,
+    }
+    notes = list(trace.notes)
+    if count := counted["strays"]:
+        codes = dict.fromkeys(code for code in table.name[left_out["strays"]].tolist() if code != NULL)
+        shown = ", ".join(repr(table.names[code][:80]) for code in list(codes)[:SHOWN_DOUBTS])
+        notes.append(f"{trace.path}: {count} row(s) lie far outside of everything else and are left out: {shown}")
+    facts = TraceFacts(
         path=trace.path,
         format=trace.format,
         clock=trace.clock,
@@ -86,62 +117,11 @@ def facts_of(trace: Trace) -> TraceFacts:
         host=trace.host,
         devices={rank: _devices(table, rank) for rank in trace.ranks},
         steps=len(trace.windows),
-        counters=dict(Counter(trace.counters) + Counter(_count(trace, left_out, clean))),
-        notes=(*trace.notes, *_named_strays(trace, left_out["strays"]), *_doubts(trace, clean)),
+        counters=dict(Counter(trace.counters) + Counter(counted)),
+        notes=(*notes, *_doubts(trace, clean)),
         unseen=trace.unseen,
     )
-
-
-def _named_strays(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[str]:
-    table = trace.intervals
-    names = dict.fromkeys(table.names[code] for code in table.name[strays].tolist() if code != NULL)
-    if strays.any():
-        shown = ", ".join(repr(name[:80]) for name in list(names)[:SHOWN_DOUBTS])
-        yield f"{trace.path}: {int(strays.sum())} row(s) lie far outside of everything else and are left out: {shown}"
-
-
-def doubted(rows: Intervals) -> NDArray[np.bool_]:
-    """Return which rows of devices are counted as computation, and have a name that may communicate."""
-    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
-    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
-    return found
-
-
-def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
-    """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
-    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
-    if not doubts.any():
-        return
-    length = table.end_ns - table.start_ns
-    lasted = np.bincount(table.name[doubts], length[doubts], minlength=len(table.names))
-    names = [table.names[code] for code in np.argsort(-lasted, kind="stable")[:SHOWN_DOUBTS] if lasted[code]]
-    share = float(length[doubts].sum()) / float(max(length[computes].sum(), 1))
-    more = np.count_nonzero(lasted) - len(names)
-    listed_names = ", ".join(repr(name[:80]) for name in names) + (f" and {more} more" if more > 0 else "")
-    yield (
-        f"{trace.path}: {share:.1%} of the time of kernels counted as computation is of names that may communicate: "
-        f"{listed_names}. If they do, say so with --comm-pattern"
-    )
-
-
-def usable(trace: Trace) -> Trace:
-    """Return the trace without rows that end before they start or last absurdly long, far strays, and repetitions;
-    `facts_of` has counted them.
-    """
-    bad = np.any(list(_left_out(trace).values()), axis=0)
-    return replace(trace, intervals=trace.intervals.take(~bad)) if bad.any() else trace
-
-
-def _left_out(trace: Trace) -> dict[str, NDArray[np.bool_]]:
-    """Return by counter which rows no metric can use."""
-    table = trace.intervals
-    length = table.end_ns - table.start_ns
-    return {
-        "negative_duration": length < 0,
-        "absurd_duration": length > ABSURD_NS,
-        "strays": _strays(trace),
-        "repeated": _repeated(table),
-    }
+    return replace(trace, intervals=clean), facts
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:
@@ -173,51 +153,16 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
 
 
-def _repeated(table: Intervals) -> NDArray[np.bool_]:
-    """Return which rows of a device repeat an earlier one: no stream runs a kernel twice at once."""
-    found = np.zeros(len(table), bool)
-    rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (table.end_ns > table.start_ns))
-    columns = (table.rank, table.device, table.stream, table.start_ns)
-    order = rows[np.lexsort([column[rows] for column in columns])]
-    same = np.all([np.diff(column[order]) == 0 for column in (*columns, table.end_ns, table.name)], axis=0)
-    found[order[1:][same]] = True
-    return found
-
-
-def _count(trace: Trace, left_out: Mapping[str, NDArray[np.bool_]], clean: Intervals) -> dict[str, int]:
-    table = trace.intervals
-    length = table.end_ns - table.start_ns
-    comm = table.cls == IntervalClass.COMM
-    rows, overlapping_ns = _same_stream(clean)
-    return {
-        "rows": len(table),
-        **{name: int(chosen.sum()) for name, chosen in left_out.items()},
-        "zero_duration": int((length == 0).sum()),
-        "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
-        "unknown_kind": int((comm & (table.kind == NULL)).sum()),
-        "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
-        "same_stream_overlap": rows,
-        "same_stream_overlap_ns": overlapping_ns,
-    }
-
-
 def _same_stream(table: Intervals) -> tuple[int, int]:
     """Return the number and total overlap in ns of rows that begin while an earlier row of the same stream still runs.
     Host threads nest their operators, so only rows on a device are checked.
     """
-    on_device = np.flatnonzero((table.device != NULL) & (table.stream != NULL))
-    if len(on_device) < 2:
-        return 0, 0
-    rank, device, stream = (column[on_device] for column in (table.rank, table.device, table.stream))
-    order = np.lexsort((table.start_ns[on_device], stream, device, rank))
-    start, end = table.start_ns[on_device][order], table.end_ns[on_device][order]
-    same = np.ones(len(order) - 1, np.bool_)
-    for column in (rank, device, stream):
-        same &= column[order][1:] == column[order][:-1]
+    table = table.take((table.device != NULL) & (table.stream != NULL))
+    table = table.take(np.argsort(table.start_ns, kind="stable"))
     rows = overlapping_ns = 0
-    for part in np.split(np.arange(len(order)), np.flatnonzero(~same) + 1):
-        reach = np.maximum.accumulate(end[part])[:-1]
-        shared = np.minimum(reach, end[part][1:]) - start[part][1:]
+    for own in group_by(table.rank, table.device, table.stream).rows:
+        start, end = table.start_ns[own], table.end_ns[own]
+        shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
         rows += int((shared > 0).sum())
         overlapping_ns += int(shared[shared > 0].sum())
     return rows, overlapping_ns
@@ -228,101 +173,40 @@ def _devices(table: Intervals, rank: int) -> tuple[int, ...]:
     return tuple(present[present != NULL].tolist())
 
 
-@dataclass(frozen=True)
-class TraceHealth:
-    """Facts about all traces of one result. `notes()` is the readable form, `as_json()` the complete one."""
+def doubted(rows: Intervals) -> NDArray[np.bool_]:
+    """Return which rows of devices are counted as computation, and have a name that may communicate."""
+    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
+    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    return found
 
-    parts: tuple[TraceFacts, ...]
-    files_left_out: tuple[str, ...]
+
+def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
+    """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
+    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
+    if not doubts.any():
+        return
+    length = table.end_ns - table.start_ns
+    lasted = np.bincount(table.name[doubts], length[doubts], minlength=len(table.names))
+    names = [table.names[code] for code in np.argsort(-lasted, kind="stable")[:SHOWN_DOUBTS] if lasted[code]]
+    share = float(length[doubts].sum()) / float(max(length[computes].sum(), 1))
+    more = np.count_nonzero(lasted) - len(names)
+    listed_names = ", ".join(repr(name[:80]) for name in names) + (f" and {more} more" if more > 0 else "")
+    yield (
+        f"{trace.path}: {share:.1%} of the time of kernels counted as computation is of names that may communicate: "
+        f"{listed_names}. If they do, say so with --comm-pattern"
+    )
+
+
+class TraceHealth(NamedTuple):
+    """What is known of all traces of one result. `notes` are what its readers must know, the most serious first; none
+    of clean, complete traces. `document` has every fact as plain JSON values, in a stable order.
+    """
+
     world_size: int | None
-    ranks_read: tuple[int, ...]
     ranks_missing: tuple[int, ...] | None
     """None where no source says how many ranks there were."""
-    ranks_unknown: int
-    """Traces whose rank is not known."""
-    ranks_doubled: tuple[int, ...]
-    """Ranks that more than one trace claims to be."""
-    counters: Mapping[str, int]
-
-    @property
-    def several_devices(self) -> dict[int, tuple[int, ...]]:
-        """Ranks whose rows are on more than one device (W15)."""
-        return {rank: seen for part in self.parts for rank, seen in part.devices.items() if len(seen) > 1}
-
-    @property
-    def coverage(self) -> dict[str, float | None]:
-        """Fractions of rows: of all rows, those of known class and those inside a step. None without
-        rows (or steps).
-        """
-        rows = self.counters.get("rows", 0)
-        stepped = sum(part.counters.get("rows", 0) for part in self.parts if part.steps)
-        return {
-            "of_known_class": 1 - self.counters["unknown_class"] / rows if rows else None,
-            "inside_steps": 1 - self.counters["outside_steps"] / stepped if stepped else None,
-        }
-
-    def notes(self) -> list[str]:
-        """Return what readers of the results must know, the most serious first; empty for clean, complete traces."""
-        notes = []
-        if self.ranks_missing:
-            notes.append(
-                f"{len(self.ranks_missing)} of {self.world_size} ranks missing: {listed(self.ranks_missing)}; what "
-                "needs every rank is not available"
-            )
-        if self.ranks_unknown:
-            notes.append(f"{self.ranks_unknown} trace(s) of unknown rank; they take part in nothing across ranks")
-        if self.ranks_doubled:
-            notes.append(f"several traces claim to be rank {listed(self.ranks_doubled)}: which is right is not known")
-        notes += [f"left out: {sentence}" for sentence in self.files_left_out]
-        notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in self.parts if part.unseen)
-        for rank, devices in self.several_devices.items():
-            who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
-            notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
-        rows = self.counters.get("rows", 0)
-        notes += [
-            f"{self.counters[name]} of {rows} rows: {what}"
-            for name, what in COUNTERS.items()
-            if name not in _SIZES and self.counters.get(name, 0)
-        ]
-        for fact, seen in (("clock", self._set("clock")), ("format", self._set("format"))):
-            if len(seen) > 1:
-                notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
-        said = [note for part in self.parts for note in part.notes if note != part.unseen]
-        notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in Counter(said).items()]
-        return notes
-
-    def as_json(self) -> dict[str, object]:
-        """Return every fact, in a stable order, as plain JSON values."""
-        return {
-            "ranks_expected": self.world_size,
-            "ranks_read": list(self.ranks_read),
-            "ranks_missing": None if self.ranks_missing is None else list(self.ranks_missing),
-            "traces_of_unknown_rank": self.ranks_unknown,
-            "ranks_in_several_traces": list(self.ranks_doubled),
-            "files_left_out": list(self.files_left_out),
-            "several_devices": {str(rank): list(devices) for rank, devices in self.several_devices.items()},
-            "coverage": self.coverage,
-            "counters": {name: self.counters.get(name, 0) for name in COUNTERS},
-            "traces": [
-                {
-                    "path": part.path,
-                    "format": part.format,
-                    "clock": part.clock,
-                    "ranks": [None if rank == NULL else rank for rank in part.ranks],
-                    "world_size": part.world_size,
-                    "host": part.host,
-                    "devices": sorted({device for seen in part.devices.values() for device in seen}),
-                    "steps": part.steps,
-                    "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
-                    "communication_unseen": part.unseen,
-                    "notes": list(part.notes),
-                }
-                for part in self.parts
-            ],
-        }
-
-    def _set(self, name: str) -> list[str]:
-        return sorted({str(getattr(part, name)) for part in self.parts})
+    notes: tuple[str, ...]
+    document: dict[str, object]
 
 
 def examine(
@@ -343,17 +227,69 @@ def examine(
     worlds = {part.world_size for part in parts if part.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
     world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
-    counted: Counter[str] = Counter()
+    read = sorted(claims.keys() if measured is None else claims.keys() & set(measured))
+    missing = None if world is None else tuple(sorted({*range(world)} - {*read}))
+    unknown = sum(part.ranks == (NULL,) for part in parts)
+    doubled = sorted(rank for rank, count in claims.items() if count > 1)
+    several = {rank: seen for part in parts for rank, seen in part.devices.items() if len(seen) > 1}
+    counters: Counter[str] = Counter()
     for part in parts:
-        counted.update(part.counters)
-    read = claims.keys() if measured is None else claims.keys() & set(measured)
-    return TraceHealth(
-        parts=tuple(parts),
-        files_left_out=tuple(files_left_out),
-        world_size=world,
-        ranks_read=tuple(sorted(read)),
-        ranks_missing=None if world is None else tuple(rank for rank in range(world) if rank not in read),
-        ranks_unknown=sum(part.ranks == (NULL,) for part in parts),
-        ranks_doubled=tuple(sorted(rank for rank, count in claims.items() if count > 1)),
-        counters={name: counted[name] for name in COUNTERS},
-    )
+        counters.update(part.counters)
+    rows, stepped = counters["rows"], sum(part.counters.get("rows", 0) for part in parts if part.steps)
+
+    notes = []
+    if missing:
+        notes.append(
+            f"{len(missing)} of {world} ranks missing: {listed(missing)}; what needs every rank is not available"
+        )
+    if unknown:
+        notes.append(f"{unknown} trace(s) of unknown rank; they take part in nothing across ranks")
+    if doubled:
+        notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
+    notes += [f"left out: {sentence}" for sentence in files_left_out]
+    notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in parts if part.unseen)
+    for rank, devices in several.items():
+        who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
+        notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
+    notes += [
+        f"{counters[name]} of {rows} rows: {what}"
+        for name, what in COUNTERS.items()
+        if name not in _SIZES and counters[name]
+    ]
+    for fact in ("clock", "format"):
+        if len(seen := sorted({str(getattr(part, fact)) for part in parts})) > 1:
+            notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
+    said = Counter(note for part in parts for note in part.notes if note != part.unseen)
+    notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
+
+    document: dict[str, object] = {
+        "ranks_expected": world,
+        "ranks_read": read,
+        "ranks_missing": None if missing is None else list(missing),
+        "traces_of_unknown_rank": unknown,
+        "ranks_in_several_traces": doubled,
+        "files_left_out": list(files_left_out),
+        "several_devices": {str(rank): list(devices) for rank, devices in several.items()},
+        "coverage": {  # fractions of rows: of all, and of those in traces with steps
+            "of_known_class": 1 - counters["unknown_class"] / rows if rows else None,
+            "inside_steps": 1 - counters["outside_steps"] / stepped if stepped else None,
+        },
+        "counters": {name: counters[name] for name in COUNTERS},
+        "traces": [
+            {
+                "path": part.path,
+                "format": part.format,
+                "clock": part.clock,
+                "ranks": [None if rank == NULL else rank for rank in part.ranks],
+                "world_size": part.world_size,
+                "host": part.host,
+                "devices": sorted({device for seen in part.devices.values() for device in seen}),
+                "steps": part.steps,
+                "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
+                "communication_unseen": part.unseen,
+                "notes": list(part.notes),
+            }
+            for part in parts
+        ],
+    }
+    return TraceHealth(world, missing, tuple(notes), document)

@@ -33,7 +33,7 @@ from aorta.analysis.load.interval_table import (
 )
 from aorta.analysis.load.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
-from aorta.analysis.load.trace_health import TraceFacts, doubted, facts_of, usable
+from aorta.analysis.load.trace_health import TraceFacts, check_rows, doubted
 from aorta.analysis.metrics import RATIO_PARTS
 from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, StepPartRows
 from aorta.analysis.tables import (
@@ -183,13 +183,13 @@ def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
 
 def _tables(trace: Trace) -> TraceTables:
     trace = by_launch(trace)
-    clean = usable(trace)
+    clean, facts = check_rows(trace)
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
     parts = [] if clean.compute_unseen else parts_of(clean)
     slow = [] if clean.compute_unseen else slowdowns(clean.intervals)
     return TraceTables(
         devices=[_device(clean, timeline) for timeline in device_timelines(clean)],
-        facts=facts_of(trace),
+        facts=facts,
         kernels=kernel_facts(clean),
         parts=parts,
         slowdowns=slow[:SHOWN_SLOWDOWNS],

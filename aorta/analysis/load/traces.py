@@ -95,8 +95,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         files_left_out=tuple(left_out),
         partial_steps=partial_steps(known.values()),
         instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
-        traces={"numbering": numbering, "traces": examined.as_json()},
-        trace_notes=(*examined.notes(), *numbering),
+        traces={"numbering": numbering, "traces": examined.document},
+        trace_notes=(*examined.notes, *numbering),
     )
     return Run(location, ranks, None, health, shown)
 

@@ -19,7 +19,7 @@ from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.rocpd import ROCPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
-from aorta.analysis.load.trace_health import facts_of, usable
+from aorta.analysis.load.trace_health import check_rows
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.errors import InputError
 from tests.analysis.load.tables import read_with
@@ -37,9 +37,9 @@ def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
 def measure(traces: list[Trace]) -> None:
     """All that is done to a trace afterwards; a damaged one must survive it."""
     for trace in traces:
-        facts_of(trace)
-        kernel_facts(usable(trace))
-        for timeline in device_timelines(usable(trace)):
+        clean, _ = check_rows(trace)
+        kernel_facts(clean)
+        for timeline in device_timelines(clean):
             timeline.measure(timeline.whole)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 
 from aorta.analysis.load.interval_table import NULL, Trace
-from aorta.analysis.load.trace_health import ABSURD_NS, COUNTERS, examine, facts_of, usable
+from aorta.analysis.load.trace_health import ABSURD_NS, COUNTERS, TraceFacts, check_rows, examine
 from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
 from tests.docs.pages import ROOT
 from tests.strategies import stream_rows
+
+
+def facts_of(given: Trace) -> TraceFacts:
+    return check_rows(given)[1]
 
 
 def counters(given: Trace) -> dict[str, int]:
@@ -24,8 +28,9 @@ def test_odd_durations_are_counted_and_those_no_metric_can_use_are_taken_out() -
     ]
     odd = trace(rows)
     assert counters(odd) == {"rows": 4, "zero_duration": 1, "negative_duration": 1, "absurd_duration": 1}
-    assert usable(odd).intervals.start_ns.tolist() == [0, 20]
-    assert not {"negative_duration", "absurd_duration"} & counters(usable(odd)).keys()
+    clean, _ = check_rows(odd)
+    assert clean.intervals.start_ns.tolist() == [0, 20]
+    assert not {"negative_duration", "absurd_duration"} & counters(clean).keys()
 
 
 def test_unknown_classes_and_kinds_are_counted() -> None:
@@ -70,9 +75,9 @@ def test_missing_and_doubled_and_unknown_ranks() -> None:
         for place, rank in enumerate((0, 2, 2, NULL))
     ]
     health = examine(parts, ["x.json: not a trace"])
-    assert (health.world_size, health.ranks_read, health.ranks_missing) == (4, (0, 2), (1, 3))
-    assert (health.ranks_doubled, health.ranks_unknown) == ((2,), 1)
-    notes = "\n".join(health.notes())
+    assert (health.world_size, health.document["ranks_read"], health.ranks_missing) == (4, [0, 2], (1, 3))
+    assert (health.document["ranks_in_several_traces"], health.document["traces_of_unknown_rank"]) == ([2], 1)
+    notes = "\n".join(health.notes)
     assert "2 of 4 ranks missing: 1, 3" in notes
     assert "several traces claim to be rank 2" in notes
     assert "1 trace(s) of unknown rank" in notes
@@ -82,7 +87,7 @@ def test_missing_and_doubled_and_unknown_ranks() -> None:
 def test_an_unknown_world_leaves_missing_ranks_unknown() -> None:
     health = examine([facts_of(trace([row(COMPUTE, 0, 1)]))])
     assert health.ranks_missing is None
-    assert health.as_json()["ranks_missing"] is None
+    assert health.document["ranks_missing"] is None
 
 
 def test_a_world_that_cannot_be_is_not_listed_rank_by_rank() -> None:
@@ -92,34 +97,34 @@ def test_a_world_that_cannot_be_is_not_listed_rank_by_rank() -> None:
 def test_several_devices_of_one_rank_are_said() -> None:
     rows = [row(COMPUTE, 0, 1, device=0), row(COMPUTE, 0, 1, device=3)]
     health = examine([facts_of(trace(rows))])
-    assert health.several_devices == {0: (0, 3)}
-    assert any("rank 0 has rows on devices 0, 3" in note for note in health.notes())
+    assert health.document["several_devices"] == {"0": [0, 3]}
+    assert any("rank 0 has rows on devices 0, 3" in note for note in health.notes)
 
 
 def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
     rows = [row(COMPUTE, 5, 6), row(UNKNOWN, 15, 16), row(COMPUTE, 25, 26), row(COMPUTE, 35, 36)]
-    assert examine([facts_of(trace(rows))]).coverage == {"of_known_class": 0.75, "inside_steps": None}
-    assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).coverage["inside_steps"] == 0.75
+    assert examine([facts_of(trace(rows))]).document["coverage"] == {"of_known_class": 0.75, "inside_steps": None}
+    assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).document["coverage"]["inside_steps"] == 0.75
 
 
 def test_a_trace_with_steps_and_no_rows_has_no_share_of_rows() -> None:
     empty = trace([], steps=[(1, 0, 30)])
-    assert examine([facts_of(empty)]).as_json()["coverage"] == {"of_known_class": None, "inside_steps": None}
+    assert examine([facts_of(empty)]).document["coverage"] == {"of_known_class": None, "inside_steps": None}
     both = examine([facts_of(empty), facts_of(trace([row(COMPUTE, 5, 6), row(COMPUTE, 50, 60)], steps=[(1, 0, 30)]))])
-    assert both.coverage["inside_steps"] == 0.5
+    assert both.document["coverage"]["inside_steps"] == 0.5
 
 
 def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
     health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=1))])
-    assert health.notes() == []
-    found = health.as_json()["counters"]
+    assert health.notes == ()
+    found = health.document["counters"]
     assert isinstance(found, dict)
     assert list(found) == list(COUNTERS)
 
 
 def test_communication_that_was_not_seen_is_said_once() -> None:
     part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
-    assert [note for note in examine([part]).notes() if "only launches" in note] == ["hand-made: only launches"]
+    assert [note for note in examine([part]).notes if "only launches" in note] == ["hand-made: only launches"]
 
 
 def test_the_page_describes_every_counter() -> None:
