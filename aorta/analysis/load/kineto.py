@@ -13,28 +13,18 @@ anything but its category (W13).
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import EventArray
-from aorta.analysis.load.interval_table import (
-    NULL,
-    Clock,
-    Gemms,
-    Interner,
-    IntervalClass,
-    Trace,
-    intervals,
-    look_up,
-    step_of,
-)
-from aorta.analysis.load.kernel_classifier import MARK, NameClassifier, kind_of, step_windows
+from aorta.analysis.load.interval_table import NULL, Clock, Interner, IntervalClass, Trace, intervals, look_up, step_of
+from aorta.analysis.load.kernel_classifier import MARK, NameClassifier, kind_of
 from aorta.analysis.load.kernels import GEMM_OPERATORS, gemm_of, gemms_of
 from aorta.analysis.load.kineto_events import (
     COPIES,
@@ -61,12 +51,13 @@ from aorta.analysis.load.kineto_events import (
     with_times,
 )
 from aorta.analysis.load.kineto_host import LABEL, HostWork, host_gemms, host_rows
-from aorta.analysis.load.rank_inference import Process, place
+from aorta.analysis.load.rank_inference import Process
+from aorta.analysis.load.trace_source import Ranges, Source, trace_of
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.kernel_names import computes, launches_communication
 
-_COPY, _COMPUTE, _COMM = int(IntervalClass.COPY), int(IntervalClass.COMPUTE), int(IntervalClass.COMM)
+_COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
 _LAUNCH, _CAPTURE, _CAPTURED = 1, 2, 3
 _SYMMETRIC: Final = "symm_mem::"
 """Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they do not go through a `c10d::`
@@ -78,28 +69,25 @@ _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 
 
-def read_kineto(stream: io.BufferedReader, path: str, classifier: NameClassifier) -> Trace:
-    """Read one trace.
-
-    Args:
-        stream: the inflated text.
+def read_kineto(source: Source) -> Iterator[Trace]:
+    """Yield the trace in one file.
 
     Raises:
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
-    decode = EventDecoder()
-    kept = _Kept(classifier, decode)
-    event_array = EventArray(stream, lambda text: (text, decode(text)), path, tolerant=True)
+    path, decode = source.place, EventDecoder()
+    kept = _Kept(source.classifier, decode)
+    pieces = EventArray(source.streams[path], lambda text: (text, decode(text)), path, tolerant=True)
     # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
-    if kept.host is not None and metadata_of(event_array.head, {}, path).devices == []:
+    if kept.host is not None and metadata_of(pieces.head, {}, path).devices == []:
         kept.host.read_kept()
-    for text, events in event_array.pieces():
+    for text, events in pieces.pieces():
         kept.take(text, events)
-    metadata = metadata_of(event_array.head, event_array.tail, path)
-    damage = [
-        f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in event_array.damage.items()
-    ]
-    return _trace(kept, metadata, path, damage)
+    metadata = metadata_of(pieces.head, pieces.tail, path)
+    trace = _on_devices(kept, metadata, source) if kept.host is None else _on_host(kept, kept.host, metadata, source)
+    damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
+    counters = {name: count for name, count in kept.counters.items() if count or name == "events"}
+    yield replace(trace, counters=counters, notes=(*trace.notes, *damage))
 
 
 class _Kept:
@@ -108,8 +96,8 @@ class _Kept:
 
     Attributes:
         host: the work of the host; None once there is work on a device.
-        linked: row of a device -> arguments, of communication.
-        copies: row of a copy between devices -> its arguments where they name a collective, else its `External id`.
+        described: row of communication, or of a copy between devices -> its arguments where they name a collective,
+            else its `External id`.
         parameters: `External id` -> arguments of `record_param_comms`.
         issued: `External id` of each operator or range that issues communication -> its name.
         marks: name, start and end in ns of the marks of steps.
@@ -117,30 +105,30 @@ class _Kept:
 
     def __init__(self, classifier: NameClassifier, decode: EventDecoder) -> None:
         self.host: HostWork | None = HostWork(decode)
-        self._decode = decode
         self.counters = Counter(events=0)
         self.names = Interner()
         self.devices, self.streams = Identifiers(LARGEST_DEVICE), Identifiers()
-        self.linked: dict[int, Arguments] = {}
-        self.copies: dict[int, Arguments | int] = {}
+        self.work: list[dict[str, Int64]] = []
+        self.calls: list[dict[str, Int64]] = []
+        self.products: list[dict[str, Int64]] = []
+        self.shapes = Cached[int](lambda _: len(self.shapes))
+        self.described: dict[int, Arguments | int] = {}
         self.parameters: dict[int, Arguments] = {}
         self.issued: dict[int, str] = {}
         self.marks: list[tuple[str, int, int]] = []
-        self.shapes = Cached[int](lambda _: len(self.shapes))
-        self._work: list[dict[str, Int64]] = []
+        self.roles = Cached(_role)
+        self._decode = decode
         self._rows = 0
-        self._calls: list[dict[str, Int64]] = []
-        self._products: list[dict[str, Int64]] = []
         self._codes = Cached(lambda name: self.names(_text(name)))
         self._classes = Cached(lambda name: int(classifier.class_of(_text(name))))
-        self._roles, self._launching = Cached(_role), Cached(_launching)
+        self._launching = Cached(_launching)
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
         work, host, calls = by_category(events)
         by_role = defaultdict[str, list[Event]](list)
         for event in host:
-            if role := self._roles[event.name]:
+            if role := self.roles[event.name]:
                 by_role[role].append(event)
         if self._decode.operators == "untimed" and any(mark.cat in OPERATORS for mark in by_role["mark"]):
             self._decode.operators = "timed"  # an old trace
@@ -171,16 +159,17 @@ class _Kept:
             said = arguments[at]
             if cls[at] == _COPY:
                 size[at] = max(integer(said.bytes), NULL)
-                if _between_devices(_text(names[at])):
-                    self.copies[self._rows + at] = said if named[at] else _external(said)
-            elif named[at] or cls[at] == _COMM:
+                if not _between_devices(_text(names[at])):
+                    continue
+            elif named[at]:
                 cls[at] = _COMM  # its host operator identifies it, whatever its name
-                self.linked[self._rows + at] = said
+            if cls[at] != _UNKNOWN:
+                self.described[self._rows + at] = said if named[at] else integer(externals_of([said])[0])
         pairs = list(zip(events, arguments, strict=True))
         device = [event.pid if event.pid is not None else said.device for event, said in pairs]
         stream = [event.tid if event.tid is not None else said.stream for event, said in pairs]
         self._rows += len(events)
-        self._work.append(
+        self.work.append(
             {
                 "start_ns": start,
                 "end_ns": end,
@@ -202,7 +191,7 @@ class _Kept:
         launching = np.array(self._launching.of([call.name for call in events]), np.int64)
         kept = known & ((ident != NULL) | (launching > _LAUNCH))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
-        self._calls.append({name: column[kept] for name, column in columns.items()})
+        self.calls.append({name: column[kept] for name, column in columns.items()})
 
     def _take_host(self, by_role: Mapping[str, list[Event]]) -> None:
         for mark, start, end in zip(*with_times(by_role["mark"], self.counters), strict=True):
@@ -215,7 +204,7 @@ class _Kept:
             map(bytes, [each.types for each in inputs]),
             strict=True,
         )
-        self._products.append(
+        self.products.append(
             {"origin": idents(externals_of(inputs)), "shape": np.array(self.shapes.of(shapes), np.int64)}
         )
         parameters = arguments_of(by_role["parameters"])
@@ -228,33 +217,9 @@ class _Kept:
         self.issued.update(zip(idents(externals_of(issuing)).tolist(), [str(e.name) for e in issuers], strict=True))
         self.issued.pop(NULL, None)
 
-    def work(self) -> dict[str, Int64]:
-        """Return the rows of devices, with codes of devices and streams."""
-        names = ("start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation")
-        return joined(self._work, *names)
-
-    def calls(self) -> dict[str, Int64]:
-        """Return the calls in the order of their time: of those with one number the first counts."""
-        calls = joined(self._calls, "start", "ident", "operator", "launching")
-        order = np.argsort(calls["start"], kind="stable")
-        return {name: column[order] for name, column in calls.items()}
-
-    def symmetric(self) -> bool:
-        """Return whether symmetric memory was used."""
-        return any(isinstance(name, str) and name.startswith(_SYMMETRIC) for name in [*self._roles, *self._codes])
-
-    def gemms(self) -> Gemms:
-        """Return the matrix products of the trace."""
-        products = joined(self._products, "origin", "shape")
-        return gemms_of(products["origin"], products["shape"], [gemm_of(*shape) for shape in self.shapes])
-
 
 def _text(name: object) -> str:
     return "" if name is None else str(name)
-
-
-def _external(said: Arguments) -> int:
-    return integer(externals_of([said])[0])
 
 
 def _role(name: object) -> str:
@@ -285,133 +250,31 @@ def _between_devices(name: str) -> bool:
     return "memset" not in name.lower() and _WITH_HOST.search(name) is None
 
 
-def _trace(kept: _Kept, metadata: Metadata, path: str, damage: list[str]) -> Trace:
-    counters, notes, host = kept.counters, list[str](), kept.host
-    distributed = metadata.distributed or DistributedInfo()
-    calls = kept.calls()
-    if host is None:
-        rows, collectives = _device_rows(kept, calls, path, notes)
-    else:
-        host.read_kept()
-        counters.update(host.counters)
-        rows, collectives = host_rows(host, distributed.world_size, counters, notes)
-    cls = rows["cls"]
-    if not len(cls):
-        why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
-        raise InputError(
-            f"{path}: {counters['events']} events, none of them work on a device, gloo's or an operator's{why}"
-        )
-    placed = place(
-        Process(
-            path,
-            host=metadata.host,
-            environment_rank=distributed.rank,
-            environment_world=distributed.world_size,
-        )
-    )
-    base, clock = _base(rows["start_ns"], metadata, path)
-    starts, ends = (np.array([mark[at] for mark in kept.marks], np.int64) + base for at in (1, 2))
-    steps, step_notes = step_windows([name for name, *_ in kept.marks], starts, ends, placed.rank)
-    no_marks = ("no step marks (ProfilerStep#N): only the whole trace is measured",)
-    notes += [*placed.notes, *(step_notes if kept.marks else no_marks)]
-    groups = _groups(distributed.pg_config) | collectives.group_ranks
-    if len(groups) == 1:
-        # With a single group, collectives that do not name their group ran in it.
-        (only,) = groups
-        collectives.group[(cls == _COMM) & (collectives.group == NULL)] = collectives.groups(only)
-
-    correlation = rows.pop("correlation", np.zeros(0, np.int64))
-    lost = _lost(calls, correlation)
-    lost_at, unseen = np.zeros(0, np.int64), None
-    unnamed = len(kept.copies) - counters["comm_copies"]
-    if host is not None:
-        unseen = _device_unseen(host, metadata, int(lost.sum()))
-    elif lost.any() and (correlation != NULL).any():
-        lost_at = calls["start"][lost] + base
-        counters["kernels_lost"] = len(lost_at)
-        notes.append(f"{path}: {len(lost_at)} launches have no kernel in the trace: the profiler lost them")
-        if lost_comm := int(np.isin(calls["operator"][lost], list(kept.issued)).sum()):
-            unseen = f"{lost_comm} launches of communication have no kernel in the trace"
-    if unseen is None and unnamed and kept.symmetric():
-        unseen = (
-            f"symmetric memory was used, and of {unnamed} copies between devices the trace does not say whether they "
-            "are communication: copy engines move the data of such collectives, without a kernel"
-        )
-    nothing = np.full(len(cls), NULL, np.int64)
-    launch = rows.get("launch_ns", nothing)
-    rank, start = np.full(len(cls), placed.rank, np.int32), rows["start_ns"] + base
-    rows |= {
-        "start_ns": start,
-        "end_ns": rows["end_ns"] + base,
-        "launch_ns": np.where(launch == NULL, NULL, launch + base),
-        "bytes": np.where(cls == _COMM, collectives.bytes, rows.get("bytes", nothing)),
-        "step": step_of(rank, start, steps),
-    }
-    table = intervals(
-        **rows,
-        rank=rank,
-        kind=collectives.kind,
-        group=collectives.group,
-        seq=collectives.seq,
-        dtype=collectives.dtype,
-        names=(kept if host is None else host).names.strings,
-        groups=collectives.groups.strings,
-        dtypes=collectives.dtypes.strings,
-    )
-    return Trace(
-        path=path,
-        format="kineto",
-        clock=clock,
-        intervals=table,
-        windows=steps,
-        ranks=(placed.rank,),
-        world_size=placed.world_size if placed.world_size is not None else distributed.world_size,
-        platform=_platform(metadata, host is None or unseen is not None),
-        backend=distributed.backend,
-        host=metadata.host,
-        group_ranks=groups,
-        group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
-        counters={name: count for name, count in counters.items() if count or name == "events"},
-        notes=(*notes, *damage),
-        copies_observed=host is None,
-        unseen=unseen,
-        compute_unseen=host is not None and unseen is not None,
-        lost=step_of(np.full(len(lost_at), placed.rank, np.int32), lost_at, steps),
-        gemms=kept.gemms() if host is None else host_gemms(kept.gemms(), host),
-    )
-
-
-def _device_rows(
-    kept: _Kept, calls: dict[str, Int64], path: str, notes: list[str]
-) -> tuple[dict[str, Int64], Collectives]:
-    """Return rows of all devices. Communication gets its parameters from its arguments or its host operator."""
-    rows, names = kept.work(), kept.names.strings
+def _on_devices(kept: _Kept, metadata: Metadata, source: Source) -> Trace:
+    """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
+    path, counters, names, notes = source.place, kept.counters, kept.names.strings, list[str]()
+    rows = joined(kept.work, "start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation")
+    cls, name, origin, correlation = rows["cls"], rows["name"], rows["origin"], rows.pop("correlation")
     devices, named = kept.devices.numbers()
-    streams, _ = kept.streams.numbers()
-    rows["device"], rows["stream"] = devices[rows["device"]], streams[rows["stream"]]
+    rows["device"], rows["stream"] = devices[rows["device"]], kept.streams.numbers()[0][rows["stream"]]
     if len({text.partition("]")[0] for text in named.values() if text.startswith("[")}) > 1:
         notes.append(f"{path}: merged of several processes, whose ids repeat: kernels are not linked to their calls")
-        rows["origin"][:] = rows["correlation"][:] = NULL
+        origin[:] = correlation[:] = NULL
         kept.parameters.clear()
         kept.issued.clear()
     if named:
         notes.append(f"{path}: devices are named: " + ", ".join(f"{n} is {text!r}" for n, text in named.items()))
 
-    copies = {}
-    for row, known in kept.copies.items():
+    described = {}
+    for row, known in kept.described.items():
         said = known if isinstance(known, Arguments) else kept.parameters.get(known)
         if said is not None:
-            copies[row] = said
-    kept.counters["comm_copies"] += len(copies)
-    linked = {}
-    for row, arguments in kept.linked.items():
-        said = arguments if arguments.collective is not None else kept.parameters.get(_external(arguments))
-        if said is not None:
-            linked[row] = said
-    kept.counters["comm_unlinked"] += len(kept.linked) - len(linked)
-
-    cls, name, origin = rows["cls"], rows["name"], rows["origin"]
-    moved = np.fromiter(copies, np.int64, len(copies))
+            described[row] = said
+    maybe, known_rows = (np.fromiter(each, np.int64, len(each)) for each in (kept.described, described))
+    moved = known_rows[cls[known_rows] == _COPY]
+    counters["comm_copies"] = len(moved)
+    counters["comm_unlinked"] = int((cls[maybe] == _COMM).sum() - (cls[known_rows] == _COMM).sum())
+    unnamed = int((cls[maybe] == _COPY).sum()) - len(moved)
     cls[moved] = _COMM
     may = np.array([not computes(text) for text in names], bool)
     issued = np.flatnonzero((cls == _COMPUTE) & may[name] & np.isin(origin, list(kept.issued)))
@@ -421,65 +284,132 @@ def _device_rows(
     collectives.kind[communicates] = kinds.of([names[code] for code in name[communicates].tolist()])
     issued = issued[collectives.kind[issued] == NULL]
     collectives.kind[issued] = kinds.of([kept.issued[external] for external in origin[issued].tolist()])
-    collectives.describe(linked | copies)
+    collectives.describe(described)
     # One collective may be many copies: none of them has all its bytes, and they share its sequence number.
     collectives.seq[moved] = collectives.bytes[moved] = NULL
-    known = rows["correlation"] != NULL
-    rows["launch_ns"] = np.where(known, look_up(rows["correlation"], calls["ident"], calls["start"]), NULL)
-    return rows, collectives
+
+    calls = _calls(kept)
+    launch = look_up(correlation, calls["ident"], calls["start"])
+    rows["launch_ns"] = np.where(correlation == NULL, NULL, launch)
+    lost = calls["lost"] & ~np.isin(calls["ident"], correlation) & (correlation != NULL).any()
+    unseen = None
+    if lost.any():
+        counters["kernels_lost"] = int(lost.sum())
+        notes.append(f"{path}: {int(lost.sum())} launches have no kernel in the trace: the profiler lost them")
+    if lost_comm := int(np.isin(calls["operator"][lost], list(kept.issued)).sum()):
+        unseen = f"{lost_comm} launches of communication have no kernel in the trace"
+    elif unnamed and any(_text(each).startswith(_SYMMETRIC) for each in [*kept.roles, *names]):
+        unseen = (
+            f"symmetric memory was used, and of {unnamed} copies between devices the trace does not say whether they "
+            "are communication: copy engines move the data of such collectives, without a kernel"
+        )
+    trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=_platform(metadata))
+    lost_ns = calls["start"][lost] + (metadata.base_ns or 0)
+    return replace(trace, lost=step_of(np.full(len(lost_ns), trace.ranks[0], np.int32), lost_ns, trace.windows))
 
 
-def _lost(calls: dict[str, Int64], correlation: Int64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which calls launched kernels that no row is (`correlation`: of all rows on devices). What is launched
-    while a graph is captured does not run.
-    """
-    launching = calls["launching"]
-    captured = np.cumsum((launching == _CAPTURE).astype(np.int64) - (launching == _CAPTURED))
-    lost: np.ndarray[Any, np.dtype[np.bool_]] = (
-        (launching == _LAUNCH) & (captured <= 0) & ~np.isin(calls["ident"], correlation)
-    )
-    return lost
-
-
-def _device_unseen(host: HostWork, metadata: Metadata, launches: int) -> str | None:
-    """Return why a trace without rows of a device says nothing of the work; None where it is the trace of a CPU."""
-    on_cpu = any(name.startswith(LABEL) for name in host.names.strings)
-    backend = (metadata.distributed.backend if metadata.distributed is not None else None) or ""
+def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: Source) -> Trace:
+    """Return the rows of a trace without any of a device: of a CPU, or of a host whose device was not recorded."""
+    host.read_kept()
+    kept.counters.update(host.counters)
+    notes, names = list[str](), host.names.strings
+    rows, collectives = host_rows(host, _distributed(metadata).world_size, kept.counters, notes)
+    on_cpu = any(name.startswith(LABEL) for name in names)
+    backend = _distributed(metadata).backend or ""
     evidence = []
-    if launches:
+    if launches := int(_calls(kept)["lost"].sum()):
         evidence.append(f"{launches} launches of kernels")
     if not on_cpu and _DEVICE_BACKENDS.search(backend):
         evidence.append(f"backend {backend}")
     if not on_cpu and metadata.devices and "gloo" not in backend:
         evidence.append("deviceProperties")
-    if not evidence:
-        return None
-    return (
+    unseen = (
         f"no device activity in the trace, but it has {', '.join(evidence)}: record with ProfilerActivity.CUDA (or "
         "that of the device) too, and see whether the profiler may read the device"
     )
+    trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform="cpu", copies_observed=False)
+    trace = replace(trace, gemms=host_gemms(trace.gemms, host)) if trace.gemms else trace
+    if evidence:
+        trace = replace(trace, unseen=unseen, compute_unseen=True, platform=_platform(metadata))
+    return trace
 
 
-def _base(starts: Int64, metadata: Metadata, path: str) -> tuple[int, Clock]:
-    """Return the nanoseconds to add to the times, and the clock that they then refer to."""
+def _calls(kept: _Kept) -> dict[str, Int64]:
+    """Return the calls in the order of their time: of those with one number the first counts. `lost` launch kernels, if
+    no row has their number; what is launched while a graph is captured does not run.
+    """
+    calls = joined(kept.calls, "start", "ident", "operator", "launching")
+    order = np.argsort(calls["start"], kind="stable")
+    calls = {name: column[order] for name, column in calls.items()}
+    launching = calls.pop("launching")
+    captured = np.cumsum((launching == _CAPTURE).astype(np.int64) - (launching == _CAPTURED))
+    return calls | {"lost": (launching == _LAUNCH) & (captured <= 0)}
+
+
+def _trace(
+    kept: _Kept,
+    metadata: Metadata,
+    source: Source,
+    rows: dict[str, Int64],
+    names: tuple[str, ...],
+    collectives: Collectives,
+    notes: list[str],
+    **facts: Any,
+) -> Trace:
+    path, cls, distributed = source.place, rows["cls"], _distributed(metadata)
+    if not len(cls):
+        why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
+        raise InputError(
+            f"{path}: {kept.counters['events']} events, none of them work on a device, gloo's or an operator's{why}"
+        )
     base = metadata.base_ns or 0
-    low, high = int(starts.min()) + base, int(starts.max()) + base
+    low, high = int(rows["start_ns"].min()) + base, int(rows["start_ns"].max()) + base
     if not -microseconds.LARGEST_NS < low <= high < microseconds.LARGEST_NS:
         raise InputError(f"{path}: times from {low} to {high} ns, which no clock shows: baseTimeNanoseconds is {base}")
-    return base, "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
+    config = distributed.pg_config if isinstance(distributed.pg_config, list) else []
+    stated = {str(e["pg_name"]): group_ranks(e.get("ranks")) for e in config if isinstance(e, dict) and "pg_name" in e}
+    groups = {name: ranks for name, ranks in stated.items() if ranks} | collectives.group_ranks
+    if len(groups) == 1:
+        # With a single group, collectives that do not name their group ran in it.
+        (only,) = groups
+        collectives.group[(cls == _COMM) & (collectives.group == NULL)] = collectives.groups(only)
+    size = rows.get("bytes", np.full(len(cls), NULL, np.int64))
+    rows["bytes"] = np.where(cls == _COMM, collectives.bytes, size)
+    table = intervals(
+        **rows,
+        kind=collectives.kind,
+        group=collectives.group,
+        seq=collectives.seq,
+        dtype=collectives.dtype,
+        names=names,
+        groups=collectives.groups.strings,
+        dtypes=collectives.dtypes.strings,
+    )
+    start, end = (np.array([mark[at] for mark in kept.marks], np.int64) for at in (1, 2))
+    products = joined(kept.products, "origin", "shape")
+    clock: Clock = "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
+    return trace_of(
+        source,
+        "kineto",
+        Process(path, None, metadata.host, distributed.rank, distributed.world_size),
+        [table],
+        Ranges(start, end, [name for name, *_ in kept.marks]),
+        notes=notes,
+        since_ns=base,
+        clock=clock,
+        backend=distributed.backend,
+        group_ranks=groups,
+        group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
+        gemms=gemms_of(products["origin"], products["shape"], [gemm_of(*shape) for shape in kept.shapes]),
+        **facts,
+    )
 
 
-def _groups(config: object) -> dict[str, tuple[int, ...]]:
-    """Group name -> ranks, from `distributedInfo.pg_config`."""
-    entries = config if isinstance(config, list) else []
-    named = [entry for entry in entries if isinstance(entry, dict) and "pg_name" in entry]
-    found = {str(entry["pg_name"]): group_ranks(entry.get("ranks")) for entry in named}
-    return {name: ranks for name, ranks in found.items() if ranks}
+def _distributed(metadata: Metadata) -> DistributedInfo:
+    return metadata.distributed or DistributedInfo()
 
 
-def _platform(metadata: Metadata, on_device: bool) -> str | None:
-    if not on_device:
-        return "cpu"
+def _platform(metadata: Metadata) -> str | None:
     if any(value is not None for value in (metadata.roctracer, metadata.rocprofiler, metadata.hip)):
         return "rocm"
     if any(value is not None for value in (metadata.cupti, metadata.cuda)):

@@ -2,8 +2,8 @@
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
 nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
-(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times: whole columns are
-by `of_numbers`, or where that is not exact by `of_texts`.
+(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times, so whole columns
+are converted.
 
 Must not: round to microseconds, convert through float64 what it cannot represent, or judge a duration (`trace_health`
 counts those that are zero, negative or absurd).

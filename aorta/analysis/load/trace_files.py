@@ -75,7 +75,7 @@ KINETO: Final = Reader(
     "kineto",
     "Kineto .json, .json.gz, .tar.gz",
     _is_kineto,
-    lambda source: [read_kineto(source.streams[source.place], source.place, source.classifier)],
+    read_kineto,
 )
 READERS: Final = (KINETO, ROCPD, ROCPROF_JSON, ROCPROF_CSV, RPD, NSYS)
 """Every format that is read. Of files with the same content (`Reader.process`) the format that comes first is read."""

@@ -87,8 +87,9 @@ def test_the_reader_takes_any_stream_that_reads_short():
         def readinto(self, buffer):
             return super().readinto(memoryview(buffer)[:37])
 
-    from aorta.analysis.load.kernel_classifier import NameClassifier
     from aorta.analysis.load.kineto import read_kineto
     from aorta.analysis.load.open import Peekable
+    from aorta.analysis.load.trace_source import Source
 
-    assert len(read_kineto(Peekable(Short(GOOD.encode())), "t.json", NameClassifier()).intervals) == 40
+    (trace,) = read_kineto(Source({"t.json": Peekable(Short(GOOD.encode()))}))
+    assert len(trace.intervals) == 40
