@@ -36,6 +36,7 @@ _RANGES: Final = "(59, 60)"
 _PROCESS: Final = ~0xFFFFFF
 """What the `globalPid` of a process and the `globalTid` of its threads have in common."""
 _SPAN: Final = "start_ns=start end_ns=end"
+_COPY: Final = ("start_ns", "end_ns", "device", "stream", "bytes")
 _PLACE: Final = "device=deviceId stream=streamId"
 
 
@@ -85,17 +86,15 @@ def _read(source: Source) -> Iterator[Trace]:
         )
         known = mine["correlation"] != NULL
         launched = np.where(known, look_up(mine["correlation"], own_calls["correlation"], own_calls["start_ns"]), NULL)
-        name, names = coded(mine["name"], strings)
         rows = kernels(
             place,
             source.classifier,
+            *coded(mine["name"], strings),
             start_ns=mine["start_ns"],
             end_ns=mine["end_ns"],
             device=mine["device"],
             stream=mine["stream"],
             launch_ns=launched,
-            name=name,
-            names=names,
         )
         rows = _issued(rows, look_up(mine["correlation"], own_calls["correlation"], own_calls["thread"]), own_ranges)
         count = int(((graphs == owner) | (graphs == NULL)).sum())
@@ -106,7 +105,7 @@ def _read(source: Source) -> Iterator[Trace]:
             source,
             "nsys",
             Process(where, pid=pid, host=host, shared=len(owners) > 1),
-            [rows, *(_copy_rows(place, table) for table in own_copies)],
+            [rows, *(copies(place, table["text"], **{name: table[name] for name in _COPY}) for table in own_copies)],
             Ranges(own_ranges["start_ns"], own_ranges["end_ns"], own_ranges["text"]),
             clock=clock,
             since_ns=since_ns,
@@ -139,20 +138,6 @@ def _copies(db: Database, table: str, owners: Int64) -> dict[str, Any]:
     if len(owners) == 1:
         rows["process"] = np.where(rows["process"] == NULL, owners[0], rows["process"])
     return rows
-
-
-def _copy_rows(place: str, rows: dict[str, Any]) -> Intervals:
-    names = {text: code for code, text in enumerate(dict.fromkeys(rows["text"]))}
-    return copies(
-        place,
-        start_ns=rows["start_ns"],
-        end_ns=rows["end_ns"],
-        device=rows["device"],
-        stream=rows["stream"],
-        bytes=rows["bytes"],
-        name=np.array([names[text] for text in rows["text"]], np.int64),
-        names=tuple(names),
-    )
 
 
 def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals:

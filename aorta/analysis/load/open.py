@@ -10,6 +10,7 @@ Must not: hold a whole file, write anything but a temporary copy that a library 
 
 from __future__ import annotations
 
+import csv
 import io
 import shutil
 import tarfile
@@ -23,7 +24,7 @@ from typing import IO, Any, Final, cast
 from isal import igzip_lib, isal_zlib
 
 from aorta.errors import InputError
-from aorta.records.files import open_regular, remote_files
+from aorta.records.files import NOT_UTF8, open_regular, remote_files
 
 _DAMAGED: Final = (zlib.error, cast("type[Exception]", igzip_lib.IsalError))
 _TAKEN: Final = 1 << 16
@@ -32,6 +33,9 @@ _GZIP: Final = 31
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
+LONGEST_LINE: Final = 4 << 20
+_LONGEST_FIELD: Final = 1 << 20
+"""Of CSV: demangled kernel names reach tens of thousands of characters."""
 INFLATED_LIMIT: Final = 256 << 20
 RATIO_LIMIT: Final = 200
 """Traces shrink by a factor of 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken
@@ -176,6 +180,31 @@ def local_copy(location: str) -> Iterator[Path]:
         with path.open("wb") as copy:
             shutil.copyfileobj(stream, copy, _COPIED)
         yield path
+
+
+def csv_rows(stream: IO[bytes], place: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file that are not empty, each with the number of the line on which it ends.
+
+    Raises:
+        InputError: it is not CSV, or a line is too long: one that never ends must not be read into memory.
+    """
+
+    def lines() -> Iterator[str]:
+        number = 0
+        while line := stream.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise InputError(f"{place}:{number}: a line of more than {LONGEST_LINE} bytes: not a CSV trace")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8", NOT_UTF8)
+
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(lines(), strict=True)
+    try:
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{place}:{reader.line_num}: not CSV: {error}") from error
 
 
 def is_tar(head: bytes) -> bool:

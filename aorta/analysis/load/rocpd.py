@@ -144,9 +144,8 @@ def _session(source: Source, db: Database, guid: str) -> Iterator[Trace]:
 
 
 def _copies(place: str, rows: dict[str, Any], strings: Mapping[int, str]) -> Intervals:
-    name, names = coded(rows["name"], strings)
     columns = {column: rows[column] for column in ("start_ns", "end_ns", "device", "stream", "bytes") if column in rows}
-    return copies(place, name=name, names=names, **columns)
+    return copies(place, *coded(rows["name"], strings), **columns)
 
 
 def _message(extra: str) -> str:

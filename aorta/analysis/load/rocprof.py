@@ -96,9 +96,9 @@ def rocprof_trace(
         facts: further fields of `Trace`.
     """
     where = process.path
-    checked(where, "HIP call", start_ns=launches.start_ns)
+    checked(where, "HIP call", {"start_ns": launches.start_ns})
     if calls is not None:
-        checked(where, "RCCL call", start_ns=calls.start_ns, end_ns=calls.end_ns)
+        checked(where, "RCCL call", {"start_ns": calls.start_ns, "end_ns": calls.end_ns})
     correlations = [ran[name] for name in ("correlation", "ancestor") if name in ran]
     launched = np.full(len(ran["start_ns"]), NULL, np.int64)
     for ids in correlations:  # 0: of no call
@@ -106,6 +106,8 @@ def rocprof_trace(
     rows = kernels(
         where,
         source.classifier,
+        ran["name"],
+        names,
         start_ns=ran["start_ns"],
         end_ns=ran["end_ns"],
         device=ran["device"],
@@ -113,8 +115,6 @@ def rocprof_trace(
         stream=ran["stream"] if (ran["stream"] > 0).any() else ran["queue"],
         launch_ns=launched,
         origin=ran["dispatch"],
-        name=ran["name"],
-        names=names,
     )
     unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
     kinds, of_kinds = _kinds_from_calls(calls, ran, correlations, unnamed)

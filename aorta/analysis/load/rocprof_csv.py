@@ -8,7 +8,6 @@ together. Columns are found by name, whatever their capitals. Must not: find a c
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.kernels import Agent, with_derived
-from aorta.analysis.load.open import is_url
+from aorta.analysis.load.open import csv_rows, is_url
 from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.rocprof import (
     HIP_API,
@@ -37,7 +36,6 @@ from aorta.analysis.load.rocprof import (
 from aorta.analysis.load.sqlite import rows_of
 from aorta.analysis.load.trace_source import Head, Ranges, Reader, Source, copies
 from aorta.errors import InputError
-from aorta.records.files import NOT_UTF8
 
 STEMS: Final = (
     "kernel_trace",
@@ -49,9 +47,6 @@ STEMS: Final = (
     "agent_info",
 )
 """Ends of the names of the files that one process writes and this reader uses."""
-_LONGEST_FIELD: Final = 1 << 20
-"""Demangled kernel names reach tens of thousands of characters."""
-_LONGEST_LINE: Final = 4 << 20
 _ROWS: Final = 4096
 """Rows held as Python objects at a time."""
 _SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
@@ -208,7 +203,7 @@ def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str
     Raises:
         InputError: it has none of the known columns, or a row cannot be read; names file and line.
     """
-    lines = _lines(path, stream)
+    lines = csv_rows(stream, path)
     _, head = next(lines, (1, []))
     at = {name.strip().lower(): column for column, name in enumerate(head)}
     known = {kind: [each.partition("=")[2] for each in needed.split()] for kind, (needed, _) in _TABLES.items()}
@@ -285,33 +280,6 @@ def _real(cell: str) -> float | None:
     except ValueError:
         return None
     return found if math.isfinite(found) else None
-
-
-def _lines(path: str, stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows, each with the line number of its end.
-
-    Raises:
-        InputError: it is not CSV, or a line is too long: one that never ends must not be read into memory.
-    """
-
-    def decoded() -> Iterator[str]:
-        number = 0
-        while line := stream.readline(_LONGEST_LINE):
-            number += 1
-            if len(line) == _LONGEST_LINE:
-                raise InputError(
-                    f"{path}:{number}: a line of more than {_LONGEST_LINE} bytes: not a rocprofv3 CSV file"
-                )
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8", NOT_UTF8)
-
-    csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(decoded(), strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not CSV: {error}") from error
 
 
 ROCPROF_CSV: Final = Reader(

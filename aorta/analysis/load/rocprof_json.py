@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from aorta.analysis.load.interval_table import NULL, Interner, Trace
+from aorta.analysis.load.interval_table import NULL, Trace
 from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.rocprof import (
     HIP_API,
@@ -191,7 +191,6 @@ def _trace(source: Source, process: _Process) -> Trace:
             for symbol in process.kernel_symbols
         },
     )
-    words = Interner()
     return rocprof_trace(
         source,
         ROCPROF_JSON.name,
@@ -206,12 +205,12 @@ def _trace(source: Source, process: _Process) -> Trace:
         names,
         copies(
             source.place,
+            [name(row)[1] for row in copied],
+            (),
             # The GPU at either end; between two GPUs, the one that receives.
             device=_integers(
                 [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in copied]
             ),
-            name=_integers([words(name(row)[1]) for row in copied]),
-            names=words.strings,
             **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
         ),
         Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),

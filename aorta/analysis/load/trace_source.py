@@ -4,7 +4,7 @@ A `Reader` (they are listed in `trace_files.READERS`) recognises its files by th
 process recorded: rows of kernels and copies, and the ranges of its code. `trace_of` finds rank and steps of them.
 
     def read(source: Source) -> Iterator[Trace]:
-        rows = kernels(source.place, source.classifier, start_ns=start, end_ns=end, name=code, names=names)
+        rows = kernels(source.place, source.classifier, names, start_ns=start, end_ns=end, stream=stream)
         yield trace_of(source, "mine", Process(source.place), [rows], Ranges(from_ns, to_ns, texts))
 
 What a source does not tell is left out: it is `NULL`. Must not: know a format, or guess.
@@ -20,7 +20,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, concatenate, intervals, step_of
+from aorta.analysis.load.interval_table import (
+    NULL,
+    Interner,
+    IntervalClass,
+    Intervals,
+    Trace,
+    concatenate,
+    intervals,
+    step_of,
+)
 from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
 from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.rank_inference import Process, place
@@ -29,7 +38,7 @@ from aorta.errors import InputError
 from aorta.records.schema import Header
 from aorta.timeline.arrays import Int64
 
-_LARGEST_DEVICE: Final = 2**31 - 1
+_LIMITS: Final = {"start_ns": (0, LARGEST_NS), "end_ns": (0, LARGEST_NS), "device": (NULL, 2**31 - 1)}
 
 
 class Head(NamedTuple):
@@ -94,56 +103,60 @@ class Ranges(NamedTuple):
 NO_RANGES: Final = Ranges(np.zeros(0, np.int64), np.zeros(0, np.int64), ())
 
 
-def checked(where: str, what: str, **columns: ArrayLike) -> None:
-    """Refuse instants (columns `*_ns`) that no clock can show, and devices that do not fit into the interval table.
+def checked(where: str, what: str, columns: Mapping[str, ArrayLike]) -> None:
+    """Refuse instants (`start_ns`, `end_ns`) that no clock shows, and numbers that do not fit into the interval table.
 
     Args:
         where: the file, and what the rows are, both for the message.
 
     Raises:
-        InputError: an instant is missing (negative) or beyond `LARGEST_NS`, or a device has more than 31 bits.
+        InputError: an instant is missing (negative) or beyond `LARGEST_NS`, a device has more than 31 bits, or another
+            number more than 64.
     """
     for name, values in columns.items():
-        least, most = (0, LARGEST_NS) if name.endswith("_ns") else (NULL, _LARGEST_DEVICE)
-        if name not in ("start_ns", "end_ns", "device"):
-            continue
+        least, most = _LIMITS.get(name, (-(2**63), 2**63 - 1))
         column = np.atleast_1d(np.asarray(values))
         wrong = np.flatnonzero((column < least) | (column > most))
         if len(wrong):
             row = int(wrong[0])
             unit = " ns" if name.endswith("_ns") else ""
             raise InputError(
-                f"{where}: {what} {row + 1}: its {name.removesuffix('_ns')} is {int(column[row])}{unit}; from 0 to "
-                f"{most} is possible ({len(wrong)} such row(s)). Is the file damaged?"
+                f"{where}: {what} {row + 1}: its {name.removesuffix('_ns')} is {int(column[row])}{unit}; from "
+                f"{max(least, 0)} to {most} is possible ({len(wrong)} such row(s)). Is the file damaged?"
             )
 
 
 def kernels(
-    where: str, classifier: NameClassifier, *, name: Int64, names: Sequence[str], **columns: ArrayLike
+    where: str, classifier: NameClassifier, name: Int64 | Sequence[str], names: Sequence[str] = (), **columns: ArrayLike
 ) -> Intervals:
     """Return rows of kernels: classes, and kinds of collectives, by their names.
 
     Args:
-        name: index into `names`, `NULL` for a kernel without a name: its class is unknown.
+        name: the name of each row, "" where it has none: its class is unknown. Or an index into `names`, or `NULL`.
         columns: of `interval_table.intervals`.
 
     Raises:
         InputError: as `checked`.
     """
-    checked(where, "kernel", **columns)
+    checked(where, "kernel", columns)
+    codes, names = _coded(name, names)
     classes, kinds = classifier.kernels(names)
     cls, kind = np.append(classes, np.int8(IntervalClass.UNKNOWN)), np.append(kinds, np.int8(NULL))
-    return intervals(cls=cls[name], kind=kind[name], name=name, names=names, **columns)  # type: ignore[arg-type]
+    return intervals(cls=cls[codes], kind=kind[codes], name=codes, names=names, **columns)  # type: ignore[arg-type]
 
 
-def copies(where: str, *, name: ArrayLike, names: Sequence[str], **columns: ArrayLike) -> Intervals:
-    """Return rows of memory copies; arguments as `kernels`.
+def copies(where: str, name: Int64 | Sequence[str], names: Sequence[str] = (), **columns: ArrayLike) -> Intervals:
+    """Return rows of memory copies; arguments and errors as `kernels`."""
+    checked(where, "memory copy", columns)
+    codes, names = _coded(name, names)
+    return intervals(cls=np.int8(IntervalClass.COPY), name=codes, names=names, **columns)  # type: ignore[arg-type]
 
-    Raises:
-        InputError: as `checked`.
-    """
-    checked(where, "memory copy", **columns)
-    return intervals(cls=np.int8(IntervalClass.COPY), name=name, names=names, **columns)  # type: ignore[arg-type]
+
+def _coded(name: Int64 | Sequence[str], names: Sequence[str]) -> tuple[Int64, Sequence[str]]:
+    if isinstance(name, np.ndarray):
+        return name, names
+    found = Interner()
+    return np.array([found(text) if text else NULL for text in name], np.int64), found.strings
 
 
 def trace_of(
@@ -169,7 +182,7 @@ def trace_of(
     Raises:
         InputError: as `checked`, of the ranges.
     """
-    checked(source.place, "range", start_ns=ranges.start_ns, end_ns=ranges.end_ns)
+    checked(source.place, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
     placed = place(process, source.headers)
     steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns, placed.rank)
     table = concatenate(rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load import rocprof_csv
+from aorta.analysis.load import open as load_open
 from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernels import kernel_facts
 from aorta.analysis.load.nsys import NSYS
@@ -83,7 +83,7 @@ def test_the_place_inside_the_file_is_named(name: str, place: str, tmp_path: Pat
 
 
 def test_an_endless_line_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocprof_csv, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(load_open, "LONGEST_LINE", 1000)
     taken = 0
 
     class Endless(io.RawIOBase):

@@ -17,6 +17,7 @@ from aorta.analysis.load.rocpd import ROCPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_files import find_units, read_unit
+from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
 from tests.analysis.load.rocprof_files import (
@@ -169,6 +170,13 @@ def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None
     (trace,) = from_json(content)
     assert trace.intervals.cls.tolist().count(IntervalClass.UNKNOWN) == 1
     assert len(trace.intervals) == 6
+
+
+def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("Kernel_Name,Agent_Id,Start_Timestamp,End_Timestamp\ngemm,4,9,5\n")
+    with pytest.raises(InputError, match=r"t\.csv: no row of it has a known class and a length"):
+        load_traces(str(path))
 
 
 def test_two_processes_of_one_json_file_stay_two_traces() -> None:
