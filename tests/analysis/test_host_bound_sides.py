@@ -11,7 +11,6 @@ import pytest
 
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.formatting import PAGE
 from aorta.analysis.gate.gate_checks import parse_condition
 from aorta.records.schema import Step
 from tests.analysis.by_json import evaluate, summarize
@@ -23,8 +22,7 @@ from tests.analysis.host_bound_runs import (
     write,
 )
 from tests.analysis.report.by_json import (
-    comparison_table,
-    verdict_block,
+    comparison_text,
     verdict_of,
 )
 
@@ -153,10 +151,10 @@ def test_a_gate_passes_bounds_only_where_they_prove_it(
 
 def test_the_table_of_a_comparison_shows_bounds_as_bounds(tmp_path: Path) -> None:
     found = compared(tmp_path, ahead, behind(2.0, 6.2))
-    text = "\n".join([verdict_block(found), comparison_table(found)])
+    text = comparison_text(found)
     assert "25.2 % to at most 77.7 %" in text
     card = verdict_of({"comparison": found, "datasets": {}}).cards[0]
-    assert (card.value, card.change) == ("1.79 to at most 5.99\u00a0ms", PAGE.unknown)
+    assert (card.value, card.change) == ("1.99\u00a0ms \u2192 1.79 to at most 5.99\u00a0ms", "")
     sentence = verdict_of({"comparison": found, "datasets": {}}).sentence
     assert "The candidate is host-bound, the reference is not. " in sentence
     assert "1.79 to at most 5.99 ms against 1.99 ms in the reference" in sentence

@@ -140,8 +140,9 @@ _NO_PLACE: Final = "not known"
 
 
 def group_name(group: str, size: int | None) -> str:
-    """Return the group's name as the record has it, with its size."""
-    return f"group {group!r} ({'size unknown' if size is None else f'{size} ranks'})"
+    """Return the group's name, with its size; torch names the one of `init_process_group` 0."""
+    name = "default group" if group == "0" else f"group {group}"
+    return f"{name} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
 def collective_name(key: ExposedKey) -> str:

@@ -1,18 +1,16 @@
-"""The kernels of traces: kernels with their slowdowns, GEMMs, gaps and counters as lines for a terminal, as data frames
-of fixed columns, and by the command `aorta kernels`.
+"""The kernels of traces: tables of kernels, of their slowdowns, of GEMMs, gaps and counters, and the command
+`aorta kernels`.
 
-Must not compute a number, say a slowdown without its interval, or import pandas before a frame is asked for.
+Must not compute a number, or say a slowdown without its interval.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from aorta.analysis.documents import as_json
 from aorta.analysis.documents.traces import (
     CounterEntry,
     GemmEntry,
@@ -21,16 +19,15 @@ from aorta.analysis.documents.traces import (
     StreamGapsEntry,
     TraceEntries,
 )
-from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.engines import Local
 from aorta.analysis.load.kernel_classifier import add_comm_pattern
+from aorta.analysis.report.tables import IN_FILE, PEOPLE, Column, Table, shortened, text_lines
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
-from aorta.terminal_style import PLAIN, Style, style_of, table, wrapped
+from aorta.terminal_style import PLAIN, Style, style_of, wrapped
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+SHOWN: Final = 10
+"""Rows of a table on the page; all are in `summary.json`, and `--tables` writes them."""
 _COMPARED: Final = (
     *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
     *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
@@ -41,148 +38,19 @@ _NOT_COMPARED: Final = {
     "compute": "not among the kernels that were compared",
     "unknown": "whether it is computation is not known",
 }
-
-
-KERNEL_TABLES: Final = {
-    "kernels": (*KernelTotalEntry.__struct_fields__, *_COMPARED, "slowdown_reason"),
-    "gemms": GemmEntry.__struct_fields__,
-    "gaps": StreamGapsEntry.__struct_fields__,
-    "counters": CounterEntry.__struct_fields__,
-}
-"""Table -> its columns."""
-_WHOLE: Final = frozenset(
+_COUNTS: Final = frozenset(
     {"rank", "device", "stream", "count", "kernels", "gaps", "gaps_known", "launch_bound", "batch", "m", "n", "k"}
     | {"alone_count", "overlapped_count", "partly_count"}
 )
-_WORDS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "derived_from", "reason", "slowdown_reason"})
-
-
-def kernel_frames(traces: TraceEntries) -> dict[str, pd.DataFrame]:
-    """Return every table of `KERNEL_TABLES`, one without rows too.
-
-    Args:
-        traces: the entry `traces` of a dataset in `summary.json`.
-    """
-    others = {name: as_json(getattr(traces.kernels, name)) for name in KERNEL_TABLES if name != "kernels"}
-    rows = {"kernels": _kernel_rows(traces)} | others
-    return {name: _frame(each, KERNEL_TABLES[name]) for name, each in rows.items()}
-
-
-def _frame(rows: Sequence[Mapping[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=list(columns)).astype({column: _kind(column) for column in columns})
-
-
-def _kernel_rows(traces: TraceEntries) -> list[dict[str, Any]]:
-    """Return the totals of each device, each with its slowdown or why there is none."""
-    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
-    rows = []
-    for total in traces.kernels.totals:
-        found = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
-        compared = {key: getattr(found, key) for key in _COMPARED} if found else {}
-        why = found.reason if found else _NOT_COMPARED[total.cls]
-        rows.append({**as_json(total), **compared, "slowdown_reason": why})
-    return rows
-
-
-def _kind(column: str) -> str:
-    return "string" if column in _WORDS else "Int64" if column in _WHOLE else "float64"
-
-
-SHOWN: Final = 3
-_LEAST_NAME: Final = 24
-_LEAST_HEAD: Final = 4
-_KIND: Final = {"gemms": "GEMMs", "gaps": "gaps", "counters": "hardware counters"}
-
-
-def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN, more: str = "") -> str:
-    """Return the kernels with the largest totals, what communication slows down most, GEMMs, gaps and counters; what a
-    trace does not hold with the reason. `more`: a command that shows more.
-    """
-    found = traces.kernels
-    if not found.by_name:
-        return wrapped([f"{label}: no kernels: {'; '.join(found.reasons.get('totals', ['the traces are empty']))}"])
-    lines = [f"{label}: kernels, all devices together; share of their summed time"]
-    lines += _totals(found.by_name[:shown], style)
-    lines += _more(found.by_name, shown, "kernels")
-    compared = [row for row in traces.slowdowns if row.mean_ratio is not None]
-    if compared:
-        lines.append("  overlapped with communication vs. alone, ratio of means with its 95 % interval:")
-        names = shortened_apart([row.name for row in compared[:shown]], style.terminal_width - 6)
-        lines += [line for row in compared[:shown] for line in (_slowdown(row), f"      {names[row.name]}")]
-        lines += _more(compared, shown, "kernels that can be compared")
-    elif traces.slowdowns:
-        lines.append(f"  no kernel ran both alone and overlapped with communication: {_why_not(traces.slowdowns)}")
-    if found.by_shape:
-        lines.append("  GEMMs, batch x [m, k] x [k, n]:")
-        lines += [_gemm(row) for row in found.by_shape[:shown]]
-        lines += _more(found.by_shape, shown, "shapes")
-    lines += [_gap(row) for row in found.gaps[:shown]] + _more(found.gaps, shown, "streams")
-    names = shortened_apart([row.name for row in found.counters[:shown]], style.terminal_width // 2)
-    lines += [f"{_counter(row)}: {names[row.name]}" for row in found.counters[:shown]]
-    lines += _more(found.counters, shown, "counters of kernels")
-    lines += [f"  {_KIND[kind]}: {'; '.join(why)}" for kind, why in found.reasons.items() if kind in _KIND]
-    lines += [f"  {count} rows of {kind} are not kept" for kind, count in found.left_out.items()]
-    text = wrapped(lines, style.terminal_width)
-    return f"{text}\n  more: {more}" if more else text  # to be copied: in one line
-
-
-def shortened(name: str, width: int) -> str:
-    """Return a kernel's name on one line: what cannot be printed as `?`, of a long one its beginning and end."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in name) or "(no name)"
-    if len(plain) <= width:
-        return plain
-    end = (width - 3) // 3
-    return f"{plain[: width - 3 - end]}...{plain[-end:]}"
-
-
-def shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return the names of at most `width` characters each; those that would look the same are cut where they differ."""
-    cut = {name: shortened(name, width) for name in names}
-    head = width // 4
-    for text in set(cut.values()):
-        alike = [name for name in cut if cut[name] == text]
-        if len(alike) > 1 and head >= _LEAST_HEAD:
-            same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
-            ends = shortened_apart([name[same:] for name in alike], width - head - 3)
-            cut |= {name: f"{shortened(name[:head], head)}...{ends[name[same:]]}" for name in alike}
-    return cut
+_TEXTS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "derived_from", "reason"})
+_KERNEL: Final = Column("name", "kernel", "text", media=PEOPLE, cut=True)
+_KINDS: Final = {"totals": "Kernels", "gemms": "GEMMs", "gaps": "Gaps", "counters": "Hardware counters"}
 
 
 def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
     """Return the rank and device of a row."""
-    rank = "unknown rank" if row.rank is None else f"rank {row.rank}"
-    return rank if row.device is None else f"{rank}, device {row.device}"
-
-
-def _totals(rows: Sequence[KernelTotalEntry], style: Style) -> list[str]:
-    """Return a table of totals; names have what room the numbers leave."""
-    cells = [("count", "total ms", "mean ms", "± ms", "share", "class", "kernel")]
-    for row in rows:
-        numbers = TEXT.number(row.total_ms, "ms"), TEXT.number(row.mean_ms, "ms"), _spread(row.std_ms)
-        cells.append((str(row.count), *numbers, TEXT.percent(row.share), row.cls, ""))
-    right = range(5)
-    taken = max(map(len, table(cells[1:], right=right, indent="  "))) + 2
-    names = shortened_apart([row.name for row in rows], max(_LEAST_NAME, style.terminal_width - taken))
-    filled = [(*each[:-1], names[row.name]) for each, row in zip(cells[1:], rows, strict=True)]
-    return table([cells[0], *filled], right=right, indent="  ")
-
-
-def _slowdown(row: SlowdownEntry) -> str:
-    return (
-        f"    x{row.mean_ratio:.3f} [{row.mean_ratio_low:.3f}, {row.mean_ratio_high:.3f}] "
-        f"{row.alone_count} alone {row.alone_mean_ms:.3f} ms, {row.overlapped_count} overlapped "
-        f"{row.overlapped_mean_ms:.3f} ms, {place_of(row)}"
-    )
-
-
-def _gemm(row: GemmEntry) -> str:
-    rate = "no rate: no time" if row.tflops is None else f"{row.tflops:.3f} TFLOP/s"
-    return (
-        f"    {row.count:>6} {shape_of(row)}: mean {TEXT.number(row.mean_ms, 'ms')} ± "
-        f"{_spread(row.std_ms)} ms, {rate} ({row.operator})"
-    )
+    rank = "unknown rank" if row.rank is None else f"rank\u00a0{row.rank}"
+    return rank if row.device is None else f"{rank}, device\u00a0{row.device}"
 
 
 def shape_of(row: GemmEntry) -> str:
@@ -192,39 +60,159 @@ def shape_of(row: GemmEntry) -> str:
     return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"
 
 
-def _gap(row: StreamGapsEntry) -> str:
-    text = f"{row.gaps} gaps of {TEXT.number(row.gap_ms, 'ms')} ms"
-    if not row.gaps:
-        text = "no gaps"
-    elif row.launch_bound is None:
-        text += f"; launch-bound not known: {row.reason}"
-    else:
-        text += (
-            f"; launch-bound {row.launch_bound} of {row.gaps_known} with a known launch, "
-            f"{TEXT.number(row.launch_bound_ms, 'ms')} ms"
-        )
-    busy = TEXT.number(row.busy_ms, "ms")
-    return f"  {place_of(row)}, stream {row.stream}: {row.kernels} kernels in {busy} ms, {text}"
+def _reason(row: Any) -> str | None:
+    return getattr(row, "reason", None)
 
 
-def _counter(row: CounterEntry) -> str:
-    share = "" if row.comm_share is None else f", {TEXT.percent(row.comm_share)} overlapped with communication"
-    derived = "" if row.derived_from is None else " (derived)"
-    return (
-        f"  {shortened(row.counter, 32)}{derived} {row.mean:.6g} ({row.min:.6g} to {row.max:.6g}) of {row.count}{share}"
+def _count(key: str, title: str | None = None, tip: str | None = None, drop: int = 0) -> Column:
+    return Column(key, title, "count", tip=tip, why=_reason, media=PEOPLE, drop=drop)
+
+
+def _ms(key: str, title: str | None = None, tip: str | None = None, drop: int = 0) -> Column:
+    return Column(key, title, "ms", tip=tip, why=_reason, media=PEOPLE, drop=drop)
+
+
+def _in_files(keys: Sequence[str]) -> tuple[Column, ...]:
+    """Return the columns of a file, with the values of rows under the same names."""
+    return tuple(Column(key, unit=_unit(key), media=(IN_FILE,)) for key in keys)
+
+
+def _unit(key: str) -> str:
+    return "count" if key in _COUNTS else "text" if key in _TEXTS or key.endswith("_reason") else ""
+
+
+_PLACE: Final = Column("of", "of", "text", place_of, media=PEOPLE)
+_MEAN: Final = (_ms("mean_ms"), _ms("std_ms", "±", "sample standard deviation", 3))
+_TOTALS: Final = (
+    _KERNEL,
+    Column("cls", "class", "text", media=PEOPLE, drop=2),
+    _count("count"),
+    _ms("total_ms"),
+    *_MEAN,
+    Column("share", unit="ratio", media=PEOPLE, tip="of the summed time of all kernels; shares add up to 100 %"),
+)
+_SLOWDOWNS: Final = (
+    _KERNEL,
+    _PLACE,
+    _count("alone_count", "n alone", "kernels during which nothing communicated", 3),
+    _count("overlapped_count", "n overlapped", "kernels of which at least half ran during communication", 3),
+    _ms("alone_mean_ms", "alone", "mean"),
+    _ms("overlapped_mean_ms", "overlapped", "mean"),
+    Column("mean_ratio", "ratio", "", tip="mean overlapped / mean alone", media=PEOPLE),
+    Column("mean_ratio_low", "from", "", tip="95 % interval of the ratio", media=PEOPLE),
+    Column("mean_ratio_high", "to", "", tip="95 % interval of the ratio", media=PEOPLE),
+    _ms("excess_ms", "excess", "what the overlapped kernels took beyond the median of those alone", 2),
+)
+_GEMMS: Final = (
+    Column("product", None, "text", shape_of, media=PEOPLE),
+    Column("operator", None, "text", media=PEOPLE),
+    _count("count"),
+    _ms("total_ms", drop=2),
+    *_MEAN,
+    Column("tflops", "TFLOP/s", "", media=PEOPLE, tip="2 x batch x m x n x k / mean"),
+    *_in_files(GemmEntry.__struct_fields__),
+)
+_GAPS: Final = (
+    _PLACE,
+    _count("stream"),
+    _count("kernels"),
+    _ms("busy_ms"),
+    _count("gaps"),
+    _ms("gap_ms", "gaps"),
+    _count("gaps_known", "launch known", "gaps before a kernel whose launch is known", 1),
+    _count("launch_bound", "launch-bound", "gaps that ended with a kernel launched after the one before it had ended"),
+    _ms("launch_bound_ms", "launch-bound"),
+    *_in_files(StreamGapsEntry.__struct_fields__),
+)
+_COUNTERS: Final = (
+    _KERNEL,
+    _PLACE,
+    Column("counter", unit="text", media=PEOPLE),
+    Column("derived_from", "derived from", "text", media=PEOPLE, drop=3),
+    _count("count", "kernels"),
+    *(Column(key, unit="", media=PEOPLE) for key in ("mean", "min", "max")),
+    Column("comm_share", "overlapped", "ratio", media=PEOPLE, tip="share of these kernels' time"),
+    *_in_files(CounterEntry.__struct_fields__),
+)
+
+
+class _Kernel(NamedTuple):
+    """A kernel on one device, with its slowdown where it is computation."""
+
+    total: KernelTotalEntry
+    slowdown: SlowdownEntry | None
+
+    @property
+    def slowdown_reason(self) -> str | None:
+        return _NOT_COMPARED[self.total.cls] if self.slowdown is None else self.slowdown.reason
+
+
+_KERNELS: Final = (
+    *(Column(key, unit=_unit(key), of=f"total.{key}", media=(IN_FILE,)) for key in KernelTotalEntry.__struct_fields__),
+    *(Column(key, unit=_unit(key), of=f"slowdown.{key}", media=(IN_FILE,)) for key in _COMPARED),
+    Column("slowdown_reason", media=(IN_FILE,)),
+)
+
+
+def kernel_files(traces: TraceEntries) -> dict[str, Table]:
+    """Return the tables that files have, ones without rows too: the totals of each device with their slowdowns, or why
+    there are none; GEMMs, gaps and counters of each device.
+
+    Args:
+        traces: the entry `traces` of a dataset in `summary.json`.
+    """
+    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
+    totals = [
+        _Kernel(total, slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None)
+        for total in traces.kernels.totals
+    ]
+    found = {"kernels": (_KERNELS, totals)} | {
+        name: (columns, getattr(traces.kernels, name))
+        for name, columns in (("gemms", _GEMMS), ("gaps", _GAPS), ("counters", _COUNTERS))
+    }
+    return {name: Table(name, name, columns, rows) for name, (columns, rows) in found.items()}
+
+
+def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
+    """Return the tables that people read, all devices together, and none without rows."""
+    found = traces.kernels
+    told = (
+        ("kernels", "kernels of all devices, the largest total first", _TOTALS, found.by_name),
+        (
+            "slowdowns",
+            "kernels overlapped with communication vs. alone, the largest excess first",
+            _SLOWDOWNS,
+            traces.slowdowns,
+        ),
+        ("gemms", "GEMMs, batch x [m, k] x [k, n]", _GEMMS, found.by_shape),
+        ("gaps", "gaps between the kernels of a stream", _GAPS, found.gaps),
+        ("counters", "hardware counters by kernel", _COUNTERS, found.counters),
     )
+    return [
+        Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=SHOWN)
+        for key, caption, columns, rows in told
+        if rows
+    ]
 
 
-def _spread(value: float | None) -> str:
-    return "-" if value is None else TEXT.number(value, "ms")
+def kernel_notes(traces: TraceEntries) -> list[str]:
+    """Return why tables are missing, and how many rows of them."""
+    found = traces.kernels
+    notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in found.reasons.items()]
+    if traces.slowdowns and all(row.mean_ratio is None for row in traces.slowdowns):
+        why = list(dict.fromkeys(str(row.reason) for row in traces.slowdowns))[:2]
+        notes.append(f"No kernel ran both alone and overlapped with communication: {'; '.join(why)}.")
+    return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in found.left_out.items())]
 
 
-def _why_not(rows: Sequence[SlowdownEntry]) -> str:
-    return "; ".join(list(dict.fromkeys(str(row.reason) for row in rows))[:2])
-
-
-def _more(rows: Sequence[object], shown: int, what: str) -> list[str]:
-    return [f"  and {len(rows) - shown} more {what}"] if len(rows) > shown else []
+def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN) -> str:
+    """Return the first rows of every table of kernels as lines of a terminal, and what the traces do not hold."""
+    if not traces.kernels.by_name:
+        return wrapped(
+            [f"{label}: no kernels: {'; '.join(traces.kernels.reasons.get('totals', ['the traces are empty']))}"]
+        )
+    blocks = ["\n".join(text_lines(told, style, most=shown)) for told in kernel_tables(label, traces)]
+    return "\n\n".join([*blocks, wrapped(kernel_notes(traces), style.width)])
 
 
 TOP: Final = 15

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.compare.verdict import Rules, is_comparable
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary
@@ -99,10 +99,12 @@ def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
     worse that is larger than the margin; or get a verdict; empty for one source.
     """
     comparison = known(summary.comparison)
-    if comparison is None:
+    if comparison is None or not is_comparable(comparison):
         return ""
     if not comparison.tested:
         return "Next: repeated launches, from which a verdict can come: aorta ab --help"
+    if known(comparison.metrics[comparison.deciding].verdict) is None:
+        return ""  # a gate could not decide either
     primary = metric_named(rules.primary)
     size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
     limit = f"{rules.primary}{'<-' if primary.better == 'higher' else '>'}{size}"
@@ -138,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="print everything: all metrics, collectives, notes, files; otherwise the answer in at most 25 lines",
+        help="print everything: all metrics, collectives, notes, files; otherwise the answer in at most 20 lines",
     )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"

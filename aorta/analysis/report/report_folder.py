@@ -8,7 +8,6 @@ Must not leave a picture or a table of an earlier report beside the numbers of t
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,19 +22,11 @@ from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives, Location
-from aorta.analysis.report.brief_text import brief_text, gain_block
 from aorta.analysis.report.html import PAGE_FILE, write_page
-from aorta.analysis.report.kernels import kernel_block
 from aorta.analysis.report.pictures import pictures
 from aorta.analysis.report.report_tables import remove_tables, write_tables
-from aorta.analysis.report.terminal_text import (
-    comparison_details,
-    comparison_table,
-    dataset_notes,
-    dataset_table,
-    health_block,
-    verdict_block,
-)
+from aorta.analysis.report.source_facts import notes_of
+from aorta.analysis.report.terminal_text import brief_text, full_text
 from aorta.analysis.summary import SUMMARY_FILE, summarize
 from aorta.analysis.table_files import FORMATS
 from aorta.command_line import to_stderr
@@ -123,12 +114,11 @@ def write_report(
                 path.unlink()
         written += data
         if brief:
-            notes = {
-                label: dataset_notes(subject.dataset, summary.datasets[label]) for label, subject in subjects.items()
-            }
+            notes = {label: notes_of(each.dataset, summary.datasets[label]) for label, each in subjects.items()}
             text = brief_text(summary, written, notes, style)
         else:
-            text = _text(subjects, summary, written, not_drawn, style)
+            datasets = {label: subject.dataset for label, subject in subjects.items()}
+            text = full_text(datasets, summary, _files_block(written, not_drawn), style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
 
@@ -193,38 +183,6 @@ def _writable(output: Path) -> Iterator[None]:
             f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
             "--output DIR"
         ) from error
-
-
-def _text(
-    subjects: Mapping[str, Subject],
-    summary: Summary,
-    written: Sequence[Path],
-    not_drawn: Mapping[str, str],
-    style: Style,
-) -> str:
-    entries, comparison = summary.datasets, known(summary.comparison)
-    compared = () if comparison is None else (comparison.reference, comparison.candidate)
-    own = [
-        block
-        for label, subject in subjects.items()
-        for block in (
-            health_block(subject.dataset, entries[label]),
-            dataset_table(label, entries[label]) if entries[label].metrics and label not in compared else "",
-        )
-    ]
-    blocks = own
-    if comparison is not None:
-        blocks = [verdict_block(comparison, style), comparison_table(comparison, style)]
-    blocks += [gain_block(label, entry.what_if, style) for label, entry in entries.items()]
-    blocks += [
-        kernel_block(label, entry.traces, style, more=f"aorta kernels {shlex.quote(entry.source.path)}")
-        for label, entry in entries.items()
-        if entry.traces
-    ]
-    if comparison is not None:
-        blocks += [style.bold("Details"), *own, comparison_details(comparison)]
-    blocks.append(_files_block(written, not_drawn))
-    return "\n\n".join(filter(None, blocks))
 
 
 def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:

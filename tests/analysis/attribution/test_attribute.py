@@ -55,7 +55,7 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
     assert found["sentence"] == (
-        "Mean exposed communication: 11 -> 25 ms a step. All of the increase is reducescatter of 25 MB on group '0' "
+        "Mean exposed communication: 11 -> 25 ms a step. All of the increase is reducescatter of 25 MB on default group "
         "(2 ranks), 5 -> 19 ms: transfer, in backward of layers.0."
     )
     cause = found["causes"][0]
@@ -114,7 +114,7 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     exact(found)
     assert found["sentence"] == (
         "Mean exposed communication: 16 -> 26 ms a step. All of the increase is waiting for rank 1, a straggler of "
-        "group '0' (2 ranks) in the candidate, 5.0 ms late in each collective (median), 0 -> 10 ms, in backward of "
+        "default group (2 ranks) in the candidate, 5.0 ms late in each collective (median), 0 -> 10 ms, in backward of "
         "body."
     )
     assert found["causes"][0]["dimension"] == "straggler"
@@ -252,7 +252,7 @@ def test_more_than_the_whole_increase_says_by_how_much_and_no_share(tmp_path: Pa
         sides.append(dataset(tmp_path / label, label, [[made_step(rank, 2, 0, 100, [], rows)] for rank in (0, 1)]))
     found = attribute(*sides)
     exact(found)
-    told = "on group '0' (2 ranks) {}, {}, others {}:"
+    told = "on default group (2 ranks) {}, {}, others {}:"
     assert "Reducescatter of 8 kB " + told.format("rose", "10 -> 30 ms", "fell") in found["sentence"]
     back = attribute(*sides[::-1])
     assert "Reducescatter of 8 kB " + told.format("fell", "30 -> 10 ms", "rose") in back["sentence"]
@@ -382,7 +382,7 @@ def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) 
         ("backward of layers.0", pytest.approx(19)),
         ("forward of layers.0", pytest.approx(6)),
     ]
-    assert [row.what for row in found.group] == ["group '0' (2 ranks)"]
+    assert [row.what for row in found.group] == ["default group (2 ranks)"]
     assert {row.what for row in found.rank} == {"rank 0", "rank 1"}
     hidden = dataset(tmp_path / "b", "none", [[made_step(0, 1, 0, 120, BLOCKS, [])]])
     assert exposed_breakdown(hidden).exposed_ms == 0

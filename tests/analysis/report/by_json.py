@@ -6,20 +6,39 @@ from pathlib import Path
 from typing import Any
 
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.report import brief_text as _brief
-from aorta.analysis.report import html, kernels, terminal_text
-from aorta.analysis.report.html import page_tables, summary_charts, verdict_cards
+from aorta.analysis.report import html, kernels, run_tables, tables, terminal_text
+from aorta.analysis.report.html import summary_charts, verdict_cards
+from aorta.terminal_style import PLAIN, Style
 from tests.analysis.by_json import built, by_json
 
-brief_text = by_json(_brief.brief_text)
-comparison_table = by_json(terminal_text.comparison_table)
-dataset_table = by_json(terminal_text.dataset_table)
+brief_text = by_json(terminal_text.brief_text)
 effect_charts = by_json(summary_charts.effect_charts)
-health_block = by_json(terminal_text.health_block)
 kernel_block = by_json(kernels.kernel_block)
-metrics_table = by_json(page_tables.metrics_table)
-verdict_block = by_json(terminal_text.verdict_block)
+run_block = by_json(terminal_text.run_block)
 verdict_of = by_json(verdict_cards.verdict_of)
+_comparison_table = by_json(run_tables.comparison_table)
+_collectives_table = by_json(run_tables.collectives_table)
+_metrics_table = by_json(run_tables.metrics_table)
+
+
+def comparison_text(comparison: Any, style: Style = PLAIN) -> str:
+    """Return the table of a comparison as a terminal shows it."""
+    return "\n".join(tables.text_lines(_comparison_table(comparison, {}), style))
+
+
+def page_comparison(comparison: Any) -> tables.PageTable:
+    """Return the table of a comparison as the page shows it."""
+    return tables.page_table(_comparison_table(comparison, {}))
+
+
+def metrics_text(label: str, entry: Any) -> str:
+    """Return the metrics of a dataset as a terminal shows them."""
+    return "\n".join(tables.text_lines(_metrics_table(label, entry, {})))
+
+
+def collectives_text(label: str, entry: Any) -> str:
+    """Return the collectives of a dataset as a terminal shows them."""
+    return "\n".join(tables.text_lines(_collectives_table({label: entry}, {})))
 
 
 def write_page(datasets: Any, summary: Any, path: Path) -> None:

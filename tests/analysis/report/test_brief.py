@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.report.brief_text import MOST_LINES
 from aorta.analysis.report.report_command import overlap_report
+from aorta.analysis.report.terminal_text import MOST_LINES
 from tests.analysis.builders import simulated_run
 from tests.analysis.compare.builders import launch_set
 

@@ -25,15 +25,12 @@ from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributedSide, Attribution
-from aorta.analysis.documents.dataset import DatasetEntry
+from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, json_text
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.figure_data import Series
-from aorta.analysis.report.html import page_tables
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
-from aorta.analysis.report.html.page_tables import ROW_LIMIT, Cell, Column, Table, word
-from aorta.analysis.report.html.source_tables import environment_of, health_of, left_out, of_launches, page_kernels
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
 from aorta.analysis.report.html.summary_charts import (
     breakdown_chart,
@@ -44,9 +41,27 @@ from aorta.analysis.report.html.summary_charts import (
 )
 from aorta.analysis.report.html.timeline_chart import payload, switches, timeline_charts
 from aorta.analysis.report.html.verdict_cards import verdict_of
+from aorta.analysis.report.kernels import kernel_notes, kernel_tables
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
+from aorta.analysis.report.run_tables import (
+    attribution_table,
+    collectives_table,
+    comparison_table,
+    definitions_table,
+    differences_table,
+    exposed_tables,
+    facts_table,
+    gains_basis,
+    gains_tables,
+    metrics_table,
+    named_ranks,
+    pairs_table,
+    rank_table,
+)
+from aorta.analysis.report.source_facts import environment_of, health_of, left_out, of_launches
+from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table
 from aorta.analysis.report.timeline import TimelineSpans, spans_of
-from aorta.autopsy.verdict import RankDoing, Verdict, waiting_sentence
+from aorta.autopsy.verdict import Verdict, waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.redaction import redact
 
@@ -111,9 +126,12 @@ def page_html(
         "comparison": comparison,
         "gate": None if gate is None else f"Gate: {gate.outcome} (exit code {gate.exit_code}). {stated}",
         "autopsies": page_autopsies(entries),
-        "exposed": {label: page_tables.exposed_tables(label, entry) for label, entry in entries.items()},
+        "exposed": {label: exposed_tables(label, entry) for label, entry in entries.items()},
         "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
-        "gains": [page_tables.page_gains(label, entry.what_if) for label, entry in entries.items()],
+        "ranks": [
+            told for label, entry in entries.items() if named_ranks(entry) and (told := rank_table(label, entry))
+        ],
+        "gains": [_gains(label, entry.what_if) for label, entry in entries.items()],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [Legend(number, label, sides_of.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
@@ -125,18 +143,22 @@ def page_html(
         "no_job_step": {label: why for label, each in series.items() if (why := each.why_no_job_step) is not None},
         "of_launches": of_launches(entries),
         "kinds": kinds_drawn(entries),
-        "metrics": page_tables.metrics_table(comparison, definitions) if comparison else None,
+        "metrics": comparison_table(comparison, definitions) if comparison else None,
         "distributions": [
-            page_tables.dataset_table(label, entry, definitions) for label, entry in entries.items() if entry.metrics
+            metrics_table(label, entry, definitions) for label, entry in entries.items() if entry.metrics
         ],
-        "collectives": page_tables.collectives_table(entries, definitions),
-        "pairs": page_tables.pairs_table(comparison) if comparison else None,
-        "differences": page_tables.differences_table(comparison) if comparison else None,
+        "collectives": collectives_table(entries, definitions),
+        "pairs": pairs_table(comparison) if comparison else None,
+        "differences": differences_table(comparison) if comparison else None,
         "left_out": left_out(comparison),
-        "kernels": [made for label, entry in entries.items() if (made := page_kernels(label, entry.traces))],
+        "kernels": [
+            {"label": label, "tables": kernel_tables(label, entry.traces), "notes": kernel_notes(entry.traces)}
+            for label, entry in entries.items()
+            if entry.traces
+        ],
         "health": [named(health_of(dataset, entries[label])) for label, dataset in datasets.items()],
         "environment": named(environment_of(datasets)),
-        "definitions": page_tables.definitions_table(definitions),
+        "definitions": definitions_table(definitions),
         "conventions": summary.conventions,
     }
     data = {
@@ -162,18 +184,17 @@ def _attribution(attribution: Attribution | None) -> dict[str, Any] | None:
     # No breakdowns: their shares would not add up to the difference.
     ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
     causes = sentence_rows(attribution)
-    table = page_tables.attribution_table
     return {
         "sentence": attribution.sentence or attribution.reason,
         "definition": attribution.definition,
-        "means": page_tables.facts_table(
-            "attribution-means", "Each side, mean over steps and ranks", means, numbers=True
-        )
-        if means
+        "means": facts_table("attribution-means", "Each side, mean over steps and ranks", means) if means else None,
+        "causes": attribution_table("attribution", "The numbers behind it: mean ms per step and rank", causes)
+        if causes
         else None,
-        "causes": table("attribution", "The numbers behind it: mean ms per step and rank", causes) if causes else None,
         "ways": [
-            table(f"attribution-{name}", f"By {name}", rows, shares=shares) for name, rows, shares in ways if rows
+            attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
+            for name, rows, shares in ways
+            if rows
         ],
     }
 
@@ -187,13 +208,28 @@ def _means(side: AttributedSide) -> dict[str, str]:
     )
 
 
+def _gains(label: str, gains: WhatIf) -> dict[str, Any]:
+    """Return what the page says of `what_if` of a dataset; with a `reason` nothing else."""
+    if gains.reason is not None:
+        return {"label": label, "reason": gains.reason}
+    return {
+        "label": label,
+        "reason": None,
+        "basis": gains_basis(gains),
+        "tables": gains_tables(label, gains),
+        "check": gains.check,
+        "notes": [*gains.notes, *gains.flags],
+        "command": gains.command,
+    }
+
+
 _RANK_COLUMNS: Final = (
-    Column("rank"),
-    Column("state"),
-    Column("does"),
-    Column("for", True),
-    Column("step", True),
-    Column("evidence"),
+    Column("rank", unit="text", of=lambda one: f"rank {one.rank}"),
+    Column("state", unit="text", tone=lambda one: "bad" if one.state in ("dead", "stopped") else None),
+    Column("doing", "does", "text", why=lambda one: "\n".join(one.stack) or None),
+    Column("since_s", "for", "text", lambda one: None if one.since_s is None else rounded_time(one.since_s)),
+    Column("step", unit="count"),
+    Column("sources", "evidence", "text", lambda one: ", ".join(one.sources)),
 )
 
 
@@ -222,9 +258,6 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
 
 def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
     missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
-    more = len(verdict.ranks) - ROW_LIMIT
-    note = f"{PAGE.whole(more)} more ranks in summary.json." if more > 0 else None
-    rows = tuple(_rank_row(one) for one in verdict.ranks[:ROW_LIMIT])
     return PageAutopsy(
         label,
         title,
@@ -233,19 +266,7 @@ def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
         tuple(waiting_sentence(one) for one in verdict.waits),
         (*verdict.contradictions, *verdict.notes, *missing),
         tuple(verdict.next),
-        Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, rows, note),
-    )
-
-
-def _rank_row(one: RankDoing) -> tuple[Cell, ...]:
-    since = PAGE.unknown if one.since_s is None else rounded_time(one.since_s)
-    return (
-        Cell(f"rank {one.rank}", f"{one.rank:08d}"),  # sorted as text, as the heading of a row is
-        word(one.state, tone="bad" if one.state in ("dead", "stopped") else None),
-        word(one.doing, "\n".join(one.stack) or None),
-        Cell(since, one.since_s),
-        Cell(PAGE.unknown if one.step is None else PAGE.whole(one.step), one.step),
-        word(", ".join(one.sources)),
+        Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, verdict.ranks),
     )
 
 
@@ -285,7 +306,7 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
     roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
     page = {**data, "document": drawn, "roots": roots}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = json_text
+    environment.filters |= {"shown": json_text, "cells": page_table}
     template = environment.from_string(_asset(_TEMPLATE))
     text = template.render(
         **context,

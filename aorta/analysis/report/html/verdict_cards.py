@@ -20,6 +20,7 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS, metric_named
+from aorta.analysis.report.run_tables import change_of, signed
 
 _LOOKS: Final = {
     "regression": ("bad", "▼"),
@@ -31,7 +32,6 @@ _LOOKS: Final = {
     NOT_COMPARABLE: ("open", "?"),
 }
 """Tone and sign of each verdict."""
-_SIGNS: Final = {name: sign for name, (_, sign) in _LOOKS.items()} | {"better": "▲", "worse": "▼", "equal": "="}
 _NO_VERDICT: Final = "Not enough launches for a verdict (1 of 4)"
 _CARDS: Final = ("overlap_ratio", "exposed_comm_ms", "job_step_ms")
 _TITLES: Final = {
@@ -41,14 +41,9 @@ _TITLES: Final = {
 }
 
 
-def signed(word: str) -> str:
-    """Return a verdict or a direction with the sign that says the same without colour."""
-    return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
-
-
 @dataclass(frozen=True)
 class Card:
-    """One metric, large. `lines` stand below the value; `facts`, label and value, are folded."""
+    """One metric, large: its value, or `before → after`. `lines` stand below; `facts`, label and value, are folded."""
 
     name: str
     title: str
@@ -81,7 +76,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         return _numbers_only(summary.datasets)
     tested = comparison.tested
     found = comparison.verdict
-    tone, symbol = _LOOKS[found] if tested else ("open", "#")
+    tone, symbol = _LOOKS[found] if tested else ("open", "")
     word = first_upper(title(comparison)) if tested or not is_comparable(comparison) else _NO_VERDICT
     primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
@@ -112,14 +107,14 @@ def verdict_of(summary: Summary) -> PageVerdict:
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     """Return the verdict of a report without a comparison: the result of each run."""
     many = len(entries) > 1
-    results = {label: _result(entry) for label, entry in entries.items()}
+    results = {label: result_of(entry) for label, entry in entries.items()}
+    stuck = {label: title for label, entry in entries.items() if (title := autopsy_title(entry)) is not None}
     cards = [
         card
         for label, entry in entries.items()
         for name in _CARDS
-        if (card := _median_card(name, label if many else "", entry)) is not None
+        if label not in stuck and (card := _median_card(name, label if many else "", entry)) is not None
     ]
-    stuck = {label: title for label, entry in entries.items() if (title := autopsy_title(entry)) is not None}
     word = "Run summary" if many else next(iter([*stuck.values(), *results.values()]))
     told = [f"{label}: {result}. " for label, result in results.items()] if many else []
     measured = [
@@ -134,11 +129,11 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
     notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
-    tone, symbol = ("bad", "!") if stuck else ("open", "#")
+    tone, symbol = ("bad", "!") if stuck else ("open", "")
     return PageVerdict(word, tone, symbol, sentence, "", "", tuple(cards), tuple(notes))
 
 
-def _result(entry: DatasetEntry) -> str:
+def result_of(entry: DatasetEntry) -> str:
     """Return the result of a run: `67 % hidden; 23 of 211 ms exposed`."""
     if not entry.count:
         return "Nothing to measure"
@@ -186,11 +181,8 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
     of = over_all if entry.few_steps else "median"
     of += " of the steps measured by kernels" if found.source == "kernels" else ""
-    low, high, least, most = (PAGE.number(value, unit) for value in (found.p5, found.p95, found.min, found.max))
-    spread = f"5th to 95th percentile: {low} to {high}"
-    spread = f"median: {PAGE.number(found.median, unit)}" if entry.few_steps else spread
-    lines = (spread, f"least to most: {least} to {most}")
-    return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", lines, ())
+    spread = f"5th to 95th percentile: {PAGE.number(found.p5, unit)} to {PAGE.quantity(found.p95, unit)}"
+    return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", (spread,), ())
 
 
 def _basis(comparison: Comparison) -> str:
@@ -203,46 +195,44 @@ def _basis(comparison: Comparison) -> str:
 
 
 def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
-    """Return the candidate, large; reference, verdict and interval below it; other statistics folded."""
-    unit, found = pair.unit, pair.effect
-    word = pair.verdict or str(pair.judgement)
-    lines = [f"{comparison.label('reference')}: {PAGE.side(pair, 'reference')}"]
-    facts: list[tuple[str, str]] = []
-    change = ""
-    if not is_comparable(comparison):
-        word = ""
-    elif pair.tested:
-        change = PAGE.effect(found.value, found.kind)
-        lines = [f"{signed(word)}, interval {PAGE.interval(found)}", *lines]
-        facts = [("margin", "±" + PAGE.effect(pair.margin, found.kind).lstrip("+"))]
-        if pair.p is not None:
-            corrected = "" if pair.p_corrected in (None, pair.p) else f" ({p_value(pair.p_corrected, 3)} corrected)"
-            facts.append(("p", p_value(pair.p, 3) + corrected))
-        facts.append(("smallest detectable", _detectable(pair, found)))
-        if word == "inconclusive" and pair.launches_needed is not None:
-            facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
-        if pair.bounded:
-            facts.append(("note", str(pair.verdict_reason)))
-    else:
-        change = "" if pair.difference is None else PAGE.quantity(pair.difference, unit, signed=True)
-        ratio = "" if pair.quotient is None else f", ratio {PAGE.number(pair.quotient)}"
-        lines = [signed(word) + ratio, *lines]
-        facts = [("note", pair.judgement_reason)] if pair.judgement_reason else []
+    """Return both sides, large; the change and its verdict below; statistics folded."""
+    found = change_of(pair) if is_comparable(comparison) else None
+    word = (pair.verdict or str(pair.judgement)) if found is not None or not pair.tested else ""
+    word = word if is_comparable(comparison) else ""
+    before, after = (PAGE.side(pair, side) for side in SIDES)
+    change = "" if found is None or found.value is None else PAGE.effect(found.value, found.kind)
+    facts = _statistics(pair, found) if pair.tested and found is not None else []
+    facts += (
+        [("note", pair.judgement_reason)] if pair.judgement_reason and not pair.tested and found is not None else []
+    )
     over_all = "ratio of sums" if name in RATIO_PARTS else "mean"
     middle = over_all if comparison.statistic == MEANS else "median over launches" if comparison.tested else "median"
-    role = {"primary": "primary", "guard": "safeguard"}
-    of = role.get(pair.role or "", "secondary") if pair.tested else middle
-    if pair.tested:
-        facts.append(("of", "bounds" if pair.candidate is None and pair.bounded else middle))
+    role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary") if pair.tested else middle
+    facts += [("of", "bounds" if pair.candidate is None and pair.bounded else middle)] if pair.tested else []
+    tone = _LOOKS[word][0] if word in _LOOKS else "open"
+    lines = (signed(word),) if word else ()
+    return Card(name, _TITLES.get(name, name), role, f"{before} \u2192 {after}", change, tone, lines, tuple(facts))
+
+
+def _statistics(pair: ComparedMetric, effect: Effect) -> list[tuple[str, str]]:
+    """Return interval, margin, p and what could have been found."""
+    told = pair.detectable
+    detectable = told.reason or PAGE.unknown
+    if told.effect is not None:
+        size = PAGE.effect(told.effect, effect.kind).lstrip("+")
+        detectable = f"{size} with power {PAGE.percent(told.power, 0)}"
+    facts = [
+        ("interval", PAGE.interval(effect)),
+        ("margin", "±" + PAGE.effect(pair.margin, effect.kind).lstrip("+")),
+        ("smallest detectable", detectable),
+    ]
+    if pair.p is not None:
+        corrected = "" if pair.p_corrected in (None, pair.p) else f" ({p_value(pair.p_corrected, 3)} corrected)"
+        facts.append(("p", p_value(pair.p, 3) + corrected))
+    if pair.verdict == "inconclusive" and pair.launches_needed is not None:
+        facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
+    if pair.bounded:
+        facts.append(("note", str(pair.verdict_reason)))
     if pair.role == "guard":
         facts.append(("safeguard", "a better ratio with a slower step is no improvement"))
-    tone = _LOOKS[word][0] if word in _LOOKS else "open"
-    title = _TITLES.get(name, name)
-    return Card(name, title, of, PAGE.side(pair, "candidate"), change, tone, tuple(lines), tuple(facts))
-
-
-def _detectable(pair: ComparedMetric, effect: Effect) -> str:
-    told = pair.detectable
-    if told.effect is None:
-        return told.reason or PAGE.unknown
-    return f"{PAGE.effect(told.effect, effect.kind).lstrip('+')} with power {PAGE.percent(told.power, 0)}"
+    return facts
