@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.verdict import Rules, is_comparable
+from aorta.analysis.compare.headline import is_comparable
+from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.summary import Summary

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from aorta.analysis.aggregate import NO_PIPELINE
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
-from aorta.analysis.documents import ABSENT, as_json, known
+from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import (
     SIDES,
     AttributionRow,
@@ -300,7 +300,7 @@ def comparison_table(comparison: Comparison, definitions: Mapping[str, MetricDef
     zeros = [row.metric for row in rows if is_zero(row.pair)]
     notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
     notes += _notes({row.metric: row.pair.judgement_reason for row in rows if not _says(row) and not is_zero(row.pair)})
-    needs = {row.pair.needs_launches for row in rows} - {None, ABSENT}
+    needs = [needed for row in rows if (needed := known(row.pair.needs_launches)) is not None]
     notes += [f"Not tested: needs {max(needs)} launches per side."] if needs else []
     notes += _denominators([row.metric for row in rows if _says(row)])
     of = (

@@ -111,7 +111,7 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
     stuck = autopsy_notes(entry)
     told = stuck or [result_of(entry) if entry.count else f"nothing to measure: {entry.reason}"]
     notes = [note for note in notes if note not in told]
-    blocks = [_Block(led(f"{label}:", told[0], style))]
+    blocks = [_Block(led(f"{label}:", told[0].replace("\u00a0", " "), style))]
     if entry.count:
         middle = "over_all" if entry.few_steps else "median"
         of = f"{MEANS if entry.few_steps else 'medians'} of {TEXT.steps_used(entry)} of {entry.source.path}"

@@ -61,7 +61,7 @@ def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixtu
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         f"{GEMM} compute 24 3 0.125 0.026 42.9 %",
-        f"{GEMM} rank 0, device 0 6 6 0.1 0.15 1.5 1.5 1.5 0.3",
+        f"{GEMM} rank 0, device 0 0.1 0.15 1.5 1.5 1.5",
         f"bfloat16 [8192, 4096] x [4096, 4096] aten::mm 24 3 0.125 0.026 {FLOPS / 125e-6 / 1e12:.0f}",
         "rank 1, device 0 7 12 1.5 11 1.65 11 2 1",
         "Hardware counters: none beside the kernels",
@@ -93,13 +93,12 @@ def test_a_page_of_records_has_no_such_section(tmp_path: Path) -> None:
 
 def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
     made, page = report
-    assert f"compute  {GEMM}" in made.text
-    assert f"more: aorta kernels {made.summary['datasets']['two']['source']['path']}" in made.text
+    assert f"{GEMM} compute" in " ".join(made.text.split())
     section = page[page.index('<section id="kernels"') :].partition("</section>")[0]
     for key in ("kernels", "slowdowns", "gemms", "gaps"):
         assert f'id="table-{key}-two"' in section
     assert "table-counters" not in section
-    for words in (GEMM, "1.5 to 1.5", f"{FLOPS / 125e-6 / 1e12:,.6g}", "Hardware counters: none beside"):
+    for words in (GEMM, f"{FLOPS / 125e-6 / 1e12:,.6g}", "Hardware counters: none beside"):
         assert words in section
 
 

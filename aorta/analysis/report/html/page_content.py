@@ -93,8 +93,8 @@ def page_html(
     datasets, entries = {label: datasets[label] for label in order}, {label: entries[label] for label in order}
     share, spans = SPAN_BUDGET // max(1, len(datasets)), list[TimelineSpans]()
     for label, dataset in datasets.items():
-        named_ranks = [found.rank for found in entries[label].stragglers or () if found.rank is not None]
-        spans.append(spans_of(dataset, share, SHOWN_RANKS, named_ranks))
+        late = [found.rank for found in named_ranks(entries[label]) if found.rank is not None]
+        spans.append(spans_of(dataset, share, SHOWN_RANKS, late))
     for label, each in zip(datasets, spans, strict=True):
         each.notes.extend([f"{label}: {DRAWN}"] if datasets[label].pace.drawn_as_ranges else [])
     series = {label: Series(dataset) for label, dataset in datasets.items()}
