@@ -55,8 +55,8 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
     assert found["sentence"] == (
-        "Mean exposed communication: 11 -> 25 ms a step. All of the increase is reducescatter of 25 MB on default group "
-        "(2 ranks), 5 -> 19 ms: transfer, in backward of layers.0."
+        "Mean exposed communication: 11 -> 25 ms a step. All of the increase is reducescatter of 25 MB on default "
+        "group (2 ranks), 5 -> 19 ms: transfer, in backward of layers.0."
     )
     cause = found["causes"][0]
     assert (cause["dimension"], cause["kind"], cause["bytes"], cause["group_size"]) == (
