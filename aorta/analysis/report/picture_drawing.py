@@ -171,7 +171,7 @@ def _save(
     with rc_context({"text.parse_math": False}):  # a name with two dollar signs is no formula
         for text in figure.findobj(Text):
             text.set_parse_math(False)
-        figure.savefig(path, dpi=DPI, format="png", pil_kwargs={"compress_level": 3})
+        figure.savefig(path, dpi=DPI, format="png")
 
 
 def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:

@@ -27,7 +27,7 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributedSide, Attribution
 from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.formatting import PAGE, json_text
+from aorta.analysis.formatting import PAGE, first_upper, json_text
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
@@ -61,6 +61,7 @@ from aorta.analysis.report.run_tables import (
 from aorta.analysis.report.source_facts import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table
 from aorta.analysis.report.timeline import TimelineSpans, spans_of
+from aorta.analysis.straggler import sentences
 from aorta.autopsy.verdict import Verdict, waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.redaction import redact
@@ -126,6 +127,7 @@ def page_html(
         "comparison": comparison,
         "gate": None if gate is None else f"Gate: {gate.outcome} (exit code {gate.exit_code}). {stated}",
         "autopsies": page_autopsies(entries),
+        "findings": _findings(entries),
         "exposed": {label: exposed_tables(label, entry) for label, entry in entries.items()},
         "attribution": _attribution(comparison.attribution if comparison and is_comparable(comparison) else None),
         "ranks": [
@@ -169,6 +171,15 @@ def page_html(
         "labels": list(datasets),
     }
     return assemble(context, [chart for each in charts.values() for chart in each], data)
+
+
+def _findings(entries: Mapping[str, DatasetEntry]) -> list[str]:
+    """Return which rank the others wait for, and what rules found, each with its place."""
+    return [
+        f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
+        for label, entry in entries.items()
+        for sentence in (*sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
+    ]
 
 
 _MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")

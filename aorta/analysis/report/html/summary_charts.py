@@ -200,6 +200,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     ticks = round_sizes(min(sizes), max(sizes))
     written = {tick: PAGE.size(tick) for tick in ticks}
     plot["below"][0].attributes |= {"ticker": model("FixedTicker", ticks=ticks), "major_label_overrides": written}
+    plot.attributes["x_range"] = model("Range1d", start=ticks[0], end=ticks[-1])
     caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
     return [Chart(plot["name"], "Bandwidth over size", caption, plot)]
 

@@ -16,8 +16,9 @@ function plain(text) {
   return text.replace(/\$\$|\\[[\]()]/g, (mark) => `${mark[0]}\u200b${mark[1]}`);
 }
 
-function ms(value) {
-  return Number.isFinite(value) ? `${value.toLocaleString("en", { maximumFractionDigits: 3 })} ms` : "unknown";
+// Three digits, as in the tables; of a place in a step four.
+function ms(value, maximumSignificantDigits = 3) {
+  return Number.isFinite(value) ? `${value.toLocaleString("en", { maximumSignificantDigits })} ms` : "unknown";
 }
 
 const unpackAll = (columns) => Object.fromEntries(Object.entries(columns).map(([name, packed]) => [name, unpack(packed)]));
@@ -142,7 +143,7 @@ function fill(timeline, filters, dark) {
       const names = namesOf(kind, what, columns.instance[at] >= 0);
       timeline.labelled.push({ left: into.left.at(-1), right: into.right.at(-1), y: row + 0.5, color, names });
     }
-    into.begin.push(ms(columns.start[at]));
+    into.begin.push(ms(columns.start[at], 4));
     into.took.push(ms(columns.length[at]));
     const wait = columns.wait[at];
     const more = columns.seq[at] < 0 ? [] : [`number ${columns.seq[at]}`];

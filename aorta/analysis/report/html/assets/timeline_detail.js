@@ -69,7 +69,7 @@ function sentencesOf(rows, last) {
   else told.push(`Rank ${last} arrived last; ${waited.map(({ rank, wait }) => `rank ${rank} waited ${ms(wait)}`).join(", ")}.`);
   const ended = rows.flatMap(({ rank, blocked }) => blocked.filter(({ endedByIt }) => endedByIt).map((each) => ({ rank, ...each })));
   if (ended.length) {
-    const parts = ended.map(({ rank, start, end }) => `on rank ${rank} (${ms(start)} to ${ms(end)}, ${ms(end - start)})`);
+    const parts = ended.map(({ rank, start, end }) => `on rank ${rank} (${ms(start, 4)} to ${ms(end, 4)}, ${ms(end - start)})`);
     told.push(`Its end let computation go on ${parts.join(", ")}.`);
   } else if (rows.some(({ blocked }) => blocked.length)) {
     told.push("Computation was blocked meanwhile, and went on after a later collective.");
@@ -109,8 +109,9 @@ function showDetail() {
   for (const { rank, start, end, wait, blocked } of rows) {
     const row = body.insertRow();
     cell(row, "th", rank === last ? `${rank} (last to arrive)` : `${rank}`);
-    for (const value of [start, end, wait, Number.isFinite(wait) ? Math.max(0, end - start - wait) : NaN]) cell(row, "td", ms(value));
-    cell(row, "td", blocked.length ? blocked.map((each) => `${ms(each.start)} to ${ms(each.end)}`).join(", ") : "no");
+    for (const value of [start, end]) cell(row, "td", ms(value, 4));
+    for (const value of [wait, Number.isFinite(wait) ? Math.max(0, end - start - wait) : NaN]) cell(row, "td", ms(value));
+    cell(row, "td", blocked.length ? blocked.map((each) => `${ms(each.start, 4)} to ${ms(each.end, 4)}`).join(", ") : "no");
     cell(row, "td", blocked.map(({ endedByIt }) => (endedByIt ? "when it ends" : "after a later one")).join(", ") || "–");
   }
   box.append(table);
@@ -170,7 +171,7 @@ function listCollectives() {
     const first = (spans) => Math.min(...spans.map(({ start }) => start));
     const entries = [...byInstance].sort(([, left], [, right]) => first(left) - first(right));
     for (const [instance, spans] of entries) {
-      group.append(new Option(`${spans[0].what}, at ${ms(first(spans))}`, `${timeline.number}:${instance}`));
+      group.append(new Option(`${spans[0].what}, at ${ms(first(spans), 4)}`, `${timeline.number}:${instance}`));
     }
     if (entries.length) select.append(group);
   }
