@@ -363,6 +363,26 @@ def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
     assert "environment_differences.2.NCCL_ALGO Tree" in text
 
 
+def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> None:
+    html = written[1]
+    nav = html[html.index("<nav ") : html.index("</nav>")]
+    links = dict(re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav))
+    assert links.pop("verdict") == "Verdict"
+    for target, text in links.items():
+        here = html[html.index(f' id="{target}"') :]
+        heading = re.search(r"<h2[^>]*>([^<]+)</h2>", html[html.rindex("<", 0, html.index(f' id="{target}"')) :])
+        assert heading is not None
+        assert heading[1] == text, here[:80]
+
+
+def test_what_rules_found_stands_below_the_timeline(tmp_path: Path) -> None:
+    datasets = {"x": two_runs(tmp_path, ranks=1, steps=6)["cuda"]}
+    summary = summarize(subjects(datasets))
+    summary["datasets"]["x"]["findings"] = [{"rule": "mine", "sentence": "a collective is on the compute stream"}]
+    text = text_of(page(datasets, summary, tmp_path / "r.html"))
+    assert text.index("A collective is on the compute stream") < text.index("no prediction")
+
+
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
     ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
