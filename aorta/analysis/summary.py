@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
 from aorta.analysis.because import slower_side
@@ -22,14 +20,13 @@ from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mi
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import ComparedSide, compare
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents.comparison import Attribution, AttributionRow, Comparison, Marginal
+from aorta.analysis.documents.comparison import Attribution, Comparison
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.findings import add_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.stats import PERCENTILE_METHOD
-from aorta.analysis.straggler import NO_SLOWER_RANKS
 from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.prediction import LEVEL, base_of
@@ -80,7 +77,6 @@ def summarize(
         sides = subjects[reference], subjects[candidate]
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
         compared.attribution = _attribution(compared, sides, engine)
-        add_marginals(compared.attribution, entries[candidate].what_if)
         compared.because = slower_side(compared) if is_comparable(compared) else None
     else:
         for label, subject in subjects.items():
@@ -186,25 +182,3 @@ def _replayed(run: Run) -> WhatIf:
         # Of the same steps, so that the answer is the same.
         command=f"{ask} --set {shlex.quote(first)}" + (f" --last {last}" if len(program.steps) == last else ""),
     )
-
-
-def add_marginals(attribution: Attribution, candidate: WhatIf) -> None:
-    """Let the causes of an attribution say what the candidate would gain without what they blame: all collectives of
-    that kind, or the straggler. They stay as they are where the candidate was not replayed.
-
-    Args:
-        candidate: its `what_if`.
-    """
-    if candidate.reason is None and attribution.causes:
-        attribution.causes = [_with_marginal(cause, candidate) for cause in attribution.causes]
-
-
-def _with_marginal(cause: AttributionRow, candidate: WhatIf) -> AttributionRow:
-    """Return a cause with its `marginal`, where it is a kind of collectives or a straggler of the candidate."""
-    wanted = ("bound", NO_SLOWER_RANKS) if cause.dimension == "straggler" else ("kind", cause.kind)
-    for each in (*candidate.marginals, *candidate.bounds):
-        if (each.what, each.name) == wanted:
-            name = "any straggler" if each.what == "bound" else f"the cost of all {each.name}"
-            found = Marginal(name, each.gain_ms, each.low_ms, each.high_ms)
-            return msgspec.structs.replace(cause, marginal=found)  # its breakdown keeps the row without
-    return cause

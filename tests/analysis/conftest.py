@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports have no pictures: these have tests of their own, and take a second a report."""
-    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda _datasets: ())
+    monkeypatch.setattr("aorta.analysis.report.report_folder.pictures", lambda *_: ())

@@ -209,15 +209,6 @@ class LaunchOrderFacts(Open):
     assume_no_drift: bool
 
 
-class Marginal(Open):
-    """What the candidate would gain without what a cause blames."""
-
-    name: str
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-
-
 class AttributionRow(Open, kw_only=True):
     """A part of the difference in exposed communication, in ms per step and rank, with the sums behind its means. What
     it is a part by (`dimension`) decides which of the other keys it has.
@@ -246,7 +237,6 @@ class AttributionRow(Open, kw_only=True):
     alone: bool = ABSENT
     launches: dict[str, int] = ABSENT
     late_ms: dict[str, float | None] = ABSENT
-    marginal: Marginal = ABSENT
 
     @property
     def listed(self) -> bool:

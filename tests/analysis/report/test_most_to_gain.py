@@ -59,19 +59,6 @@ def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
     published("summary").validate(strict_json(compared.files[0]))
 
 
-def test_a_cause_says_what_it_would_save(runs: Path, compared: Report) -> None:
-    attribution = compared.summary["comparison"]["attribution"]
-    parts = marginals(program_of(load_run(runs / "slow"), LAST_STEPS))
-    wanted = next(each for each in parts.marginals if (each.what, each.name) == ("kind", "allreduce"))
-    assert attribution["causes"][0]["marginal"] == {
-        "name": "the cost of all allreduce",
-        "gain_ms": wanted.gain_ms,
-        "low_ms": wanted.low_ms,
-        "high_ms": wanted.high_ms,
-    }
-    assert "Without" not in attribution["sentence"], "its numbers stand in another table"
-
-
 def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None:
     text = compared.text
     for label in ("fast", "slow"):
