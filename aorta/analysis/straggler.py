@@ -288,7 +288,9 @@ def lateness(late_ms: float | None, basis: str | None) -> str:
 
 
 def sentences(entry: DatasetEntry) -> list[str]:
-    """Return one sentence per straggler, with what a replay gains without; none where nobody is named."""
+    """Return one sentence per straggler, with why it is late and what a replay gains without; none where nobody is
+    named.
+    """
     what_if = known(entry.what_if)
     bounds = [] if what_if is None else known(what_if.bounds) or []
     gains = [rough_interval(b.gain_ms, b.low_ms, b.high_ms) for b in bounds if b.name == NO_SLOWER_RANKS]
@@ -298,8 +300,9 @@ def sentences(entry: DatasetEntry) -> list[str]:
 
 def _sentence(entry: Straggler) -> str:
     late, share = lateness(entry.late_ms, entry.basis), whole_percent(entry.last_share)
-    said = f"rank {entry.rank} is a straggler of group {entry.group}: {late}"
+    why = f", because {entry.because}" if entry.because else ""
+    said = f"rank {entry.rank} is a straggler of group {entry.group}: {late}{why}"
     if entry.basis == "issue times":
         clocks = f"clocks known to {rough_ms(entry.clock_bound_ms or 0.0)}"
-        return f"{said}, which queues hide from the waits; it was the last in {share} of the steps, {clocks}"
-    return f"{said}, and the others wait for it; it was the last in {share} of {entry.collectives}"
+        return f"{said}; queueing masks it in wait_ms; last in {share} of the steps, {clocks}"
+    return f"{said}; last in {share} of {entry.collectives} collectives"

@@ -41,7 +41,7 @@ def test_one_late_rank_of_four_is_named_with_its_lateness(tmp_path: Path) -> Non
     assert entry["last_share"] == 1.0
     assert entry["wait_ms_median_per_rank"]["2"] == 0.0
     text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
-    said = f"rank 2 is a straggler of group g: {lateness(entry['late_ms'], 'waits')}, and the others wait for it"
+    said = f"rank 2 is a straggler of group g: {lateness(entry['late_ms'], 'waits')}; last in 100% of 20 collectives"
     assert said in " ".join(text.split())
 
 
@@ -144,8 +144,8 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     assert entry["issue_late_ms_median_per_rank"] == pytest.approx({"0": 0.0, "1": 3.0, "2": 0.0}, abs=1e-5)
     made = write_report({"x": tmp_path}, tmp_path / "out")
     said = (
-        "rank 1 is a straggler of group g: 3.0 ms late at the last collective of a step (median), which queues hide "
-        "from the waits; it was the last in 100% of the steps, clocks known to 0.110 ms"
+        "rank 1 is a straggler of group g: 3.0 ms late at the last collective of a step (median); queueing masks it "
+        "in wait_ms; last in 100% of the steps, clocks known to 0.110 ms"
     )
     page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert said in " ".join(made.text.split())
