@@ -1,7 +1,8 @@
 """Says why a rank is late, or a side slower: which part of the step differs, and where in the step it lies.
 
     rank_times(run)           # per rank: compute, idle, wait, aux and exposed time, medians over steps
-    because(run, straggler)   # it idles 28 ms more a step between backward and optimizer: code outside timed blocks
+    because(run, straggler)
+    # rank 1 idles 28 ms more a step between backward and optimizer: code outside timed blocks
 
 A rank is compared with the median of its peers. Waiting and exposed time are what the others suffer, so only compute,
 idle and auxiliary time can be a cause. Must not: name a part that does not make up most of the difference, or hold more
@@ -182,7 +183,7 @@ def because(run: Run, straggler: Straggler) -> str | None:
     if most_ms < LEAST_SHARE * step_ms or most_ms < MOST * sum(positive.values()):
         return None
     middle = sorted(peers, key=lambda peer: getattr(rows[peer], name))[len(peers) // 2]
-    said = f"it {{}} {TEXT.quantity(most_ms, 'ms')} more a step"
+    said = f"rank {rank} {{}} {TEXT.quantity(most_ms, 'ms')} more a step"
     ours, theirs = run.ranks[rank], run.ranks[middle]
     if name == "idle_ms":
         between = _where(idle_places(ours), idle_places(theirs), most_ms)

@@ -300,7 +300,7 @@ def sentences(entry: DatasetEntry) -> list[str]:
 
 def _sentence(entry: Straggler) -> str:
     late, share = lateness(entry.late_ms, entry.basis), whole_percent(entry.last_share)
-    why = f", because {entry.because}" if entry.because else ""
+    why = f", because it {entry.because.removeprefix(f'rank {entry.rank} ')}" if entry.because else ""
     said = f"rank {entry.rank} is a straggler of group {entry.group}: {late}{why}"
     if entry.basis == "issue times":
         clocks = f"clocks known to {rough_ms(entry.clock_bound_ms or 0.0)}"

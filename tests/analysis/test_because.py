@@ -55,9 +55,9 @@ def record(folder: Path, late_ms: float, where: str) -> LabelledRun:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("idle", "it idles 28 ms more a step between backward and optimizer: code outside timed blocks"),
-        ("data", "it spends 28 ms more a step in data"),
-        ("backward", "it computes 28 ms more a step, most of it in backward of layer"),
+        ("idle", "rank 1 idles 28 ms more a step between backward and optimizer: code outside timed blocks"),
+        ("data", "rank 1 spends 28 ms more a step in data"),
+        ("backward", "rank 1 computes 28 ms more a step, most of it in backward of layer"),
     ],
 )
 def test_a_straggler_is_explained_by_what_it_does_longer(tmp_path: Path, where: str, said: str) -> None:

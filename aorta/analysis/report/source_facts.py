@@ -12,6 +12,7 @@ from typing import Any, Final
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.formatting import PAGE, TEXT
@@ -36,7 +37,9 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
     """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
     nothing = [f"nothing to measure: {entry.reason}"] if entry.reason else []
     health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
-    return [*autopsy_notes(entry), *nothing, *sentences(entry), *health]
+    said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
+    found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
+    return [*autopsy_notes(entry), *nothing, *sentences(entry), *found, *health]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
