@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from aorta.analysis.merge.alignment import (
 )
 from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
 from aorta.analysis.merge.trace_writer import TraceWriter, TrackIdentity, trace_file
-from aorta.analysis.merge.tracks import Causality, MergedCollective, RecordTracks, check_collectives
+from aorta.analysis.merge.tracks import Causality, RecordTracks, check_collectives
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 
@@ -37,22 +37,37 @@ _NAMED_RANKS = 1024
 
 
 @dataclass
+class MergedRank:
+    """What one rank gave. `events`: `ph` -> number of events copied from its traces. `residual_us`: median distance
+    between the label of a collective in the trace and its row in the record; None without both.
+    """
+
+    alignment: RankAlignment
+    events: Counter[str] = field(default_factory=Counter)
+    tracks: RecordTracks | None = None
+    residual_us: float | None = None
+
+
+@dataclass
 class Merged:
     """What was done, for people and for the metadata of the merged file."""
 
     traces: list[TraceFile]
     clocks: KnownClocks
-    alignments: dict[int, RankAlignment]
+    ranks: dict[int, MergedRank]
     notes: list[str]
-    counts: dict[int, Counter[str]] = field(default_factory=dict)
-    """Rank -> `ph` -> number of events copied."""
     causality: Causality = field(default_factory=Causality)
     missing: list[int] = field(default_factory=list)
-    steps: dict[int, int] = field(default_factory=dict)
-    bounds: dict[int, int | None] = field(default_factory=dict)
-    """Rank -> largest error in ns of a time of its record; None where it was not measured."""
-    residual_us: dict[int, float] = field(default_factory=dict)
-    """Rank -> median distance between a collective's label in the trace and its row in the record."""
+
+    @property
+    def alignments(self) -> dict[int, RankAlignment]:
+        """How the clock of each rank is corrected."""
+        return {number: rank.alignment for number, rank in self.ranks.items()}
+
+    @property
+    def tracks(self) -> dict[int, RecordTracks]:
+        """The record of each rank that has one."""
+        return {number: rank.tracks for number, rank in self.ranks.items() if rank.tracks is not None}
 
 
 def merge(
@@ -80,85 +95,71 @@ def merge(
         raise InputError(f"{records[0]}: --align start_profile goes by the starts of profilers, and a record has none")
     clocks = find_clocks(clock_sync, traces, folders)
     alignments = align_ranks(traces, clocks, align, notes)
-    merged = Merged(traces, clocks, alignments, notes)
+    merged = Merged(traces, clocks, {rank: MergedRank(alignment) for rank, alignment in alignments.items()}, notes)
     _say_what_is_missing(merged)
     base_ns = min(trace.base_ns or 0 for trace in traces)
-    seen: dict[int, list[MergedCollective]] = {}
-    groups: dict[int, dict[str, list[int]]] = {}
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
-        for rank, alignment in alignments.items():
-            mine = [(number, trace) for number, trace in enumerate(traces) if trace.rank == rank]
-            label = f"rank {rank} ({_host(mine[0][1], clocks)})"
-            record, span, labels = record_of(mine[0][1], folders), None, dict[str, int]()
-            if not mine[0][1].is_record:
-                span, labels = _take_over(writer, mine, TrackIdentity(rank, label), alignment, base_ns, merged)
-                record = None if span is None else record
+        for number, rank in merged.ranks.items():
+            mine = {at: trace for at, trace in enumerate(traces) if trace.rank == number}
+            first, known = next(iter(mine.values())), clocks.of(number)
+            label = f"rank {number} ({first.host or (known.host if known is not None else 'host unknown')})"
+            span, labels, record = None, dict[str, int](), record_of(first, folders)
+            if not first.is_record:
+                span, labels = _copy_events(writer, mine, TrackIdentity(number, label), rank, base_ns)
             for _ in mine:
                 done()
-            if record is None:
+            if record is None or (span is None and not first.is_record):
                 continue
-            tracks = RecordTracks(record, rank, alignment, span, label, base_ns)
+            tracks = rank.tracks = RecordTracks(record, number, rank.alignment, span, label, base_ns)
             for event in tracks.events():
                 writer.write(event)
-            seen[rank], groups[rank], merged.steps[rank] = tracks.collectives, tracks.groups, tracks.steps
-            merged.bounds[rank] = tracks.bound_ns
             notes += tracks.problems
-            _compare_labels(merged, rank, labels, tracks.collectives)
-        if not seen:
+            # The same call of the backend is in both.
+            names = ((f"comm:{row.kind}#{row.seq} group={row.group}", row.issue_ns) for row in tracks.collectives)
+            distances = sorted(abs(labels[name] - issue_ns) for name, issue_ns in names if name in labels)
+            rank.residual_us = distances[len(distances) // 2] / 1e3 if distances else None
+        if not merged.tracks:
             merged.causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
-        check_collectives(merged.causality, seen, groups)
+        check_collectives(
+            merged.causality,
+            {number: tracks.collectives for number, tracks in merged.tracks.items()},
+            {number: tracks.groups for number, tracks in merged.tracks.items()},
+        )
         writer.finish(_metadata(merged, output, align, base_ns))
     return merged
 
 
-def _take_over(
-    writer: TraceWriter,
-    mine: Sequence[tuple[int, TraceFile]],
-    identity: TrackIdentity,
-    alignment: RankAlignment,
-    base_ns: int,
-    merged: Merged,
+def _copy_events(
+    writer: TraceWriter, mine: Mapping[int, TraceFile], identity: TrackIdentity, rank: MergedRank, base_ns: int
 ) -> tuple[tuple[int, int] | None, dict[str, int]]:
-    """Copy every event of one rank's traces. Returns the time span they cover, and the start of each collective's
-    label.
+    """Copy every event of one rank's traces.
+
+    Args:
+        mine: number of a trace in the whole merge -> the trace.
+
+    Returns:
+        The time that their complete events begin in, and the start of each collective's label.
     """
-    counts = merged.counts[identity.rank] = Counter[str]()
     labels: dict[str, int] = {}
     first = last = None
-    for number, trace in mine:
+    for number, trace in mine.items():
         with scanning(trace.path) as scanner:
             for event in scanner.events():
                 try:
                     phase = msgspec.json.decode(event["ph"], type=str)
                     identity.rename(event, number)
-                    at = alignment.move(event, trace.base_ns or 0, base_ns)
+                    at = rank.alignment.move(event, trace.base_ns or 0, base_ns)
                     if at is not None and phase == "X":
                         first, last = min(first or at, at), max(last or at, at)
                         if bytes(event.get("name", b"")).startswith(b'"comm:'):
                             labels[msgspec.json.decode(event["name"])] = at
                 except (KeyError, ValueError, RecursionError) as error:
                     raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
-                counts[phase] += 1
+                rank.events[phase] += 1
                 writer.write(event)
     for missing in identity.missing_names():
         writer.write(missing)
     return (None if first is None or last is None else (first, last)), labels
-
-
-def _host(trace: TraceFile, clocks: KnownClocks) -> str:
-    known = clocks.of(trace.rank)
-    return trace.host or (known.host if known is not None else "host unknown")
-
-
-def _compare_labels(merged: Merged, rank: int, labels: dict[str, int], rows: Sequence[MergedCollective]) -> None:
-    """Compare the clocks of trace and record: the same call of the backend is in both."""
-    distances = sorted(
-        abs(labels[name] - row.issue_ns)
-        for row in rows
-        if (name := f"comm:{row.kind}#{row.seq} group={row.group}") in labels
-    )
-    if distances:
-        merged.residual_us[rank] = distances[len(distances) // 2] / 1e3
 
 
 def _say_what_is_missing(merged: Merged) -> None:
@@ -196,11 +197,13 @@ def _metadata(merged: Merged, output: Path, align: Align, base_ns: int) -> dict[
                 {"rank": trace.rank, "window": trace.window, "path": str(trace.path), "base_ns": trace.base_ns}
                 for trace in merged.traces
             ],
-            "events": {str(rank): dict(counts) for rank, counts in merged.counts.items()},
+            "events": {str(number): dict(rank.events) for number, rank in merged.ranks.items() if rank.events},
             "ranks_missing": merged.missing,
             "causality": merged.causality.as_json(),
-            "record_bounds_ns": {str(rank): bound for rank, bound in merged.bounds.items()},
-            "trace_to_record_us": {str(rank): value for rank, value in merged.residual_us.items()},
+            "record_bounds_ns": {str(number): tracks.bound_ns for number, tracks in merged.tracks.items()},
+            "trace_to_record_us": {
+                str(number): rank.residual_us for number, rank in merged.ranks.items() if rank.residual_us is not None
+            },
             "notes": merged.notes,
         },
         "traces": [{"rank": trace.rank, **trace.head} for trace in merged.traces],
@@ -237,31 +240,30 @@ def merge_traces(arguments: Sequence[str]) -> int:
 
 def _report(merged: Merged, output: Path, align: Align) -> list[str]:
     lines = []
-    for rank in merged.alignments:
-        clock, sync = merged.clocks.of(rank), merged.clocks.sync
-        offset = "the host's clock" if merged.alignments[rank].one_host else "clock not measured"
-        if clock is not None and sync is not None and rank == sync.reference_rank:
+    for number, rank in merged.ranks.items():
+        clock, sync = merged.clocks.of(number), merged.clocks.sync
+        offset = "the host's clock" if rank.alignment.one_host else "clock not measured"
+        if clock is not None and sync is not None and number == sync.reference_rank:
             offset = "the reference clock"
         elif clock is not None and clock.offset_ns is not None:
             bound = clock.worst_bound_ns()
             within = "bound unknown" if bound is None else f"within {bound / 1e3:.1f} us"
             drift = "drift unknown" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.2f} ppm"
             offset = f"offset {clock.offset_ns / 1e3:+.1f} us {within}, {drift}"
-        counts = merged.counts.get(rank)
-        parts = [f"{counts.total()} events ({counts['X']} complete)"] if counts is not None else []
-        parts += [f"{merged.steps[rank]} steps of its record"] if rank in merged.steps else []
-        lines.append(f"rank {rank}: {', '.join(parts)}; {offset}")
-    if merged.residual_us:
-        worst = max(merged.residual_us.values())
+        parts = [f"{rank.events.total()} events ({rank.events['X']} complete)"] if rank.events else []
+        parts += [f"{rank.tracks.steps} steps of its record"] if rank.tracks is not None else []
+        lines.append(f"rank {number}: {', '.join(parts)}; {offset}")
+    if residuals := [rank.residual_us for rank in merged.ranks.values() if rank.residual_us is not None]:
+        worst = max(residuals)
         lines.append(
             f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
         )
-    if merged.bounds:
-        known = [bound for bound in merged.bounds.values() if bound is not None]
-        within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(merged.bounds) else "within an unknown bound"
+    if bounds := [tracks.bound_ns for tracks in merged.tracks.values()]:
+        known = [bound for bound in bounds if bound is not None]
+        within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(bounds) else "within an unknown bound"
         lines.append(f"times of the records: {within} of the reference clock")
     lines += merged.causality.lines()
-    lines.append(f"{output}: {len(merged.alignments)} rank(s), {describe_alignment(align, merged.alignments)}")
+    lines.append(f"{output}: {len(merged.ranks)} rank(s), {describe_alignment(align, merged.alignments)}")
     return lines
 
 

@@ -140,24 +140,20 @@ class TrackIdentity:
         Raises:
             InputError: the rank has more processes than its range holds.
         """
-        number = self._pids.get(raw)
-        if number is None:
+        if raw not in self._pids:
             count = len(self._pids)
             if count >= PIDS_PER_RANK:
                 raise InputError(f"rank {self.rank}: its traces name more than {PIDS_PER_RANK} processes")
-            first = self._main_pid is not None and not count
-            number = self._main_pid if first and self._main_pid is not None else self._in_range(count)
-            self._pids[raw] = number
-        return number
+            self._pids[raw] = self._in_range(count) if count or self._main_pid is None else self._main_pid
+        return self._pids[raw]
 
     def tid(self, pid: bytes, raw: bytes) -> int:
         """Return the new tid of a thread; no two processes share one."""
-        number = self._tids.get((pid, raw))
-        if number is None:
+        if (pid, raw) not in self._tids:
             if len(self._tids) >= TIDS_PER_RANK:
                 raise InputError(f"rank {self.rank}: its traces name more than {TIDS_PER_RANK} threads")
-            number = self._tids[pid, raw] = (self.rank + 1) * TIDS_PER_RANK + len(self._tids)
-        return number
+            self._tids[pid, raw] = (self.rank + 1) * TIDS_PER_RANK + len(self._tids)
+        return self._tids[pid, raw]
 
     def rename(self, event: Event, trace: int) -> None:
         """Replace the ids of `event`, in place. `trace` is the number of its trace in the whole merge."""
@@ -174,7 +170,9 @@ class TrackIdentity:
             if key in event:
                 event[key] = _number(self._id(trace, bytes(event[key])))
         if "id2" in event:
-            event["id2"] = self._scoped(trace, event["id2"])
+            scopes = msgspec.json.decode(event["id2"], type=dict[str, msgspec.Raw])
+            new = {key: self._id(trace, bytes(value)) for key, value in scopes.items()}
+            event["id2"] = msgspec.Raw(msgspec.json.encode(new))
         if metadata:
             self._metadata(event, pid, new_pid)
 
@@ -227,10 +225,6 @@ class TrackIdentity:
         if len(raw) <= 10 and raw.isdigit() and (number := int(raw)) < _IDS_PER_TRACE:
             return base + number
         return base + _IDS_PER_TRACE + self._other_ids.setdefault((trace, raw), len(self._other_ids))
-
-    def _scoped(self, trace: int, raw: msgspec.Raw) -> msgspec.Raw:
-        scopes = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        return msgspec.Raw(msgspec.json.encode({key: self._id(trace, bytes(value)) for key, value in scopes.items()}))
 
 
 def _number(value: int) -> msgspec.Raw:
