@@ -172,7 +172,7 @@ def test_the_reader_of_traces_finds_what_plain_loops_find(launch: Launch, case: 
     (found,) = device.measure(device.whole)
     assert (found.compute_ns, found.comm_ns, found.hidden_ns) == expected[:3]
     assert found.overlap_ratio == pytest.approx(expected.hidden_ns / expected.comm_ns, rel=1e-9)
-    of_kernels = {row.name: row.total_ms for row in kernel_totals(trace.intervals) if row.cls == "compute"}
+    of_kernels = {row.name: row.total_ms for row in kernel_totals(trace) if row.cls == "compute"}
     assert of_kernels == pytest.approx({name: length / 1e6 for name, length in expected.by_name.items()}, rel=1e-9)
     # What a block did keeps its time, whatever it nests.
     if case.endswith(COMPUTING):

@@ -27,9 +27,9 @@ from aorta.analysis.load.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
+    by_device,
     collectives_of,
     group_by,
-    places,
 )
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.tables import UNNUMBERED, CollectiveName
@@ -183,9 +183,8 @@ class Cost:
 
 def parts_of(trace: Trace) -> list[CostPart]:
     """Reduce one trace to its collectives by rank, device and key."""
-    table, parts = trace.intervals, []
-    for rank, _, rows in places(table):
-        here = table.take(rows)
+    parts = []
+    for _, here in by_device(trace.intervals):
         compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
         comm = here.take(here.cls == IntervalClass.COMM)
         for mine in group_by(comm.kind, comm.group, comm.bytes).rows:
@@ -210,7 +209,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
             parts.append(
                 CostPart(
                     key=key,
-                    rank=rank,
+                    rank=trace.rank,
                     count=len(own),
                     time_ns=arrays.measure(lane),
                     hidden_ns=arrays.measure(arrays.intersect(lane, compute)),

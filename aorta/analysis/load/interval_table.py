@@ -1,8 +1,8 @@
 """Defines the interval table: what every trace reader returns, whatever tool recorded the trace.
 
-A `Trace` has one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about its source. All
-columns are integers, times in int64 ns; `NULL` (-1) means "unknown" in every column that allows it. Strings are stored
-once, in tables indexed by codes.
+A `Trace` is of one process: one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about
+its source. All columns are integers, times in int64 ns; `NULL` (-1) means "unknown" in every column that allows it.
+Strings are stored once, in tables indexed by codes.
 
 Must not: hold a Python object per row, merge devices with each other (W15), or sum lengths of intervals that may
 overlap (W10).
@@ -45,7 +45,6 @@ KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KI
 _OF_PAIRS: Final = (KIND_CODE["send"], KIND_CODE["recv"])
 
 _TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
-    "rank": np.int32,
     "device": np.int32,
     "stream": np.int64,
     "cls": np.int8,
@@ -85,7 +84,6 @@ class Intervals:
     """One row per interval `[start_ns, end_ns)`; all columns have the same length.
 
     Attributes:
-        rank: global rank, or `NULL`.
         device: index as the source gives it (not the local rank), or `NULL`.
         stream: stream, queue or thread number as the source gives it, or `NULL`.
         cls: an `IntervalClass`.
@@ -104,7 +102,6 @@ class Intervals:
             several rows (the host's rows of a CPU trace); `NULL` where a row is whole.
     """
 
-    rank: NDArray[np.int32]
     device: NDArray[np.int32]
     stream: Int64
     cls: NDArray[np.int8]
@@ -239,7 +236,7 @@ def collectives_of(table: Intervals) -> Intervals:
     joins = (exchange & (numbered | launched)) | (numbered & launched & ~np.isin(table.kind, _OF_PAIRS))
     operator = np.where(exchange & numbered, NULL, table.origin)
     alone = np.where(joins, NULL, np.arange(len(table)))
-    found = group_by(table.rank, table.device, table.step, table.kind, table.group, table.seq, operator, alone)
+    found = group_by(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
     if len(found.starts) == len(table):
         return table
     start, end = found.reduce(np.minimum, table.start_ns), found.reduce(np.maximum, table.end_ns)
@@ -248,9 +245,8 @@ def collectives_of(table: Intervals) -> Intervals:
 
 @dataclass(frozen=True)
 class Windows:
-    """Steps as the source marks them, sorted by (rank, start). `step` is the source's own number."""
+    """Steps as the source marks them, sorted by their start. `step` is the source's own number."""
 
-    rank: NDArray[np.int32]
     step: Int64
     start_ns: Int64
     end_ns: Int64
@@ -259,29 +255,23 @@ class Windows:
         return len(self.step)
 
 
-def windows(rank: ArrayLike, step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
-    """Build sorted windows; a scalar rank applies to all."""
-    start = np.asarray(start_ns, np.int64)
-    ranks = np.broadcast_to(np.asarray(rank, np.int32), start.shape)
-    order = np.lexsort((start, ranks))
-    return Windows(ranks[order], np.asarray(step, np.int64)[order], start[order], np.asarray(end_ns, np.int64)[order])
+def windows(step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
+    """Build sorted windows."""
+    order = np.argsort(np.asarray(start_ns, np.int64), kind="stable")
+    return Windows(*(np.asarray(column, np.int64)[order] for column in (step, start_ns, end_ns)))
 
 
-NO_WINDOWS: Final = windows(0, [], [], [])
+NO_WINDOWS: Final = windows([], [], [])
 
 
-def step_of(rank: NDArray[np.int32], start_ns: Int64, marks: Windows) -> Int64:
-    """Return the step in whose window each instant lies on its rank, `NULL` outside all windows. Where windows overlap,
-    the one that began last counts.
+def step_of(start_ns: Int64, marks: Windows) -> Int64:
+    """Return the step in whose window each instant lies, `NULL` outside all. Of overlapping windows the one that began
+    last counts.
     """
-    found = np.full(len(start_ns), NULL, np.int64)
-    for each in np.unique(marks.rank):
-        mine, here = marks.rank == each, rank == each
-        start, end, step = marks.start_ns[mine], marks.end_ns[mine], marks.step[mine]
-        at = np.searchsorted(start, start_ns[here], side="right") - 1
-        inside = (at >= 0) & (start_ns[here] < end[at])
-        found[here] = np.where(inside, step[at], NULL)
-    return found
+    if not len(marks):
+        return np.full(len(start_ns), NULL, np.int64)
+    at = np.searchsorted(marks.start_ns, start_ns, side="right") - 1
+    return np.where((at >= 0) & (start_ns < marks.end_ns[at]), marks.step[at], NULL)
 
 
 class Gemm(NamedTuple):
@@ -334,7 +324,7 @@ class Trace:
 
     Attributes:
         path: where it was read from. format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd",
-        "nsys"). ranks: the ranks it holds, ascending; `NULL` alone where the source does not say.
+        "nsys"). rank: global rank; `NULL` where the source does not say.
         world_size: None where the source does not say. platform: "cuda", "rocm", "cpu", or None where it is unknown.
         group_ranks: group name -> its global ranks, for the groups whose ranks are known. group_sizes: group name ->
         number of ranks, also where the ranks themselves are unknown. host: name of the machine, or None.
@@ -355,7 +345,7 @@ class Trace:
     clock: Clock
     intervals: Intervals
     windows: Windows = NO_WINDOWS
-    ranks: tuple[int, ...] = (NULL,)
+    rank: int = NULL
     world_size: int | None = None
     platform: str | None = None
     backend: str | None = None
@@ -372,10 +362,10 @@ class Trace:
     lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def places(table: Intervals) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Yield each rank and device of a table with the indices of its rows."""
-    for rows in group_by(table.rank, table.device).rows:
-        yield int(table.rank[rows[0]]), int(table.device[rows[0]]), rows
+def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:
+    """Yield each device of a table, `NULL` for rows of none, with its rows."""
+    for rows in group_by(table.device).rows:
+        yield int(table.device[rows[0]]), table.take(rows)
 
 
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:

@@ -156,7 +156,7 @@ def step_numbers(texts: Sequence[str]) -> tuple[Int64, str | None]:
     return np.full(len(texts), NULL, np.int64), None
 
 
-def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64, rank: int) -> tuple[Windows, tuple[str, ...]]:
+def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[Windows, tuple[str, ...]]:
     """Return the windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a
     mark, or a range still open when the recording ended). Of several ranges of one step the earliest counts.
     """
@@ -168,4 +168,4 @@ def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64, rank: int
     first = used[np.unique(numbers[used], return_index=True)[1]]
     repeated = len(used) - len(first)
     notes = (f"{repeated} marker(s) {family}N repeat a step; the first of each is used",) if repeated else ()
-    return windows(rank, numbers[first], start_ns[first], end_ns[first]), notes
+    return windows(numbers[first], start_ns[first], end_ns[first]), notes

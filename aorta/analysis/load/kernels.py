@@ -46,9 +46,9 @@ from aorta.analysis.load.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
+    by_device,
     group_by,
     operations,
-    places,
 )
 from aorta.analysis.load.kernel_classifier import known_dtype
 from aorta.timeline.arrays import Int64, covered_ns, measure, merge, ranges
@@ -94,7 +94,7 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), trace.unseen)
         return KernelFacts(nothing, nothing, nothing, nothing)
-    totals = kernel_totals(trace.intervals)
+    totals = kernel_totals(trace)
     return KernelFacts(
         totals=_kept(totals),
         gemms=_kept(*gemm_rates(trace)),
@@ -200,10 +200,11 @@ def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
     return {"count": count, "total_ms": total, "mean_ms": mean, "std_ms": deviation}
 
 
-def _devices(table: Intervals) -> Iterator[tuple[int | None, int | None, Intervals]]:
-    """Yield the rank, device and rows of each device."""
-    for rank, device, rows in places(table):
-        yield None if rank == NULL else rank, None if device == NULL else device, table.take(rows)
+def _devices(trace: Trace) -> Iterator[tuple[int | None, int | None, Intervals]]:
+    """Yield the rank, number and rows of each device."""
+    rank = None if trace.rank == NULL else trace.rank
+    for device, rows in by_device(trace.intervals):
+        yield rank, None if device == NULL else device, rows
 
 
 def _name(table: Intervals, code: int) -> str:
@@ -218,13 +219,13 @@ def _times(length: Int64) -> dict[str, Any]:
     }
 
 
-def kernel_totals(table: Intervals) -> list[KernelTotalEntry]:
+def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
     """Return all kernels, copies and communication, those of unknown class too, the largest total of a device first; on
     a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
     summed time of all kernels on the device, which may run at the same time: shares add up to 1.
     """
     found = []
-    for rank, device, here in _devices(table):
+    for rank, device, here in _devices(trace):
         whole = operations(here)
         length = whole.reduce(np.add, here.end_ns - here.start_ns)
         name, cls, total = here.name[whole.first], here.cls[whole.first], float(length.sum())
@@ -322,11 +323,11 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
         return [], NO_PRODUCTS
     missing = [UNSHAPED.format(count=gemms.unknown)] if gemms.unknown else []
     if gemms.lasted_ns is not None:
-        rank = trace.ranks[0] if trace.ranks[0] != NULL else None
+        rank = None if trace.rank == NULL else trace.rank
         return _rates(rank, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(missing) or None
     found: list[GemmEntry] = []
     linked = 0
-    for rank, device, here in _devices(trace.intervals):
+    for rank, device, here in _devices(trace):
         rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
         products = group_by(rows.origin)
         lasted = products.reduce(np.add, rows.end_ns - rows.start_ns)
@@ -356,7 +357,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     if trace.platform == "cpu":
         return [], NO_STREAMS
     found: list[StreamGapsEntry] = []
-    for rank, device, here in _devices(trace.intervals):
+    for rank, device, here in _devices(trace):
         on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
         on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
         of_device = []
@@ -404,7 +405,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
     order = np.argsort(counters.origin, kind="stable")
     origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
     found: list[CounterEntry] = []
-    for rank, device, here in _devices(trace.intervals):
+    for rank, device, here in _devices(trace):
         comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
         length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
         first, last = np.searchsorted(origin, here.origin), np.searchsorted(origin, here.origin, side="right")
@@ -443,14 +444,14 @@ _HALF: Final = 2
 """A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
 
 
-def slowdowns(table: Intervals) -> list[SlowdownEntry]:
+def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
     median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio`
     is overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
     `reason` says why.
     """
     found: list[SlowdownEntry] = []
-    for rank, device, here in _devices(table):
+    for rank, device, here in _devices(trace):
         comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
         kernels = here.take(here.cls == IntervalClass.COMPUTE)
         whole = operations(kernels)

@@ -305,7 +305,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: Source) -> Trace:
         )
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=_platform(metadata))
     lost_ns = calls["start"][lost] + (metadata.base_ns or 0)
-    return replace(trace, lost=step_of(np.full(len(lost_ns), trace.ranks[0], np.int32), lost_ns, trace.windows))
+    return replace(trace, lost=step_of(lost_ns, trace.windows))
 
 
 def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: Source) -> Trace:

@@ -62,11 +62,11 @@ class TraceFacts:
     path: str
     format: str
     clock: str
-    ranks: tuple[int, ...]
+    rank: int
     world_size: int | None
     host: str | None
-    devices: Mapping[int, tuple[int, ...]]
-    """Rank -> devices that its rows are on; unknown devices are left out."""
+    devices: tuple[int, ...]
+    """Those that its rows are on; unknown devices are left out."""
     steps: int
     counters: Mapping[str, int]
     notes: tuple[str, ...]
@@ -83,7 +83,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
     rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (length > 0))
     on = table.take(rows)
     repeated[rows] = True
-    repeated[rows[group_by(on.rank, on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
+    repeated[rows[group_by(on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
     left_out = {
         "negative_duration": length < 0,
         "absurd_duration": length > ABSURD_NS,
@@ -112,10 +112,10 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
         path=trace.path,
         format=trace.format,
         clock=trace.clock,
-        ranks=trace.ranks,
+        rank=trace.rank,
         world_size=trace.world_size,
         host=trace.host,
-        devices={rank: _devices(table, rank) for rank in trace.ranks},
+        devices=tuple(device for device in np.unique(table.device).tolist() if device != NULL),
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=(*notes, *_doubts(trace, clean)),
@@ -160,17 +160,12 @@ def _same_stream(table: Intervals) -> tuple[int, int]:
     table = table.take((table.device != NULL) & (table.stream != NULL))
     table = table.take(np.argsort(table.start_ns, kind="stable"))
     rows = overlapping_ns = 0
-    for own in group_by(table.rank, table.device, table.stream).rows:
+    for own in group_by(table.device, table.stream).rows:
         start, end = table.start_ns[own], table.end_ns[own]
         shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
         rows += int((shared > 0).sum())
         overlapping_ns += int(shared[shared > 0].sum())
     return rows, overlapping_ns
-
-
-def _devices(table: Intervals, rank: int) -> tuple[int, ...]:
-    present = np.unique(table.device[table.rank == rank])
-    return tuple(present[present != NULL].tolist())
 
 
 def doubted(rows: Intervals) -> NDArray[np.bool_]:
@@ -222,16 +217,16 @@ def examine(
             trace claims to be.
         claimed: the rank of each process, whose windows may be several traces. None: every trace is one.
     """
-    ranks = claimed if claimed is not None else [rank for part in parts for rank in part.ranks]
+    ranks = claimed if claimed is not None else [part.rank for part in parts]
     claims = Counter(rank for rank in ranks if rank != NULL)
     worlds = {part.world_size for part in parts if part.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
     world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
     read = sorted(claims.keys() if measured is None else claims.keys() & set(measured))
     missing = None if world is None else tuple(sorted({*range(world)} - {*read}))
-    unknown = sum(part.ranks == (NULL,) for part in parts)
+    unknown = sum(part.rank == NULL for part in parts)
     doubled = sorted(rank for rank, count in claims.items() if count > 1)
-    several = {rank: seen for part in parts for rank, seen in part.devices.items() if len(seen) > 1}
+    several = {part.rank: part.devices for part in parts if len(part.devices) > 1}
     counters: Counter[str] = Counter()
     for part in parts:
         counters.update(part.counters)
@@ -280,10 +275,10 @@ def examine(
                 "path": part.path,
                 "format": part.format,
                 "clock": part.clock,
-                "ranks": [None if rank == NULL else rank for rank in part.ranks],
+                "ranks": [None if part.rank == NULL else part.rank],
                 "world_size": part.world_size,
                 "host": part.host,
-                "devices": sorted({device for seen in part.devices.values() for device in seen}),
+                "devices": list(part.devices),
                 "steps": part.steps,
                 "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
                 "communication_unseen": part.unseen,

@@ -184,16 +184,15 @@ def trace_of(
     """
     checked(source.place, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
     placed = place(process, source.headers)
-    steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns, placed.rank)
+    steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
     table = concatenate(rows)
-    rank, start_ns = np.full(len(table), placed.rank, np.int32), table.start_ns + since_ns
+    start_ns = table.start_ns + since_ns
     table = replace(
         table,
-        rank=rank,
         start_ns=start_ns,
         end_ns=table.end_ns + since_ns,
         launch_ns=np.where(table.launch_ns == NULL, NULL, table.launch_ns + since_ns),
-        step=step_of(rank, start_ns, steps),
+        step=step_of(start_ns, steps),
     )
     communicates = bool((table.cls == IntervalClass.COMM).any())
     no_sizes = (
@@ -203,7 +202,7 @@ def trace_of(
     fields: dict[str, Any] = {
         "clock": "unknown",
         "windows": steps,
-        "ranks": (placed.rank,),
+        "rank": placed.rank,
         "world_size": placed.world_size,
         "host": process.host,
         "backend": "nccl" if communicates else None,

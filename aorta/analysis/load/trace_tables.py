@@ -26,8 +26,8 @@ from aorta.analysis.load.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
+    by_device,
     group_by,
-    places,
     step_of,
     windows,
 )
@@ -186,7 +186,7 @@ def _tables(trace: Trace) -> TraceTables:
     clean, facts = check_rows(trace)
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
     parts = [] if clean.compute_unseen else parts_of(clean)
-    slow = [] if clean.compute_unseen else slowdowns(clean.intervals)
+    slow = [] if clean.compute_unseen else slowdowns(clean)
     return TraceTables(
         devices=[_device(clean, timeline) for timeline in device_timelines(clean)],
         facts=facts,
@@ -207,7 +207,7 @@ def by_launch(trace: Trace) -> Trace:
     if not len(marks) or not len(table):
         return trace
     linked = table.launch_ns != NULL
-    launched = np.where(linked, step_of(table.rank, table.launch_ns, marks), NULL)
+    launched = np.where(linked, step_of(table.launch_ns, marks), NULL)
     length = np.maximum(table.end_ns - table.start_ns, 0)
     later = (launched != NULL) & (launched != table.step)
     outside = ~linked & (table.step == NULL) & (table.device != NULL) & (table.start_ns >= marks.start_ns.min())
@@ -218,9 +218,9 @@ def by_launch(trace: Trace) -> Trace:
     step, steps = table.step, marks
     if length[later].sum() * 2 > total:
         known = table.take(launched != NULL)
-        own = group_by(known.rank, launched[launched != NULL])
+        own = group_by(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
-        step, steps = launched, windows(known.rank[own.first], launched[launched != NULL][own.first], start, end)
+        step, steps = launched, windows(launched[launched != NULL][own.first], start, end)
         note += ": each step is what it launched, from its first start to its last end"
     elif length[outside].sum() * 2 > total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
@@ -236,11 +236,10 @@ def by_launch(trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class DeviceTimeline:
-    """One device of one rank. `lanes` holds merged spans by lane of the timeline; a lane that the source does not
+    """One device. `lanes` holds merged spans by lane of the timeline; a lane that the source does not
     observe is missing. `doubted` are kernels that are counted as computation and may communicate, `certain` the others.
     """
 
-    rank: int
     device: int
     rows: Intervals
     lanes: Mapping[str, Spans]
@@ -271,10 +270,9 @@ class DeviceTimeline:
 
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
-    """Yield every device of every rank that has rows of a known class, by rank, then device."""
+    """Yield every device that has rows of a known class."""
     known = trace.intervals.take(trace.intervals.cls != IntervalClass.UNKNOWN)
-    for rank, device, chosen in places(known):
-        rows = known.take(chosen)
+    for device, rows in by_device(known):
 
         def lane(of: npt.NDArray[np.bool_], rows: Intervals = rows) -> Spans:
             return merge(rows.take(of).spans)
@@ -289,14 +287,13 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
         if trace.copies_observed or copies.any():
             lanes[COPY] = lane(copies)
         doubts = doubted(rows)
-        yield DeviceTimeline(rank, device, rows, lanes, lane(doubts), lane(computes & ~doubts))
+        yield DeviceTimeline(device, rows, lanes, lane(doubts), lane(computes & ~doubts))
 
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
-    mine = trace.windows.rank == timeline.rank
     # The steps in order of their numbers, each once; without any, the whole trace.
-    steps, first = np.unique(trace.windows.step[mine], return_index=True)
-    window = Spans(trace.windows.start_ns[mine][first], trace.windows.end_ns[mine][first])
+    steps, first = np.unique(trace.windows.step, return_index=True)
+    window = Spans(trace.windows.start_ns[first], trace.windows.end_ns[first])
     marked = bool(len(steps))
     if not marked:
         steps, window = np.array([WHOLE_STEP], np.int64), timeline.whole
@@ -313,7 +310,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         source=Source(
             path=trace.path,
             format=trace.format,
-            rank=timeline.rank,
+            rank=trace.rank,
             world_size=trace.world_size or 0,
             lanes=TRACE_LANES,
             timer=trace.format,
@@ -372,8 +369,8 @@ def without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], li
         facts = trace.facts
         times = [(each.global_step.tobytes(), *(end.tobytes() for end in each.windows)) for each in trace.devices]
         told = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
-        known = facts.clock != "unknown" or facts.ranks != (UNKNOWN,)
-        same = (facts.ranks, facts.host, str(times), str(told)) if known else (id(trace),)
+        known = facts.clock != "unknown" or facts.rank != UNKNOWN
+        same = (facts.rank, facts.host, str(times), str(told)) if known else (id(trace),)
         if same in kept:
             notes.append(f"{facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
         else:
@@ -389,17 +386,17 @@ def windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTables
     def order(trace: TraceTables) -> tuple[object, ...]:
         first = next(iter(trace.devices), None)
         begins = (0, 0) if first is None else (int(first.global_step[0]), first.whole["start_ns"])
-        return trace.facts.ranks, trace.facts.steps == 0, begins
+        return trace.facts.rank, trace.facts.steps == 0, begins
 
     groups: list[list[TraceTables]] = []
-    last: dict[tuple[int, ...], list[TraceTables]] = {}
+    last: dict[int, list[TraceTables]] = {}
     for trace in sorted(traces, key=order):
-        group = last.get(trace.facts.ranks)
-        if group is not None and trace.facts.ranks != (UNKNOWN,) and _follows(group[-1], trace):
+        group = last.get(trace.facts.rank)
+        if group is not None and trace.facts.rank != UNKNOWN and _follows(group[-1], trace):
             group.append(trace)
         else:
-            last[trace.facts.ranks] = [trace]
-            groups.append(last[trace.facts.ranks])
+            last[trace.facts.rank] = [trace]
+            groups.append(last[trace.facts.rank])
     return sorted(groups, key=lambda group: min(map(traces.index, group)))
 
 

@@ -110,7 +110,7 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
     """
     ranks_in: dict[str, set[int]] = {}
     for facts in (windows[0].facts for windows in processes):
-        ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({*facts.ranks} - {UNKNOWN})
+        ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({facts.rank} - {UNKNOWN})
     if max(Counter(rank for ranks in ranks_in.values() for rank in ranks).values(), default=0) > 1:
         lines = [f"  {folder}: {name_ranks(sorted(ranks))}\n" for folder, ranks in ranks_in.items() if ranks]
         raise InputError(

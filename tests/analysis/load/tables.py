@@ -62,11 +62,10 @@ def trace(
     marks: Windows = NO_WINDOWS
     if steps:
         number, start, end = zip(*steps, strict=True)
-        marks = windows(rank, number, start, end)
+        marks = windows(number, start, end)
     table = intervals(
         start_ns=[each["start"] for each in rows],
         end_ns=[each["end"] for each in rows],
-        rank=[each["rank"] for each in rows],
         device=[each["device"] for each in rows],
         stream=[each["stream"] for each in rows],
         cls=[each["cls"] for each in rows],
@@ -82,9 +81,9 @@ def trace(
         table,
         names=names.strings,
         groups=group_names.strings,
-        step=step_of(table.rank, table.start_ns, marks) if steps else table.step,
+        step=step_of(table.start_ns, marks) if steps else table.step,
     )
-    given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "ranks": (rank,), **facts}
+    given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rank, **facts}
     return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
 
 

@@ -105,7 +105,7 @@ def test_a_matrix_product_keeps_its_time_beside_what_it_nests() -> None:
         ("aten::linear", 18, 20),
     ]
     assert whole(trace).compute_ns == 40_000
-    totals = {row.name: (row.count, row.total_ms, row.max_ms) for row in kernel_totals(trace.intervals)}
+    totals = {row.name: (row.count, row.total_ms, row.max_ms) for row in kernel_totals(trace)}
     assert totals == {
         "aten::mm": (2, 0.030, 0.015),
         "aten::linear": (2, 0.008, 0.004),
@@ -116,7 +116,7 @@ def test_a_matrix_product_keeps_its_time_beside_what_it_nests() -> None:
 def test_a_product_is_alone_or_overlapped_as_a_whole() -> None:
     rows = [row for at in range(0, 1200, 100) for row in (op("aten::mm", at, 50), op("aten::resolve_conj", at + 1, 1))]
     rows += [mark("gloo:all_reduce", 600, 600, WORKER)]
-    found = {row.name: row for row in slowdowns(read(rows).intervals)}
+    found = {row.name: row for row in slowdowns(read(rows))}
     assert (found["aten::mm"].alone_count, found["aten::mm"].overlapped_count) == (6, 6)
     assert found["aten::mm"].alone_median_ms == pytest.approx(0.049)
 

@@ -57,7 +57,7 @@ def test_kernels_are_summed_by_name_on_each_device_with_their_share_of_its_kerne
         row(UNKNOWN, 30 * MS, 46 * MS, name=""),
         row(COMPUTE, 0, 5 * MS, name="gemm", device=1),
     ]
-    totals = kernel_totals(trace(rows).intervals)
+    totals = kernel_totals(trace(rows))
     assert [each.name for each in totals] == ["", "nccl", "gemm", "memcpy", "gemm"]
     found = {(each.device, each.name): each for each in totals}
     told = found[0, "gemm"]
@@ -77,7 +77,7 @@ def test_all_devices_together_are_what_one_device_with_all_kernels_would_be() ->
         for at, length in enumerate(generator.integers(1, 1000, 7 + device).tolist()):
             for device_told, rows in ((device, apart), (0, together)):
                 rows.append(row(COMPUTE, 10_000 * at, 10_000 * at + length, name=f"k{at % 2}", device=device_told))
-    totals, expected = kernel_totals(trace(apart).intervals), kernel_totals(trace(together).intervals)
+    totals, expected = kernel_totals(trace(apart)), kernel_totals(trace(together))
     found = by_name(totals, sum(row.total_ms for row in totals))
     for one, other in zip(found, expected, strict=True):
         assert (one.rank, one.device, one.name, one.count) == (None, None, other.name, other.count)
@@ -298,7 +298,7 @@ def test_a_slowdown_has_the_means_of_both_sides_and_an_interval_of_their_ratio()
         for at, side in lengths.items()
         for place, length in enumerate(side)
     ]
-    (found,) = slowdowns(trace([*rows, row(COMM, 1_000_000, 2_000_000, kind="allreduce")]).intervals)
+    (found,) = slowdowns(trace([*rows, row(COMM, 1_000_000, 2_000_000, kind="allreduce")]))
     assert (found.alone_mean_ms, found.overlapped_mean_ms) == (350e-6, 700e-6)
     assert found.mean_ratio == pytest.approx(2)
     # Both sides have a variance of 35,000 at a mean of 350 (in squares: 2/7), 6 kernels each: 10 degrees of freedom,

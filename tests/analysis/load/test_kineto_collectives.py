@@ -121,7 +121,7 @@ def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(
     measured = whole(trace)
     # Compute is the operator with those nested in it, and not gloo's own copy.
     assert (measured.compute_ns, measured.comm_ns, measured.hidden_ns) == (10_000, 29_000, 10_000)
-    assert (trace.platform, trace.ranks, measured.copy_ns) == ("cpu", (1,), None)
+    assert (trace.platform, trace.rank, measured.copy_ns) == ("cpu", 1, None)
 
 
 def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):

@@ -75,13 +75,13 @@ def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> N
     path = write_nsys(tmp_path / "node.sqlite")
     headers = (header(9, 5001), header(8, 5002), header(1, 5001, host="dgx0"))
     traces = read_with(NSYS, path, headers)
-    assert [trace.ranks for trace in traces] == [(9,), (8,)]
+    assert [trace.rank for trace in traces] == [9, 8]
     assert {trace.world_size for trace in traces} == {16}
 
 
 def test_without_records_ranks_are_not_guessed_from_the_order_of_processes(tmp_path: Path) -> None:
     for trace in read(tmp_path):
-        assert trace.ranks == (NULL,)
+        assert trace.rank == NULL
         assert any("rank not known" in note for note in trace.notes)
 
 
@@ -89,11 +89,11 @@ def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
     (tmp_path / "rank3").mkdir()
     path = write_nsys(tmp_path / "rank3" / "out.sqlite", pids=(5001,))
     (trace,) = read_with(NSYS, path)
-    assert trace.ranks == (3,)
+    assert trace.rank == 3
     # Two processes cannot both be the rank in the path.
     path.unlink()
     write_nsys(path)
-    assert [each.ranks for each in read_with(NSYS, path)] == [(NULL,), (NULL,)]
+    assert [each.rank for each in read_with(NSYS, path)] == [NULL, NULL]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from aorta.analysis.load import trace_tables
-from aorta.analysis.load.interval_table import places
+from aorta.analysis.load.interval_table import by_device
 from aorta.analysis.load.kernels import FEWEST, slowdowns
 from aorta.analysis.load.traces import load_traces
 from aorta.timeline.arrays import covered_ns, merge, spans
@@ -31,7 +31,7 @@ def kernels(count: int, at: int, length: int, **where: int) -> list[dict[str, ob
 
 def test_the_median_of_covered_kernels_is_set_against_that_of_those_alone() -> None:
     rows = [*kernels(6, 0, 400), *kernels(7, 100_000, 500), row(COMM, 100_000, 200_000, kind="allreduce")]
-    (found,) = slowdowns(trace(rows).intervals)
+    (found,) = slowdowns(trace(rows))
     assert (found.name, found.rank, found.device) == ("gemm", 0, 0)
     assert (found.alone_count, found.overlapped_count, found.partly_count) == (6, 7, 0)
     assert found.alone_median_ms == pytest.approx(400e-6)
@@ -43,7 +43,7 @@ def test_the_median_of_covered_kernels_is_set_against_that_of_those_alone() -> N
 
 def test_too_few_kernels_on_a_side_give_null_and_the_counts() -> None:
     rows = [*kernels(FEWEST - 1, 0, 400), *kernels(7, 100_000, 500), row(COMM, 100_000, 200_000, kind="allreduce")]
-    (found,) = slowdowns(trace(rows).intervals)
+    (found,) = slowdowns(trace(rows))
     assert (found.slowdown, found.excess_ms) == (None, None)
     assert found.alone_median_ms is not None
     assert found.reason == "5 alone and 7 overlapped; at least 6 of each are needed"
@@ -52,25 +52,25 @@ def test_too_few_kernels_on_a_side_give_null_and_the_counts() -> None:
 def test_kernels_that_communication_merely_touches_are_on_neither_side() -> None:
     # [900, 1000) touches the first kernel for 100 of its 400 ns.
     rows = [*kernels(8, 600, 400), row(COMM, 900, 1000, kind="allreduce")]
-    (found,) = slowdowns(trace(rows).intervals)
+    (found,) = slowdowns(trace(rows))
     assert (found.alone_count, found.overlapped_count, found.partly_count) == (7, 0, 1)
 
 
 def test_communication_of_another_device_overlaps_nothing_here() -> None:
     rows = [*kernels(12, 0, 400, device=0), row(COMM, 0, 12_000, kind="allreduce", device=1)]
-    (found,) = slowdowns(trace(rows).intervals)
+    (found,) = slowdowns(trace(rows))
     assert (found.alone_count, found.overlapped_count) == (12, 0)
     assert found.reason == "no communication on this device"
 
 
-def test_places_are_the_pairs_of_rank_and_device_with_their_rows() -> None:
-    rows = [row(COMPUTE, 0, 1, rank=rank, device=device) for rank, device in ((1, 0), (-1, -1), (1, 0), (0, 3))]
-    found = {(rank, device): sorted(mine.tolist()) for rank, device, mine in places(trace(rows).intervals)}
-    assert found == {(1, 0): [0, 2], (-1, -1): [1], (0, 3): [3]}
+def test_every_device_has_its_rows() -> None:
+    rows = [row(COMPUTE, at, 9, device=device) for at, device in enumerate((0, -1, 0, 3))]
+    found = [(device, own.start_ns.tolist()) for device, own in by_device(trace(rows).intervals)]
+    assert found == [(-1, [1]), (0, [0, 2]), (3, [3])]
 
 
 def test_an_empty_table_has_no_kernels() -> None:
-    assert slowdowns(trace([]).intervals) == []
+    assert slowdowns(trace([])) == []
 
 
 def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
@@ -83,7 +83,7 @@ def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
         for each in (*kernels(6, 0, alone), *kernels(6, 100_000, overlapped))
     ]
     made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), cover])
-    assert [each.name for each in slowdowns(made.intervals)] == ["slower", "faster", "a", "b"]
+    assert [each.name for each in slowdowns(made)] == ["slower", "faster", "a", "b"]
     monkeypatch.setattr(trace_tables, "read_unit", lambda unit: iter([made]))
     monkeypatch.setattr(trace_tables, "SHOWN_SLOWDOWNS", 2)
     (tmp_path / "t.json").write_text('{"traceEvents": []}')

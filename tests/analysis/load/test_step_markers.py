@@ -14,7 +14,7 @@ from tests.analysis.load.kineto_files import BASE_NS, GEMM, event, kernel, read
 def windows_of(*ranges: tuple[str, int, int]) -> tuple[list[tuple[int, int, int]], tuple[str, ...]]:
     """(step, start, end) of each window, and the notes."""
     texts, start, end = zip(*ranges, strict=True)
-    found, notes = step_windows(texts, np.array(start, np.int64), np.array(end, np.int64), 3)
+    found, notes = step_windows(texts, np.array(start, np.int64), np.array(end, np.int64))
     return list(zip(found.step.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)), notes
 
 
