@@ -29,6 +29,13 @@ stream_rows = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=12
 )
 """Rows (device, stream, start, length) that often collide."""
+
+
+def shifted(spans: list[tuple[int, int]], base: int) -> list[tuple[int, int]]:
+    """Intervals, moved by one of `BASES`."""
+    return [(start + base, end + base) for start, end in spans]
+
+
 environments = st.dictionaries(
     st.lists(st.sampled_from(("NCCL_", "MY_", "CUDA_", "TOKEN", "key", "DEBUG", "_X")), max_size=3).map("".join),
     st.text(),

@@ -1,9 +1,10 @@
-"""How a command ends."""
+"""How a command ends, and what bash completes, asked of a real bash with the lines that docs/running.md gives."""
 
 from __future__ import annotations
 
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from aorta import commands
 from aorta.command_line import command, name_ranks, to_stderr, to_stdout
+from aorta.completion import overrides
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
 from aorta.terminal_style import Style
 from tests.runs import HANGS_S, ROOT
@@ -151,3 +153,53 @@ def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.Captu
 def test_numbers_in_short() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+
+
+SCRIPTS = Path(sys.executable).parent
+ASK = """
+eval "$(register-python-argcomplete aorta)"
+COMP_LINE=$1 COMP_POINT=${#1}
+read -ra COMP_WORDS <<<"$1"
+[[ $1 == *' ' ]] && COMP_WORDS+=('')
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+complete -p aorta >/dev/null || exit 9
+_python_argcomplete aorta "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers for the end of a line, without the space it may put behind."""
+    assert (SCRIPTS / "aorta").exists(), "aorta is not installed in this environment"
+    own = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, "-c", ASK, "bash", line], capture_output=True, text=True, env=own, check=True)
+    return [word.strip() for word in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("aorta re", {"report"}),
+        ("aorta report --mark", {"--markdown"}),
+        ("aorta ab --candi", {"--candidate"}),
+        ("aorta train training.max_st", {"training.max_steps="}),
+        ("aorta train instrument.mo", {"instrument.mode=dedicated", "instrument.mode=off"}),
+        ("aorta train parallel.overl", {"parallel.overlap=true", "parallel.overlap=false"}),
+        ("aorta train --nproc", {"--nproc_per_node"}),
+    ],
+)
+def test_bash_completes_commands_options_and_keys(line: str, offered: set[str]) -> None:
+    assert offered <= set(completed(line))
+
+
+def test_bash_completes_values_behind_the_equals_sign() -> None:
+    assert set(completed("aorta train parallel=fsd")) >= {"fsdp", "fsdp1", "fsdp_tp"}
+
+
+def test_keys_of_options_that_were_not_chosen_are_left_out() -> None:
+    every, ddp = set(overrides({})), set(overrides({"parallel": "ddp"}))
+    assert "parallel.reshard_after_forward=true" in every - ddp
+    assert "parallel.overlap=true" in ddp
+    assert "label=" in every

@@ -1,15 +1,31 @@
-"""Secrets are hidden in every spelling, other values stay, and JSON stays JSON."""
+"""Secrets are hidden in every spelling, other values stay, and JSON stays JSON; one that is in any input is
+in no file that is written and in nothing that is printed.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
+import fsspec
+import msgspec
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta import redaction
+from aorta.commands import main
 from aorta.redaction import redact, shown_values
+from tests.analysis.builders import footer, simulated_run, write_manifest
+from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, event, kernel, step
+from tests.analysis.load.nsys_files import write_nsys
+from tests.runs import attempt, finished
 
 SECRET = "hunter2x"
 HIDDEN = {
@@ -101,3 +117,195 @@ def test_values_are_hidden_by_their_names_and_in_themselves() -> None:
         "NCCL_NET": "tcp://a:...@c",
         "NCCL_ALGO": "Ring",
     }
+
+
+CANARY = "c4n4ry-hunter2"
+URL = f"s3://me:{CANARY}@bucket/x"
+SHOWN_URL = "s3://me:...@bucket/x"
+EVENTS = [
+    step(1, 0, 100),
+    kernel(GEMM, 10, 40),
+    kernel(ALLREDUCE, 30, 50, stream=20),
+    event("user_annotation", f"fetch {URL}", 5, 20, 4242, 4242, url=URL, HF_TOKEN=CANARY),
+    {"ph": "M", "name": "process_name", "pid": 4242, "tid": 0, "args": {"name": f"python --hf-token {CANARY}"}},
+    step(2, 100, 100),
+    kernel(GEMM, 110, 40),
+    kernel(ALLREDUCE, 130, 50, stream=20),
+]
+FACTS = {"environment": {"HF_TOKEN": CANARY, "HIP_DB_PASS": CANARY}, "command": f"train --password {CANARY}"}
+
+
+def trace(place: Path | str) -> str:
+    """A trace with the secret in names, in arguments, in the name of its process and in its metadata."""
+    with fsspec.open(str(place), "wb") as file:
+        file.write(json.dumps(document(EVENTS, **FACTS)).encode())
+    return str(place)
+
+
+def records(folder: Path) -> str:
+    """A run of somebody else's, whose record, error and manifest have the secret."""
+    simulated_run(folder, label="theirs", ranks=2, steps=5)
+    path = folder / "rank_1_metrics.jsonl"
+    end = footer(5, 2, reason="error", exit_code=1, error=f"ConnectionError: {URL} PGPASSWORD={CANARY}")
+    lines = path.read_text().splitlines()[:-1]
+    path.write_text("\n".join([*lines, msgspec.json.encode(end).decode()]) + "\n")
+    environment = {"NCCL_NET": f"tcp://a:{CANARY}@h", "HIP_DB_PASS": CANARY}
+    config = {"workload": {"name": "mlp"}, "profiling": {"remote_root": URL}}
+    write_manifest(folder, config, world_size=2, command=["train.py", f"remote={URL}"], environment=environment)
+    return str(folder)
+
+
+def nsys(path: Path) -> str:
+    write_nsys(path)
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('HF_TOKEN', ?)", (CANARY,))
+        db.execute("UPDATE NVTX_EVENTS SET text = ? WHERE rowid = 1", (f"fetch {URL}",))
+    return str(path)
+
+
+def config(path: Path, text: str) -> str:
+    path.write_text(f"defaults: [default, _self_]\n{text}\n")
+    return str(path)
+
+
+TOLD = "import sys; print('HF_TOKEN=' + sys.argv[-1]); sys.exit('Error: no login at ' + sys.argv[1])"
+AB = ("ab", "--output", "plan", "--no-report", "--launches", "2", "--python", sys.executable)
+SAID = ("--command", f'{sys.executable} -c "{TOLD}" {URL} --password {CANARY}')
+
+PLACES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
+    "password of a remote folder": (lambda _: ["train", f"profiling.remote_root={URL}"], "holds a password"),
+    "password in a chain": (
+        lambda _: ["train", f"profiling.remote_root=simplecache::memory://user:{CANARY}@h"],
+        "holds a password",
+    ),
+    "signature of a remote folder": (lambda _: ["train", f"profiling.remote_root=https://h/x?sig={CANARY}"], "holds a"),
+    "name of uploads": (
+        lambda _: ["train", f"profiling.remote_file_name=https://h/{{rank}}?token={CANARY}"],
+        "holds a password",
+    ),
+    "value of an unknown key": (lambda _: ["train", f"+x.HF_TOKEN={CANARY}"], "'HF_TOKEN': '...'"),
+    "value that is refused": (lambda _: ["train", f"training.device=http://u:{CANARY}@h"], "http://u:...@h"),
+    "list of an override": (lambda _: ["train", f"+x.command=[env,HF_TOKEN={CANARY},A=b]"], "HF_TOKEN=..."),
+    "option that is not there": (lambda _: ["train", f"--hf-token={CANARY}"], "--hf-token=..."),
+    "argument of an option": (lambda _: ["train", "--password", CANARY], "no such option"),
+    "configuration shown": (lambda _: ["train", "--cfg", "job", f"profiling.remote_root={URL}"], f": {SHOWN_URL}"),
+    "sweep": (lambda _: ["train", "-m", f"label=a,b://u:{CANARY}@h"], "cannot be swept"),
+    "configuration file": (
+        lambda there: ["train", "--config", config(there / "a.yaml", f"profiling: {{remote_root: '{URL}'}}")],
+        "holds a password",
+    ),
+    "configuration file with a secret": (
+        lambda there: ["train", "--config", config(there / "a.yaml", f"api_key: {CANARY}")],
+        "Key 'api_key' not in",
+    ),
+    "configuration file that is no YAML": (
+        lambda there: ["train", "--config", config(there / "a.yaml", f"password: '{CANARY}\nx: ]")],
+        "cannot be read",
+    ),
+    "name of a configuration file": (lambda _: ["train", "--config", f"http://u:{CANARY}@h/x.yaml"], "no such file"),
+    "URL of a trace": (lambda _: ["report", trace(f"memory://me:{CANARY}@h/t.json"), "--all"], "memory://me:...@h"),
+    "parameter of a URL": (lambda _: ["report", trace(f"memory://h/t.json?token={CANARY}")], "t.json?token=..."),
+    "URL that is not there": (lambda _: ["report", f"memory://me:{CANARY}@nowhere/t.json"], "memory://me:...@nowhere"),
+    "trace": (lambda there: ["report", trace(there / "t.json"), "--all", "--tables", "csv"], "overlap"),
+    "trace as packed tables": (lambda there: ["report", trace(there / "t.json"), "--tables", "csv.gz"], "overlap"),
+    "kernels of a trace": (lambda there: ["kernels", trace(there / "t.json")], GEMM[:4]),
+    "merged traces": (lambda there: ["merge", trace(there / "t.json"), "-o", "merged.json"], f"fetch {SHOWN_URL}"),
+    "packed merged traces": (lambda there: ["merge", trace(there / "t.json"), "-o", "merged.json.gz"], SHOWN_URL),
+    "environment in an export of nsys": (lambda there: ["report", nsys(there / "n.sqlite"), "--all"], "overlap"),
+    "record and manifest": (lambda there: ["report", records(there / "run"), "--all"], f"ConnectionError: {SHOWN_URL}"),
+    "two records": (
+        lambda there: [
+            *("report", "--reference", records(there / "a"), "--candidate", records(there / "b"), "--all"),
+            *("--fail-on", "job_step_ms>5%", "--markdown", "gate.md"),
+        ],
+        SHOWN_URL,
+    ),
+    "what-if of a record": (lambda there: ["whatif", records(there / "run")], ""),
+    "address of a cluster": (
+        lambda there: ["report", records(there / "run"), "--scheduler", f"tls://u:{CANARY}@127.0.0.1:9"],
+        "tls://u:...@127.0.0.1:9",
+    ),
+    "no option of a command": (lambda there: ["report", str(there), f"--api-key={CANARY}"], "--api-key=..."),
+    "command of aorta ab": (lambda _: [*AB, *SAID], SHOWN_URL),
+    "words of aorta ab": (
+        lambda _: [*AB, "--dry-run", "--reference", f"env.HF_TOKEN={CANARY}", f"profiling.remote_root={URL}"],
+        "HF_TOKEN=...",
+    ),
+    "evidence of a hang": (lambda there: ["autopsy", f"http://u:{CANARY}@h/dumps"], "http://u:...@h/dumps"),
+}
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Every file, unpacked, and its name."""
+    found = {}
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        packed = path.suffix == ".gz" and content
+        found[str(path.relative_to(folder))] = gzip.decompress(content) if packed else content
+    return found
+
+
+@pytest.mark.parametrize(("words", "seen"), PLACES.values(), ids=PLACES)
+def test_a_secret_in_any_input_comes_out_nowhere(
+    words: Callable[[Path], list[str]],
+    seen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given, here = tmp_path / "given", tmp_path / "here"
+    given.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "argv", ["aorta"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    GlobalHydra.instance().clear()
+    with suppress(SystemExit):  # argparse, and Hydra after --cfg
+        main(words(given))
+    files, said = written(here), "".join(capfd.readouterr())
+    assert CANARY not in said
+    assert [name for name, content in files.items() if CANARY in name or CANARY.encode() in content] == []
+    assert seen in said or any(seen.encode() in content for content in files.values()), said
+
+
+LOOP = """
+import sys
+import torch
+import aorta
+
+model = torch.nn.Linear(4, 4)
+with aorta.record(sys.argv[1], model=model) as recording:
+    with recording.range("fetch " + sys.argv[2]):
+        model(torch.ones(1, 4)).sum().backward()
+    recording.step()
+    raise ConnectionError("no answer of " + sys.argv[2] + " with HF_TOKEN=" + sys.argv[3])
+"""
+
+
+def test_what_a_run_records_has_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "HF_TOKEN": CANARY,
+        "HIP_DB_PASS": CANARY,
+        "NCCL_NET": f"tcp://a:{CANARY}@h",
+        "GLOO_X": f"token={CANARY}",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    here = tmp_path / "here"
+    words = ("profiling.remote_root=memory://x", "profiling.enabled=true", "profiling.active=1")
+    trained = attempt(here / "train", *words, f"training.device={CANARY}", ranks=1)
+    swept = attempt(here / "swept", "-m", "training.seed=1", f"+x.command='env HF_TOKEN={CANARY}'", ranks=1)
+    for done in (trained, swept):
+        assert CANARY not in done.stdout + done.stderr
+    ran = attempt(here / "ran", *words, ranks=1)
+    assert ran.returncode == 0, ran.stderr
+    (tmp_path / "loop.py").write_text(LOOP)
+    looped = finished([sys.executable, str(tmp_path / "loop.py"), str(here / "loop"), URL, CANARY], folder=tmp_path)
+    assert looped.returncode == 1
+    assert CANARY not in ran.stdout + ran.stderr
+    files = written(here)
+    assert [name for name, content in files.items() if CANARY in name or CANARY.encode() in content] == []
+    assert b"tcp://a:...@h" in files["ran/run.json"]
+    assert SHOWN_URL.encode() in files["loop/rank_0_metrics.jsonl"]
+    assert b"HF_TOKEN=..." in files["swept/sweep/multirun.yaml"]
+    assert b"HF_TOKEN=..." in files["swept/sweep/sweep.jsonl"]

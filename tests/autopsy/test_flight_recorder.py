@@ -153,7 +153,9 @@ time.sleep(600)
 
 @pytest.mark.dist
 # The absence of rank 3 does not show in the numbers of the others.
-@pytest.mark.parametrize(("dead", "of_dead_rank"), [(1, "no dump"), (3, "dump")])
+@pytest.mark.parametrize(
+    ("dead", "of_dead_rank"), [pytest.param(1, "no dump", marks=pytest.mark.thorough), (3, "dump")]
+)
 def test_a_rank_that_ended_with_the_error_of_another_is_not_accused(
     dead: int, of_dead_rank: str, tmp_path: Path
 ) -> None:

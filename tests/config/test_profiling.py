@@ -9,7 +9,7 @@ import pytest
 from aorta.config.groups.profiling import profiling_notes, profiling_rules
 from aorta.config.resolve import resolve
 from aorta.config.schema import Naming, Profiling
-from tests.profiling.windows import preset
+from tests.profiling.windows import FLAGS, preset
 
 STATED = {
     "aorta": ("tensorboard", "none", (1, 1, 2, 1), (True, True, False, False)),
@@ -134,11 +134,10 @@ def test_keeping_nothing_needs_an_upload(settings, said):
 @pytest.mark.parametrize("off", ["with_stack", "record_shapes", "profile_memory"])
 @pytest.mark.spec("E17")
 def test_a_memory_timeline_needs_three_flags_and_html(off):
-    flags = {"with_stack": True, "record_shapes": True, "profile_memory": True}
-    (rule,) = rules(memory_filename="m{rank}.html", **flags | {off: False})
-    assert all(f"profiling.{name}" in rule for name in flags)
-    assert rules(memory_filename="m{rank}.html", **flags) == []
-    (rule,) = rules(memory_filename="m.json", **flags)
+    (rule,) = rules(memory_filename="m{rank}.html", **FLAGS | {off: False})
+    assert all(f"profiling.{name}" in rule for name in FLAGS)
+    assert rules(memory_filename="m{rank}.html", **FLAGS) == []
+    (rule,) = rules(memory_filename="m.json", **FLAGS)
     assert "must end in .html" in rule
 
 
@@ -165,11 +164,10 @@ def test_an_address_with_a_password_is_refused_without_showing_it():
 
 
 def test_files_stay_in_the_trace_folder():
-    flags = {"with_stack": True, "record_shapes": True, "profile_memory": True}
     for name in ("/tmp/x{rank}.json", "../x{rank}.json"):
         assert rules(option="composer", filename=name) == [f"profiling.filename={name!r}: must stay inside its folder"]
     for name in ("/tmp/x{rank}.html", "a/../../x{rank}.html"):
-        assert rules(memory_filename=name, **flags) == [
+        assert rules(memory_filename=name, **FLAGS) == [
             f"profiling.memory_filename={name!r}: must stay inside its folder"
         ]
     assert rules(option="composer", filename="a/x{rank}.json", folder="/scratch/{run_name}") == []

@@ -20,7 +20,8 @@ from aorta.distributed.environment_checks import (
     untraced,
 )
 from aorta.errors import ConfigError
-from tests.runs import attempt
+from aorta.runner.rank_process import run_rank
+from tests.loop import resolved
 
 WARNED = [
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
@@ -170,12 +171,10 @@ def test_torch_profiler_beside_a_tracer_is_refused(environment, name):
 
 
 @pytest.mark.spec("D28")
-def test_a_profiler_switched_on_in_a_file_is_refused_too(tmp_path, monkeypatch):
+def test_every_rank_refuses_before_it_does_anything(monkeypatch):
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "4711")
-    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\nprofiling:\n  enabled: true\n")
-    done = attempt(tmp_path / "run", "--config", str(tmp_path / "mine.yaml"), ranks=1)
-    assert (done.returncode, "traced by nsys" in done.stderr) == (ConfigError.exit_code, True)
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="traced by nsys"):
+        run_rank(resolved("profiling.enabled=true"), lambda *_: None, leave_together=True)
 
 
 def test_helper_programs_are_not_traced_along():

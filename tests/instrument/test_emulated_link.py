@@ -1,9 +1,12 @@
-"""The emulated fabric at work: handles complete when it says so, with the backend's values and errors."""
+"""The emulated fabric at work: handles complete when it says so, with the backend's values and errors;
+groups that share a rank's link take turns on it, and all ranks agree on whose turn it is.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.config.schema import EmulatedFabric
+from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer
-from aorta.instrument.emulation.network import Arrivals, EmulatedNetwork
+from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
 from tests.instrument.taps import Tap
-from tests.known_answers.again import attempted
+from tests.known_answers.again import attempted, undisturbed
+from tests.runs import HANGS_S
 
 MS = 1_000_000
 
@@ -192,3 +196,151 @@ def test_the_run_says_when_the_backend_was_slower(
     tap.interceptor.close()
     assert tap.rows[0].end_source == "future"
     assert "the backend was slower than the emulation in 1 of 1 collectives" in caplog.text
+
+
+Opened = Callable[[int], list[SharedLinks]]
+
+
+@pytest.fixture
+def of_ranks(tmp_path: Path) -> Iterator[Opened]:
+    """The links as each of so many ranks sees them."""
+    opened: list[SharedLinks] = []
+
+    def of(world_size: int) -> list[SharedLinks]:
+        opened.extend(SharedLinks(tmp_path, rank, world_size) for rank in range(world_size))
+        return opened
+
+    yield of
+    for links in opened:
+        links.close()
+
+
+def test_two_groups_of_the_same_ranks_take_turns_and_both_ranks_agree(of_ranks: Opened) -> None:
+    zero, one = of_ranks(2)
+    assert zero.hold("a", 0, (0, 1), 100, 50, between_nodes=True) == (0, 150)
+    # Rank 1 asks in the other order and is told what was decided.
+    assert one.hold("b", 0, (0, 1), 110, 30, between_nodes=True) == (150, 180)
+    assert one.hold("a", 0, (0, 1), 100, 50, between_nodes=True) == (0, 150)
+    assert zero.hold("b", 0, (0, 1), 110, 30, between_nodes=True) == (150, 180)
+
+
+def test_a_collective_waits_for_the_links_of_all_its_ranks_and_for_no_others(of_ranks: Opened) -> None:
+    links = of_ranks(4)
+    assert links[0].hold("a", 0, (0, 1), 0, 100, between_nodes=True).end_ns == 100
+    assert links[2].hold("b", 0, (2, 3), 0, 40, between_nodes=True).end_ns == 40
+    assert links[3].hold("c", 0, (1, 3), 0, 10, between_nodes=True) == (40, 110)
+    assert links[1].hold("c", 0, (1, 3), 0, 10, between_nodes=True) == (100, 110)
+
+
+def test_the_links_inside_a_node_are_others_than_those_between_nodes(of_ranks: Opened) -> None:
+    (alone,) = of_ranks(1)
+    assert alone.hold("a", 0, (0,), 0, 100, between_nodes=True).end_ns == 100
+    assert alone.hold("b", 0, (0,), 0, 100, between_nodes=False) == (0, 100)
+
+
+def test_without_a_number_or_a_common_host_only_the_own_link_is_held(of_ranks: Opened) -> None:
+    zero, one = of_ranks(2)
+    assert zero.hold("a", None, (0, 1), 0, 100, between_nodes=True).end_ns == 100
+    assert one.hold("a", None, (0, 1), 0, 100, between_nodes=True) == (0, 100)
+    apart = SharedLinks(None, 1, 2)
+    assert apart.hold("a", 0, (0, 1), 0, 100, between_nodes=True) == (0, 100)
+    assert apart.hold("b", 0, (0, 1), 0, 100, between_nodes=True) == (100, 200)
+
+
+def test_a_slower_backend_prolongs_its_own_rank(of_ranks: Opened) -> None:
+    zero, one = of_ranks(2)
+    zero.hold("a", 0, (0, 1), 0, 100, between_nodes=True)
+    one.prolong(170, between_nodes=True)
+    one.prolong(120, between_nodes=True)  # earlier than it was known to be: nothing changes
+    assert zero.hold("b", 0, (0, 1), 0, 10, between_nodes=True) == (100, 180)
+
+
+def test_slots_are_used_again(of_ranks: Opened) -> None:
+    zero, one = of_ranks(2)
+    assert zero.hold("a", 0, (0, 1), 0, 100, between_nodes=True).end_ns == 100
+    assert zero.hold("a", SLOTS, (0, 1), 0, 100, between_nodes=True).end_ns == 200
+    assert one.hold("a", SLOTS, (0, 1), 0, 100, between_nodes=True).end_ns == 200
+
+
+def _hold_all(folder: str, rank: int, results: Any) -> None:
+    links, found = SharedLinks(Path(folder), rank, 2), {}
+    groups = ("a", "b") if rank == 0 else ("b", "a")
+    for number in range(200):
+        for group in groups:
+            found[group, number] = links.hold(group, number, (0, 1), 0, 10, between_nodes=True).end_ns
+    links.close()
+    results.put((rank, found))
+
+
+def test_processes_that_ask_at_once_in_other_orders_agree_and_no_time_is_given_twice(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [context.Process(target=_hold_all, args=(str(tmp_path), rank, results)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    found = dict(results.get(timeout=HANGS_S) for _ in ranks)
+    for rank in ranks:
+        rank.join(HANGS_S)
+    assert found[0] == found[1]
+    assert sorted(found[0].values()) == [10 * (place + 1) for place in range(400)]
+
+
+def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_free(
+    of_ranks: Opened, tmp_path: Path
+) -> None:
+    """The other rank decided when it could not know."""
+    zero, one = of_ranks(2)
+    now = time.perf_counter_ns()
+    tables = Arrivals(tmp_path, "0", (0, 1), 0), Arrivals(tmp_path, "0", (0, 1), 1)
+    link = Link(tables[1], Tally(), one, spans_nodes=True)
+    slow, behind = (
+        Transfer(InFlight("allreduce", "0", number, 8, "float32", now, number), MS, (0, 1), has_future=True)
+        for number in (0, 1)
+    )
+    for number in (0, 1):
+        for table in tables:
+            table.arrive(number, now)
+        zero.hold("0", number, (0, 1), now, MS, between_nodes=True)
+    for transfer, backend_ns in ((slow, now + 20 * MS), (behind, now + 1)):
+        transfer.backend_ns = backend_ns
+        transfer.backend.set()
+        link.put(transfer)
+    behind.gate.wait()
+    link.close()
+    assert (slow.issued.end, slow.issued.end_source) == (now + 20 * MS, "future")
+    assert (behind.issued.start, behind.issued.end) == (now + 20 * MS, now + 21 * MS)
+    assert zero.hold("1", 0, (0, 1), now, 0, between_nodes=True).end_ns == now + 21 * MS
+
+
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_at_the_seam_two_groups_run_at_once_or_in_turns(
+    world_of_one: None, tmp_path_factory: pytest.TempPathFactory, sharing: Sharing
+) -> None:
+    """An all-reduce takes 600 ms; both groups issue theirs within a few, and gloo needs less unless it is held up."""
+
+    def holds(rows: list[InFlight]) -> None:
+        first, second = rows
+        assert first.group != second.group
+        assert int(first.end or 0) == first.issue_ns + 600 * MS
+        if sharing is Sharing.link:
+            assert (second.start, second.end) == (first.end, int(first.end or 0) + 600 * MS)
+        else:
+            assert (second.start, second.end) == (second.issue_ns, second.issue_ns + 600 * MS)
+
+    holds(undisturbed(tmp_path_factory, f"seam_{sharing.value}", lambda folder: of_two_groups(sharing, folder), holds))
+
+
+def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
+    """The rows of one all-reduce of each, in the order of their ends."""
+    settings = EmulatedFabric(
+        inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing
+    )
+    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(settings, 0, 1, folder)))
+    other = dist.new_group([0])
+    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    tap.close()
+    tap.interceptor.close()
+    return sorted(tap.rows, key=lambda row: int(row.end or 0))

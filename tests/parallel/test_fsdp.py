@@ -1,5 +1,5 @@
 """FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
-and which blocks are gathered ahead.
+which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aorta.config.schema import FSDPEP, DType, Precision
-from aorta.parallel import fsdp
+from aorta.config.schema import DDP, FSDPEP, DType, Precision
+from aorta.parallel import ddp, fsdp
+from aorta.parallel.ddp import default_bucket_mb
 from aorta.parallel.fsdp import prefetch
 
 RANKS = 4
@@ -94,3 +95,26 @@ def test_what_is_sharded_apart_inside_a_block_is_gathered_with_it() -> None:
     assert first.forward == [second, experts]
     assert third.backward == [second, experts]
     assert (experts.forward, experts.backward) == ([], [experts])
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda:1", [1]), ("cpu", None)])
+@pytest.mark.spec("B11")
+def test_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
+    monkeypatch.setenv("RANK", "9")
+    asked = {}
+
+    def wrapped(module, **settings):
+        asked.update(settings)
+        return module
+
+    monkeypatch.setattr(ddp, "DistributedDataParallel", wrapped)
+    monkeypatch.setattr(ddp, "ParallelizedModel", lambda module, **_: module)
+    ddp.parallelize(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
+    assert asked["device_ids"] == told
+
+
+def test_bucket_size_follows_the_model_up_to_torchs_own() -> None:
+    assert default_bucket_mb(nn.Linear(1024, 1024, bias=False)) == pytest.approx(4 / 8)
+    assert default_bucket_mb(nn.Linear(2, 2)) == 1 / 16
+    with torch.device("meta"):
+        assert default_bucket_mb(nn.Linear(32768, 32768)) == 25.0

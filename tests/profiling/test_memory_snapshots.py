@@ -15,10 +15,9 @@ from aorta.errors import ConfigError
 from aorta.profiling import trace_saver, window_recording
 from aorta.profiling.memory_history import MemoryHistory
 from aorta.profiling.trace_files import TracePlace, coordinate_of, snapshot_name
-from tests.profiling.windows import files_below, listening, loop, preset
+from tests.profiling.windows import FLAGS, files_below, listening, loop, preset
 
 ROOM = 100
-FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 BY_BATCH = {**FLAGS, "memory_filename": "m{batch}.html"}
 
 

@@ -14,7 +14,7 @@ from aorta.profiling.memory_history import NAMES, by_category
 from aorta.profiling.memory_timeline import main, page, timelines
 from aorta.profiling.trace_files import TraceWindow
 from aorta.profiling.trace_saver import Job, SavedFile, Saver
-from tests.profiling.windows import listening
+from tests.profiling.windows import FLAGS, listening
 
 
 def memory(ts, gained, address, allocated, **more):
@@ -123,7 +123,6 @@ WIDTH, LAYERS, BATCH, FLOAT_BYTES = 256, 3, 128, 4
 PARAMETER_BYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * FLOAT_BYTES
 STATE_BYTES = 2 * PARAMETER_BYTES + 2 * LAYERS * FLOAT_BYTES
 """Of Adam: two moments of every parameter, and a count of steps for each of the tensors."""
-FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from aorta.config.templates import FILE_FIELDS, fill, problem_of
 from aorta.profiling.trace_files import Counters, TracePlace
-from tests.profiling.windows import HERE, files_below, listening, loop, numbers, preset, read
+from tests.profiling.windows import FLAGS, HERE, files_below, listening, loop, numbers, preset, read
 
 
 def composer(**settings):
@@ -119,9 +119,8 @@ def test_the_newest_are_kept_and_listed(tmp_path, keep, kept):
 
 @pytest.mark.spec("E15")
 def test_the_memory_page_goes_with_its_trace(tmp_path):
-    flags = {"record_shapes": True, "with_stack": True, "profile_memory": True}
     settings = composer(
-        wait=0, warmup=0, active=1, repeat=0, num_traces_to_keep=1, memory_filename="m/{batch}.html", **flags
+        wait=0, warmup=0, active=1, repeat=0, num_traces_to_keep=1, memory_filename="m/{batch}.html", **FLAGS
     )
     loop(tmp_path, settings, 2)
     assert files_below(tmp_path) == ["m/2.html", "rank0.2.pt.trace.json"]

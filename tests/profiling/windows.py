@@ -22,6 +22,8 @@ from aorta.profiling.window_recording import NullProfiler, WindowRecording, open
 HERE = TracePlace("run", host="node7", pid=42)
 
 
+FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+"""What a page of memory, and a snapshot of a window, need."""
 TWELVE = {
     "folder": "{run_name}/torch_traces",
     "filename": "rank{rank}.{batch}.pt.trace.json",

@@ -189,6 +189,18 @@ def test_a_short_write_is_continued(path, header, step, monkeypatch):
     assert path.read_bytes() == msgspec.json.encode(header) + b"\n" + msgspec.json.encode(step(0)) + b"\n"
 
 
+def no_room_beyond(size, path, monkeypatch):
+    """A disk on which a file of that many bytes grows no more."""
+    write = os.write
+
+    def fill_up(file, data):
+        if path.stat().st_size + len(data) <= size:
+            return write(file, data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fill_up)
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_the_last_line_is_replaced_or_stays(path, header, step, footer, monkeypatch, full):
     with RecordWriter(path, rank=3) as writer:
@@ -200,14 +212,7 @@ def test_the_last_line_is_replaced_or_stays(path, header, step, footer, monkeypa
             writer.replace_last(code)
             assert path.read_bytes() == b"".join(msgspec.json.encode(line) + b"\n" for line in (header, step(0), code))
             return
-        write = os.write
-
-        def fill_up(file, data):
-            if path.stat().st_size + len(data) <= len(before):
-                return write(file, data)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(os, "write", fill_up)
+        no_room_beyond(len(before), path, monkeypatch)
         with pytest.raises(RecordWriteError, match="No space left"):
             writer.replace_last(code)
         assert path.read_bytes() == before
@@ -247,14 +252,8 @@ def test_on_a_full_disk_the_footer_takes_the_place_of_the_last_steps(path, heade
     writer.write(header)
     for number in range(steps):
         writer.write(step(number))
-    before, write = path.read_bytes(), os.write
-
-    def fill_up(file, data):
-        if path.stat().st_size + len(data) <= len(before):
-            return write(file, data)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", fill_up)
+    before = path.read_bytes()
+    no_room_beyond(len(before), path, monkeypatch)
     lines = before.splitlines(keepends=True)
     longer = msgspec.structs.replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
     if not steps:

@@ -13,12 +13,8 @@ from aorta.timeline import arrays, intervals
 from aorta.timeline.arrays import Spans, pairs, spans
 from aorta.timeline.classes import LANES
 from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes
-from tests.strategies import bases, collectives, interval_lists
+from tests.strategies import bases, collectives, interval_lists, shifted
 from tests.strategies import intervals as windows
-
-
-def shifted(found, base):
-    return [(start + base, end + base) for start, end in found]
 
 
 @given(interval_lists, interval_lists, bases)

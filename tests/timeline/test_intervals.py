@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 
 from aorta.errors import InputError, IntervalError
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
-from tests.strategies import bases, interval_lists, intervals
+from tests.strategies import bases, interval_lists, intervals, shifted
 
 
 def instants(spans: list[Interval]) -> set[int]:
     """The reference: each nanosecond that lies in at least one interval."""
     return {instant for start, end in spans for instant in range(start, end)}
-
-
-def shifted(spans: list[Interval], base: int) -> list[Interval]:
-    return [(start + base, end + base) for start, end in spans]
 
 
 def is_merged(spans: list[Interval]) -> bool:
@@ -67,11 +63,10 @@ def test_clip_keeps_what_lies_inside_the_window_in_the_order_given(spans, window
 
 @given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
 def test_an_interval_that_ends_before_it_starts_is_refused(spans, start, by):
-    inverted = (start, start - by)
-    with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
-        merge([*spans, inverted])
-    with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
-        clip([*spans, inverted], (-100, 100))
+    inverted = [*spans, (start, start - by)]
+    for operation in (merge, lambda found: clip(found, (-100, 100))):
+        with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
+            operation(inverted)
 
 
 def test_a_broken_interval_is_bad_input_and_a_value_error():

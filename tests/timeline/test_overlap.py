@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aorta.errors import IntervalError
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES
 from aorta.timeline.overlap import DECIDED, Certain, Segment, Unseen, copy_rates, measure_window
-from tests.strategies import bases, collectives, interval_lists, intervals
+from tests.strategies import bases, collectives, interval_lists, intervals, shifted
 
 BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
 MS = 1_000_000
@@ -34,10 +34,6 @@ def masks(window, compute, comm, stalls, aux, copy) -> list[int]:
             mask |= BIT[kind] * covers(spans, instant)
         found.append(mask)
     return found
-
-
-def shifted(spans, base):
-    return [(start + base, end + base) for start, end in spans]
 
 
 @pytest.mark.spec("D3")
