@@ -79,9 +79,9 @@ def test_failures_are_recorded_and_named_and_the_rest_is_run(
     assert overlap_report([str(tmp_path / "sweep")]) == 0
     said = capsys.readouterr().out
     assert [line.split() for line in said.splitlines() if line.startswith("  0")] == [
-        ["00", "3", "w", "-", "-", "failed"],
-        ["01", "0", "-", "-", "-", "failed"],
-        ["02", "0", "-", "0.5000", "100.000", "done"],
+        ["00", "3", "w", "-", "-", "-", "failed"],
+        ["01", "0", "-", "-", "-", "-", "failed"],
+        ["02", "0", "-", "5", "100", "50", "%", "done"],
     ]
     assert "\n00: exit code 3\n" in said
     assert "sweep.jsonl:4: " in said
