@@ -35,6 +35,8 @@ Event: TypeAlias = dict[str, msgspec.Raw]
 
 BLOCK: Final = 1 << 20
 """Bytes read at a time. The decoded events are several times as large, and should stay in a processor's cache."""
+_FIRST_BLOCK: Final = 1 << 14
+"""Bytes read at first, which mostly hold all that stands before the events."""
 LIMIT: Final = 32 << 20
 """Most bytes buffered while searching for the next cut, or for the beginning or end of the array."""
 _EVENTS: Final = "traceEvents"
@@ -168,7 +170,7 @@ class EventArray(Generic[Piece]):
                 raise self._no_array(bytes(text))
 
     def _more(self, text: bytearray) -> bool:
-        block = bytearray(BLOCK)
+        block = bytearray(min(BLOCK, max(_FIRST_BLOCK, len(text))))
         got = self._fill(memoryview(block))
         self._read += got
         text += block[:got]
@@ -291,7 +293,7 @@ class EventArray(Generic[Piece]):
         return InputError(f"{self._place}: not a trace event: {_reason(error)}, {where}")
 
 
-class RawEvents:
+class RawEvents(EventArray[list[Event]]):
     """The events of one trace one at a time, with undecoded values.
 
     Args:
@@ -306,19 +308,9 @@ class RawEvents:
     """
 
     def __init__(self, stream: io.BufferedReader, place: str) -> None:
-        self._array, self._place = EventArray(stream, _raw_events, place), place
+        super().__init__(stream, _raw_events, place)
         self.count = 0
         self._check(self.head)
-
-    @property
-    def head(self) -> dict[str, msgspec.Raw]:
-        """Members of the outer object before the events."""
-        return self._array.head
-
-    @property
-    def tail(self) -> dict[str, msgspec.Raw]:
-        """Members behind the events, once `events` is exhausted."""
-        return self._array.tail
 
     def events(self) -> Iterator[Event]:
         """Yield every event, in the order of the file.
@@ -326,7 +318,7 @@ class RawEvents:
         Raises:
             InputError: the trace is cut off or malformed; names the position.
         """
-        for piece in self._array.pieces():
+        for piece in self.pieces():
             for event in piece:
                 yield event
                 self.count += 1

@@ -35,10 +35,9 @@ Exact: TypeAlias = (
     | None
 )
 """The microseconds of which decoding loses no digit; msgspec refuses all others."""
-_NUMBERS: Final = msgspec.json.Decoder(list[Exact])
-_LONGEST: Final = 24
-_WHOLE_DIGITS, _DECIMALS = 16, 3
-"""Most digits of a number that is converted by column. A 19-digit number that does not fit becomes negative."""
+_DECIMALS: Final = 3
+_EXACT: Final = msgspec.json.Decoder(list[Exact])
+_WHOLE_NS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(gt=-LARGEST_NS, lt=LARGEST_NS)]])
 
 
 def of_values(values: Sequence[Any]) -> tuple[Int64, NDArray[np.bool_]]:
@@ -74,37 +73,16 @@ def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bo
     Returns:
         The times, and which values are numbers that a clock can show; the time is 0 where not.
     """
-    if texts and len(bytes(texts[0])) <= _WHOLE_DIGITS:  # longer numbers are counted from 1970
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return of_numbers(_NUMBERS.decode(b"[%b]" % b",".join(texts)))
-    return _of_digits(list(map(bytes, texts)))
-
-
-def _of_digits(texts: list[bytes]) -> tuple[Int64, NDArray[np.bool_]]:
-    found, known = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
-    # Plain decimals are read by column, all of one shape (length and place of the point) at once.
-    cells = np.array(texts, f"S{_LONGEST}")
-    length, point = np.char.str_len(cells), np.char.find(cells, b".")
-    digits = cells.view(np.uint8).reshape(len(texts), _LONGEST) - np.uint8(ord("0"))
-    shapes, shape_of = np.unique(length * _LONGEST + point, return_inverse=True)
-    for shape in range(len(shapes)):
-        rows = np.flatnonzero(shape_of == shape)
-        columns = [at for at in range(length[rows[0]]) if at != point[rows[0]]]
-        whole = int(point[rows[0]]) if point[rows[0]] >= 0 else len(columns)
-        decimals = len(columns) - whole
-        if not 1 <= whole <= _WHOLE_DIGITS or decimals > _DECIMALS or (point[rows[0]] >= 0 and not decimals):
-            continue
-        chosen = digits[rows][:, columns]
-        plain = (chosen <= 9).all(axis=1)
-        places = 10 ** np.arange(len(columns) - 1, -1, -1, dtype=np.int64) * 10 ** (_DECIMALS - decimals)
-        value = chosen.astype(np.int64) @ places
-        plain &= (value >= 0) & (value < LARGEST_NS)
-        found[rows[plain]], known[rows[plain]] = value[plain], True
-    for row in np.flatnonzero(~known).tolist():
-        value = of_text(texts[row])
-        if value is not None and abs(value) < LARGEST_NS:
-            found[row], known[row] = value, True
-    return found, known
+    plain = list(map(bytes, texts))
+    joined = b"[%b]" % b",".join(plain)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return of_numbers(_EXACT.decode(joined))
+    if joined.count(b".") == len(plain) and all(text[-4:-3] == b"." for text in plain):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # three decimals: without the point these are ns
+            return np.array(_WHOLE_NS.decode(joined.replace(b".", b"")), np.int64), np.ones(len(plain), bool)
+    each = [value if (value := of_text(text)) is not None and abs(value) < LARGEST_NS else None for text in plain]
+    known = np.array([value is not None for value in each], bool)
+    return np.array([value or 0 for value in each], np.int64), known
 
 
 def of_text(text: bytes) -> int | None:
