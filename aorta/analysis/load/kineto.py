@@ -279,7 +279,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: Source) -> Trace:
     may = np.array([not computes(text) for text in names], bool)
     issued = np.flatnonzero((cls == _COMPUTE) & may[name] & np.isin(origin, list(kept.issued)))
     cls[issued] = _COMM
-    collectives, kinds = Collectives.unknown(len(cls)), Cached(kind_of)
+    collectives, kinds = Collectives(len(cls)), Cached(kind_of)
     communicates = np.flatnonzero(cls == _COMM)
     collectives.kind[communicates] = kinds.of([names[code] for code in name[communicates].tolist()])
     issued = issued[collectives.kind[issued] == NULL]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import attrgetter
 from types import NoneType
@@ -20,7 +19,6 @@ from typing import Any, Final, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.interval_table import NULL, Interner
@@ -297,45 +295,17 @@ class Identifiers:
 
 
 LARGEST_BYTES: Final = 2**60
-_FULL_ARRAY: Final = {
-    "allreduce": ("in", False),
-    "reducescatter": ("in", False),
-    "allgather": ("out", False),
-    "broadcast": ("any", False),
-    "alltoall": ("in", False),
-    "reduce": ("in", False),
-    "gather": ("in", True),
-    "scatter": ("out", True),
-    "send": ("any", False),
-    "recv": ("any", False),
-}
-"""Kind -> which side's elements are the full array, and whether they are one rank's part of it (docs/dev/measuring.md,
-section 1: the reduced tensor, the gathered output, the scattered input; for all-to-all one rank's send buffer).
-"""
-_RANKS: Final = msgspec.json.Decoder(list[int])
-_LIST: Final = re.compile(r"\[[\d, ]*\]")
 _SAID: Final = attrgetter("collective", "group", "group_size", "ranks", "dtype", "elements_in", "elements_out")
 
 
-@dataclass
 class Collectives:
-    """What is known of the collectives of a trace: columns over all rows, `NULL` where nothing is known."""
+    """What is known of the collectives of a trace: columns over all its rows, `NULL` where nothing is known."""
 
-    kind: NDArray[np.int8]
-    group: Int64
-    seq: Int64
-    bytes: Int64
-    dtype: Int64
-    groups: Interner = field(default_factory=Interner)
-    dtypes: Interner = field(default_factory=Interner)
-    group_ranks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    group_sizes: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def unknown(cls, rows: int) -> Collectives:
-        """Return the columns in which nothing is known of any row."""
-        group, seq, size, dtype = (np.full(rows, NULL, np.int64) for _ in range(4))
-        return cls(np.full(rows, NULL, np.int8), group, seq, size, dtype)
+    def __init__(self, rows: int) -> None:
+        self.kind, self.group, self.seq, self.bytes, self.dtype = (np.full(rows, NULL, np.int64) for _ in range(5))
+        self.groups, self.dtypes = Interner(), Interner()
+        self.group_ranks: dict[str, tuple[int, ...]] = {}
+        self.group_sizes: dict[str, int] = {}
 
     def describe(self, arguments: Mapping[int, Arguments]) -> None:
         """Fill in the rows that have arguments. A collective's arguments are the same in every step except for the
@@ -373,24 +343,26 @@ class Collectives:
 
 
 def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
-    """Return the number of elements of the full array, or `NULL`."""
-    if kind == "barrier":
-        return 0
-    side, one_part = _FULL_ARRAY[kind]
-    elements = {"in": elements_in, "out": elements_out, "any": max(elements_in, elements_out)}[side]
-    if elements < 0 or (one_part and group_size < 1):
-        return NULL
-    return elements * group_size if one_part else elements
+    """Return the number of elements of the full array, or `NULL` (docs/dev/measuring.md, section 1: the reduced tensor,
+    the gathered output, the scattered input; for all-to-all one rank's send buffer).
+    """
+    match kind:
+        case "barrier":
+            return 0
+        case "broadcast" | "send" | "recv":
+            return max(elements_in, elements_out)
+        case "gather" | "scatter":  # one rank's part of it
+            part = elements_in if kind == "gather" else elements_out
+            return part * group_size if part >= 0 and group_size > 0 else NULL
+    return elements_out if kind == "allgather" else elements_in
 
 
-def group_ranks(text: object) -> tuple[int, ...]:
+def group_ranks(ranks: object) -> tuple[int, ...]:
     """Return the ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
-    if isinstance(text, list | tuple):
-        return tuple(rank for rank in text if isinstance(rank, int))
-    if not isinstance(text, str) or not _LIST.fullmatch(text):
-        return ()
+    if isinstance(ranks, list | tuple):
+        return tuple(rank for rank in ranks if isinstance(rank, int))
     try:
-        return tuple(_RANKS.decode(text))
+        return tuple(msgspec.json.decode(ranks, type=list[int])) if isinstance(ranks, str) else ()
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
 

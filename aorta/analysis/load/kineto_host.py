@@ -168,7 +168,7 @@ def host_rows(
     if doubt := _doubt(comm, row, work, operators, names):
         notes.append(doubt)
 
-    collectives = Collectives.unknown(len(kinds) + len(row))
+    collectives = Collectives(len(kinds) + len(row))
     mine = slice(len(kinds))
     sizes = [_size(dims, types, world_size, collectives.dtypes) for dims, types in host.inputs]
     plain, gathered, dtype = np.array(sizes, np.int64).reshape(-1, 3)[labels.argument].T
