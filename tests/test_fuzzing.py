@@ -189,6 +189,8 @@ def launches(folder: Path) -> None:
 
 def merge(folder: Path) -> None:
     run_folder(folder / "run")
+    for path in run_folder(folder / "records").glob("r?.json"):
+        path.unlink()
     _each(folder, sorted(CORPORA.glob("merge/corpus/*/*.json")), "rank0.json")
 
 

@@ -146,10 +146,23 @@ def describe(path: Path) -> TraceFile:
     Raises:
         InputError: the file is broken, or nothing says which rank it belongs to.
     """
-    if RANK_FILE_NAME.match(path.name):
-        head_line = header_of(path)
-        begun, run = head_line.clock.realtime_ns, (head_line.run_id, head_line.attempt)
-        return TraceFile(path, head_line.rank, head_line.host, head_line.world_size, begun, None, begun, {}, run=run)
+    found = _described_record(path) if RANK_FILE_NAME.match(path.name) else _described_trace(path)
+    if not 0 <= found.rank < WORLD_LIMIT:
+        raise InputError(f"{path}: it says that it is rank {found.rank}; from 0 to {WORLD_LIMIT - 1} is possible")
+    if found.world_size is not None and found.world_size > WORLD_LIMIT:
+        raise InputError(f"{path}: it says that its world has {found.world_size} ranks; {WORLD_LIMIT} are possible")
+    if found.base_ns is not None and abs(found.base_ns) >= LARGEST_NS:
+        raise InputError(f"{path}: its times begin at {found.base_ns} ns, which no clock shows")
+    return found
+
+
+def _described_record(path: Path) -> TraceFile:
+    header = header_of(path)
+    begun, run = header.clock.realtime_ns, (header.run_id, header.attempt)
+    return TraceFile(path, header.rank, header.host, header.world_size, begun, None, begun, {}, run=run)
+
+
+def _described_trace(path: Path) -> TraceFile:
     with scanning(path) as scanner:
         first = next((time_ns(event, "ts", path) for event in scanner.events() if "ts" in event), 0)
         head = dict(scanner.head)
@@ -168,14 +181,7 @@ def describe(path: Path) -> TraceFile:
                 f"{path}: which rank is this? It has no distributedInfo.rank and {said} in its name; rename it"
             )
         (rank,) = names
-    if not 0 <= rank < WORLD_LIMIT:
-        raise InputError(f"{path}: it says that it is rank {rank}; from 0 to {WORLD_LIMIT - 1} is possible")
-    world = info.get("world_size")
-    if type(world) is int and world > WORLD_LIMIT:
-        raise InputError(f"{path}: it says that its world has {world} ranks; {WORLD_LIMIT} are possible")
-    base_ns = _value(head, "baseTimeNanoseconds", int, path)
-    if base_ns is not None and abs(base_ns) >= LARGEST_NS:
-        raise InputError(f"{path}: its baseTimeNanoseconds is {base_ns}, which no clock shows")
+    world, base_ns = info.get("world_size"), _value(head, "baseTimeNanoseconds", int, path)
     clock = decode(head[TRACE_KEY], str(path), f"the {TRACE_KEY}") if TRACE_KEY in head else None
     return TraceFile(
         path,
@@ -231,6 +237,9 @@ def choose(traces: Sequence[TraceFile], window: str | None, notes: list[str]) ->
                 mine.append(trace)
             else:
                 notes.append(f"{trace.path}: left out: the same capture as {twin.path} (trace_id {trace.trace_id})")
+        if len(mine) > 1 and mine[0].is_record:
+            places = ", ".join(str(trace.path) for trace in mine)
+            raise InputError(f"rank {rank} has {len(mine)} records: {places}; give the folder of one run")
         if window is None and len(mine) > 1:
             raise InputError(
                 f"rank {rank} has {len(mine)} traces: {', '.join(str(t.path) for t in mine)}; give one, or --window "

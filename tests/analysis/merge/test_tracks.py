@@ -263,6 +263,23 @@ def test_records_alone_stand_on_one_clock_within_the_bound_that_is_said(tmp_path
     assert "within an unknown bound" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": -5}, "it says that it is rank -5"),
+        ({"world_size": 2**40}, "its world has 1099511627776 ranks"),
+        ({"rank": 1}, "rank 1 has 2 records"),
+    ],
+)
+def test_records_that_cannot_be_of_one_run_are_refused(tmp_path, capsys, changes, said):
+    for rank in (0, 1):
+        told = {"rank": rank, "world_size": 2} | (changes if not rank else {})
+        write_rank(tmp_path, header(**told), [], None, name=f"rank_{rank}_metrics.jsonl")
+    for window in ((), ("--window", "all")):
+        assert merge_traces([str(tmp_path), "-o", str(tmp_path / "merged.json"), *window]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
     early = ClockReading(realtime_ns=1_000_000_000, boottime_ns=0, monotonic_ns=0, uncertainty_ns=10)
     # Half a second was put in by somebody who set the clock, seen a second later.
