@@ -99,9 +99,8 @@ class Health:
         notes = list(self.trace_notes)
         if self.emulated_ranks is not None:
             notes.append(
-                f"ONE RANK OF {self.emulated_ranks}, EMULATED: one process stands for all ranks, which are taken to be "
-                "as fast as it is; what depends on other ranks (stragglers, waiting for them) and on what they "
-                "compute (loss) is not known"
+                f"ONE RANK OF {self.emulated_ranks}, EMULATED: all ranks are assumed to be as fast as this one; "
+                "stragglers, waiting for other ranks and their losses are not known"
             )
         if self.fabric is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items() if value is not None)
@@ -111,8 +110,8 @@ class Health:
             notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation; {links}{held}")
         if self.is_alone:
             notes.append(
-                "one rank: it has no other rank to communicate with, so nothing here says how well communication "
-                "hides; start one process per device (torchrun --standalone --nproc_per_node N ...)"
+                "one rank: it has no other rank to communicate with; start one process per device "
+                "(torchrun --standalone --nproc_per_node N ...)"
             )
         if self.ranks_missing and self.traces is None:  # the notes of traces already say it
             notes.append(
@@ -143,8 +142,8 @@ class Health:
             )
         if self.unwatched:
             notes.append(
-                f"unwatched: {max(self.unwatched.values()):.0%} of a rank's collectives are of the backward pass of a "
-                "model that is not recorded, whose computation counts as idle time: give all, model=[first, second]"
+                f"unwatched: {max(self.unwatched.values()):.0%} of a rank's collectives belong to a model that is not "
+                "recorded; its computation counts as idle: record every model, model=[first, second]"
             )
         if self.timed_from_python is not None:
             notes.append(

@@ -51,7 +51,7 @@ def compared(folder: Path, *sides: Callable[[int, int, int], Step], launches: in
 
 def test_launches_of_kernels_beside_launches_of_marks_are_warned_of(tmp_path: Path) -> None:
     found = compared(tmp_path, ahead, lambda launch, rank, number: by_kernels(rank, number, 3.0 + 0.01 * launch))
-    (said,) = (warning for warning in found["warnings"] if warning.startswith("overlap_ratio is of steps"))
+    (said,) = (warning for warning in found["warnings"] if warning.startswith("overlap_ratio is measured by kernels"))
     assert "0 of 4 of the reference, 4 of 4 of the candidate" in said
     alike = compared(tmp_path / "alike", ahead, ahead)
     assert not any("measured by kernels" in warning for warning in alike["warnings"])
@@ -88,7 +88,7 @@ def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -
     assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
     sentence = found["attribution"]["sentence"]
     assert sentence.startswith("the candidate is host-bound: its host is 0.01 ms ahead of the device (median), that of")
-    assert "hide" not in sentence.partition("What differs")[0]
+    assert "hide" not in sentence.partition("The sides differ")[0]
     # None but those tested in turn is decided by bounds.
     assert found["metrics"]["exposed_share"]["verdict"] is None
 

@@ -38,9 +38,7 @@ DEFINITION: Final = (
 _NO_SETTING: Final = ("label", "instrument.interceptor")
 """Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
 _RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
-_KERNELS: Final = (
-    "host-bound: the profiler's kernels say how much is exposed, and not behind which block or which collective"
-)
+_KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
 _NOTHING: Final = "no step after warm-up whose exposed communication is known"
 
 

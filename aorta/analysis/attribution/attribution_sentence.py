@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from aorta.analysis.attribution.breakdown import Breakdowns, Means
 from aorta.analysis.attribution.keys import (
-    BUBBLE_PART,
     BUCKETED,
+    PARTS,
     TRANSFER,
-    UNKNOWN_PART,
     WAIT,
     ExposedKey,
     Region,
@@ -43,12 +42,6 @@ _TOGGLED: Final = {
     (False, True): "Collectives now run ahead of the computing that needs them",
 }
 """What each value of the setting does, to all-reduces of DistributedDataParallel (True) and to anything else."""
-_PARTS: Final = {
-    WAIT: "waiting for peers",
-    TRANSFER: "transfer",
-    BUBBLE_PART: "waiting for another stage of the pipeline",
-    UNKNOWN_PART: "waiting or transfer, not known which",
-}
 Setting = tuple[str, object, object]
 """Key and both values of a setting in which the sides differ."""
 _Chosen = Callable[[ExposedKey], bool]
@@ -138,7 +131,7 @@ def _toggled(means: Means, breakdowns: Breakdowns, configured: Sequence[Setting]
     if shares and not set(shares) - {TRANSFER, WAIT} and min(shares.values()) >= NOTHING:
         rises, change_ms = "rises" if means.difference_ms > 0 else "falls", abs(means.difference_ms)
         text += f". Mean exposed time {rises} by {TEXT.quantity(change_ms, 'ms')}: "
-        text += ", ".join(f"{TEXT.percent(shares[part], 0)} {_PARTS[part]}" for part in _PARTS if part in shares)
+        text += ", ".join(f"{TEXT.percent(shares[part], 0)} {PARTS[part]}" for part in PARTS if part in shares)
     return f"{text}."
 
 
@@ -162,7 +155,7 @@ def _cause(means: Means, breakdowns: Breakdowns, late: Sequence[AttributionRow])
         row, names = block, ["block"]
     chosen = [_matching(row, *names)]
     part, share = _largest(means, chosen, lambda key: key.part)
-    of = f": {'' if share >= _NEARLY_ALL else 'most of it '}{_PARTS[part]}" if share >= _MOST else ""
+    of = f": {'' if share >= _NEARLY_ALL else 'most of it '}{PARTS[part]}" if share >= _MOST else ""
     return f"{_share(means, row)}{of}{'' if leads else _place(means, chosen)}", row
 
 

@@ -130,10 +130,10 @@ class Totals(RankTotals):
 PARTS: Final = {
     WAIT: "waiting for peers",
     TRANSFER: "transfer",
-    BUBBLE_PART: "bubbles of the pipeline",
-    UNKNOWN_PART: "waiting or transfer, which of them is unknown",
+    BUBBLE_PART: "waiting for another stage of the pipeline",
+    UNKNOWN_PART: "waiting or transfer, not known which",
 }
-UNTOLD_WHAT: Final = "communication that no row of the record covers"
+UNTOLD_WHAT: Final = "communication without a row in the record"
 BUCKETED: Final = ("ddp", "ep", "cp")
 """Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
 _NO_PLACE: Final = "not known"

@@ -245,8 +245,8 @@ def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rul
     hosts = [frozenset[str]().union(*(launch.hosts for launch in side.launches)) for side in sides.values()]
     if all(hosts) and hosts[0].isdisjoint(hosts[1]):
         warnings.append(
-            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: what each machine does "
-            "by itself meanwhile is part of the difference, in whatever order they ran (docs/compare.md)"
+            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: the difference may be that "
+            "of the machines (docs/compare.md)"
         )
     return warnings
 
@@ -259,8 +259,8 @@ def _measured_from(sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
         if len({source for found in sources.values() for source in found}) > 1:
             counts = ", ".join(f"{found.count('kernels')} of {len(found)} of the {s}" for s, found in sources.items())
             warnings.append(
-                f"{name} is of steps measured by kernels in these launches, and of marks in the others: {counts}; what "
-                "the profiler does to its steps is part of the difference"
+                f"{name} is measured by kernels in some launches ({counts}), by marks in the others: the profiler's "
+                "cost is part of the difference"
             )
     return warnings
 
@@ -295,5 +295,5 @@ def _warnings(sides: Mapping[str, LaunchSet], allowed: list[AllowedDifference]) 
     runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
     shared = runs[0] & runs[1]
     if shared:
-        warnings.append(f"{len(shared)} run(s) stand on both sides, {min(shared)!r} for one: they cannot differ")
+        warnings.append(f"{len(shared)} run(s) are on both sides ({min(shared)!r} is one): they cannot differ")
     return warnings

@@ -312,8 +312,8 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     if inflation <= MOST:
         return order(comparable=True, sequence=sequence, drift_inflation=inflation, reason=None)
     why = (
-        f"the launches of the two sides did not take turns ({sequence}), so that a drift of the machine counts as a "
-        f"difference between them, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
+        f"the launches of the two sides did not take turns ({sequence}): a drift of the machine would look like a "
+        f"difference, {inflation:.1f} times as much as in a random order ({MOST:g} at most)"
     )
     return order(comparable=False, sequence=sequence, drift_inflation=inflation, reason=why)
 

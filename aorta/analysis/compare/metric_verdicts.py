@@ -50,8 +50,7 @@ from aorta.analysis.metrics import metric_named
 from aorta.analysis.tables import Floats
 
 _BESIDE_OTHERS: Final = (
-    "not defined for a secondary metric, which is judged by what all the others did; for the next launches, name it "
-    "with --primary"
+    "not defined for metrics that are tested together; to get it, name this one with --primary for the next launches"
 )
 
 
@@ -299,7 +298,7 @@ def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | 
         return NOT_TESTED, f"{why}; {lacking}"
     low, high, margin = effect.low, effect.high, entry.margin
     if low is None or high is None:
-        return None, f"{NOT_TESTED}: {why}; a bound is 0, and there is no part of that"
+        return None, f"{NOT_TESTED}: {why}; a bound is 0"
     if -margin <= low <= high <= margin:
         return "equivalent", f"{why}: within the margin of {margin:g} in all launches, whatever they are between"
     if not (low > margin or high < -margin):

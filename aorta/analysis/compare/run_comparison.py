@@ -354,7 +354,7 @@ def difference_in_lead(
         side,
         leads,
         f"the {side} is host-bound: its host is {own} ahead of the device (median), that of the {other} {against}. "
-        "What differs first is how fast the host launches, and not how well communication hides.",
+        "The sides differ in how fast their hosts launch, not in how well communication hides.",
     )
 
 

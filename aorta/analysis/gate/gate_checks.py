@@ -100,7 +100,7 @@ _UNLIKE: Final = (
     "the two runs did not do the same work: they differ in {keys}. Compare runs that did, or allow it with "
     "--allow-unlike {first}"
 )
-_ZERO: Final = "the reference, or a resample of it, is 0, and there is no part of that"
+_ZERO: Final = "the reference is 0, or the interval would divide by 0"
 
 
 def evaluate(conditions: Sequence[Condition], comparison: Comparison) -> GateEntry:
@@ -248,7 +248,7 @@ def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
     if not condition.relative:
         return _Measured(difference, around.low, around.high)
     if not reference:
-        return _Measured(why="the reference is 0: there is no part of it")
+        return _Measured(why="the reference is 0: no percentage of it")
     value, scale = difference / abs(reference), 1 / abs(reference)
     if entry.effect and entry.effect.kind == "quotient":
         around, scale = entry.effect, 1.0

@@ -291,7 +291,7 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
     less = step(0, 1, 0, overlap=metrics(100, 50, 12, 10))
     found = attribute(dataset(tmp_path / "a", "a", [[told]]), dataset(tmp_path / "b", "b", [[less]]))
     exact(found)
-    assert "All of the decrease is communication that no row of the record covers, 20 -> 2 ms: " in found["sentence"]
+    assert "All of the decrease is communication without a row in the record, 20 -> 2 ms: " in found["sentence"]
     assert found["reference"]["untold_ns"] == ns(20)
 
 

@@ -67,7 +67,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     idle = comparison["metrics"]["idle_ms"]
     assert idle["role"] == "secondary"
     for reason in (idle["detectable"]["reason"], idle["launches_needed_reason"]):
-        assert "judged by what all the others did" in reason
+        assert "metrics that are tested together" in reason
     assert (idle["verdict"], idle["needs_launches"]) == ("not tested", 5)
     assert idle["launch_sd"] > 0
     assert comparison["metrics"]["comm_ms"]["verdict"] is None
@@ -188,7 +188,7 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
 def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:
     side = launch_set(tmp_path / "a", HIGH)
     found = compared(tmp_path, side, side)
-    assert any("4 run(s) stand on both sides" in warning for warning in found["warnings"])
+    assert any("4 run(s) are on both sides" in warning for warning in found["warnings"])
     assert found["metrics"]["overlap_ratio"]["p"] == 1
 
 
