@@ -15,18 +15,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Intervals, Trace, look_up
 from aorta.analysis.load.rank_inference import Process
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Launches,
-    process_of,
-    rocprof_trace,
-)
 from aorta.analysis.load.sqlite import Database, coded, rows_of
 from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies
 from aorta.errors import InputError
@@ -49,7 +40,7 @@ def _read(source: Source) -> Iterator[Trace]:
         )
     traces = [trace for guid in guids for trace in _session(source, db, guid)]
     if not traces:
-        raise InputError(f"{db.place}: {NO_KERNELS}")
+        raise InputError(f"{db.place}: {rocprof.NO_KERNELS}")
     yield from traces
 
 
@@ -101,9 +92,9 @@ def _session(source: Source, db: Database, guid: str) -> Iterator[Trace]:
             *texts,
         )
 
-    launches = regions(f"GLOB '{HIP_API}*'")
-    calls = regions(f"= '{RCCL_API}'", "name")
-    marks = regions(f"IN {(*MARKERS, 'MARKER_API')}", "name", "extra")
+    launches = regions(f"GLOB '{rocprof.HIP_API}*'")
+    calls = regions(f"= '{rocprof.RCCL_API}'", "name")
+    marks = regions(f"IN {(*rocprof.MARKERS, 'MARKER_API')}", "name", "extra")
     strings = db.texts(f"rocpd_string{guid}", "id", "string")
     symbols = db.texts(f"rocpd_info_kernel_symbol{guid}", "id", "display_name", "kernel_name")
     hosts = {*db.texts(f"rocpd_info_node{guid}", "id", "hostname").values()}
@@ -129,7 +120,7 @@ def _session(source: Source, db: Database, guid: str) -> Iterator[Trace]:
         )
         mine["name"], names = coded(mine["name"], symbols)
         texts = [_message(extra) or name for extra, name in zip(own_marks["extra"], own_marks["name"], strict=True)]
-        yield rocprof_trace(
+        yield rocprof.trace_of_rocprof(
             source,
             ROCPD.name,
             process,
@@ -137,8 +128,8 @@ def _session(source: Source, db: Database, guid: str) -> Iterator[Trace]:
             names,
             _copies(db.place, own_copies, strings),
             Ranges(own_marks["start_ns"], own_marks["end_ns"], texts),
-            Launches(own_launches["correlation"], own_launches["start_ns"]),
-            Calls(*(own_calls[name] for name in ("name", "thread", "correlation", "start_ns", "end_ns"))),
+            rocprof.Launches(own_launches["correlation"], own_launches["start_ns"]),
+            rocprof.Calls(*(own_calls[name] for name in ("name", "thread", "correlation", "start_ns", "end_ns"))),
             copies_observed=bool(len(own_copies["name"])),
         )
 
@@ -197,7 +188,7 @@ def _read_rpd(source: Source) -> Iterator[Trace]:
         ran["name"], names = coded(ran["name"], strings)
         shared = len(processes) > 1
         where = f"{db.place} (process {pid})" if shared else db.place
-        yield rocprof_trace(
+        yield rocprof.trace_of_rocprof(
             source,
             RPD.name,
             Process(where, pid=pid if pid != NULL else None, shared=shared),
@@ -205,7 +196,7 @@ def _read_rpd(source: Source) -> Iterator[Trace]:
             names,
             _copies(db.place, copied | {"name": copied["kind"]}, strings),
             Ranges(marks["start_ns"], marks["end_ns"], [strings.get(code, "") for code in marks["args"].tolist()]),
-            Launches(own["id"], own["start_ns"]),
+            rocprof.Launches(own["id"], own["start_ns"]),
             clock="unknown",
             copies_observed=bool(len(copied["dispatch"])),
         )
@@ -216,6 +207,6 @@ ROCPD: Final = Reader(
     "rocprofv3 *_results.db",
     lambda head: "rocpd_op" not in head.tables and any(name.startswith("rocpd_") for name in head.tables),
     _read,
-    process=process_of,
+    process=rocprof.process_of,
 )
 RPD: Final = Reader("rpd", "rocmProfileData .rpd", lambda head: "rocpd_op" in head.tables, _read_rpd)

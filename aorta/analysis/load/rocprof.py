@@ -73,7 +73,7 @@ class Launches(NamedTuple):
     start_ns: Int64
 
 
-def rocprof_trace(
+def trace_of_rocprof(
     source: Source,
     format: str,  # noqa: A002 - the field's name
     process: Process,

@@ -19,51 +19,29 @@ from typing import IO, Any, Final
 import msgspec
 import numpy as np
 
+from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.kernels import Agent, with_derived
 from aorta.analysis.load.open import csv_rows, is_url
 from aorta.analysis.load.rank_inference import Process
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Launches,
-    process_of,
-    rocprof_trace,
-)
 from aorta.analysis.load.sqlite import rows_of
 from aorta.analysis.load.trace_source import Head, Ranges, Reader, Source, copies
 from aorta.errors import InputError
 
-STEMS: Final = (
-    "kernel_trace",
-    "memory_copy_trace",
-    "rccl_api_trace",
-    "marker_api_trace",
-    "hip_api_trace",
-    "counter_collection",
-    "agent_info",
-)
+_TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
+STEMS: Final = (*_TRACES, "counter_collection", "agent_info")
 """Ends of the names of the files that one process writes and this reader uses."""
 _ROWS: Final = 4096
 """Rows held as Python objects at a time."""
 _SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
 _TABLES: Final = {
-    "counter": (
-        "dispatch=dispatch_id kernel=kernel_name counter=counter_name value=counter_value",
-        "",
-    ),
+    "counter": ("dispatch=dispatch_id kernel=kernel_name counter=counter_name value=counter_value", ""),
     "kernel": (
         f"name=kernel_name device=agent_id {_SPAN}",
         "thread=thread_id queue=queue_id stream=stream_id dispatch=dispatch_id correlation=correlation_id",
     ),
     "copy": (f"name=direction {_SPAN}", "from=source_agent_id to=destination_agent_id stream=stream_id"),
-    "call": (
-        f"domain=domain name=function {_SPAN}",
-        "process=process_id thread=thread_id correlation=correlation_id",
-    ),
+    "call": (f"domain=domain name=function {_SPAN}", "process=process_id thread=thread_id correlation=correlation_id"),
     "agent": ("kind=agent_type number=logical_node_id", "name=name simds=simd_count per_cu=simd_per_cu xccs=num_xcc"),
 }
 """What the rows of a file are -> name here=column there: those by which it is known, then others."""
@@ -73,7 +51,7 @@ _NO_TEXT: Final = 0
 _NEEDED: Final = ("start_timestamp", "end_timestamp", "counter_value")
 """Columns without which a row says nothing."""
 _NUMBERS: Final = msgspec.json.Decoder(list[int])
-_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
+_NUMBER: Final = re.compile(r"(-?[0-9]{1,19})")
 _AGENT: Final = re.compile(r"(?:[A-Za-z]+ )?([0-9]{1,9})")
 _PID: Final = re.compile(r"^(\d{1,10})_(?:[a-z]+_)+trace\.csv", re.IGNORECASE)
 
@@ -112,7 +90,7 @@ def _read(source: Source) -> Iterator[Trace]:
         for kind, found in parts.items()
     }
     if not len(tables["kernel"]["guid"]):
-        raise InputError(f"{source.place}: {NO_KERNELS} and give its kernel_trace.csv")
+        raise InputError(f"{source.place}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
     guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
     from_name = {int(match[1]) for path in source.streams if (match := _PID.match(PurePath(path).name))}
     words = texts.strings
@@ -129,11 +107,15 @@ def _read(source: Source) -> Iterator[Trace]:
         notes = [f"{where}: rows of {len(pids)} processes without a Guid to tell them apart"] if len(pids) > 1 else []
         hip, rccl, marks = (
             rows_of(called, np.isin(called["domain"], coded(wanted)))
-            for wanted in (lambda text: text.startswith(HIP_API), RCCL_API.__eq__, MARKERS.__contains__)
+            for wanted in (
+                lambda text: text.startswith(rocprof.HIP_API),
+                rocprof.RCCL_API.__eq__,
+                rocprof.MARKERS.__contains__,
+            )
         )
         to_host = np.isin(copied["name"], coded(lambda text: text.upper().endswith("TO_HOST")))
         counters = _counters(own, words, where, notes)
-        yield rocprof_trace(
+        yield rocprof.trace_of_rocprof(
             source,
             ROCPROF_CSV.name,
             # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
@@ -147,8 +129,10 @@ def _read(source: Source) -> Iterator[Trace]:
                 **{name: copied[name] for name in ("start_ns", "end_ns", "stream", "name")},
             ),
             Ranges(marks["start_ns"], marks["end_ns"], [words[code] for code in marks["name"].tolist()]),
-            Launches(hip["correlation"], hip["start_ns"]),
-            Calls([words[code] for code in rccl["name"].tolist()], *(rccl[name] for name in Calls._fields[1:])),
+            rocprof.Launches(hip["correlation"], hip["start_ns"]),
+            rocprof.Calls(
+                [words[code] for code in rccl["name"].tolist()], *(rccl[name] for name in rocprof.Calls._fields[1:])
+            ),
             notes=notes,
             copies_observed=bool(parts["copy"]),
             hardware_counters=counters,
@@ -242,17 +226,16 @@ def _values(name: str, cells: Sequence[str], texts: Interner, *, needed: bool) -
         return np.array([texts(cell) for cell in cells], np.int64)
     if not needed and not any(cells):
         return np.full(len(cells), NULL, np.int64)
-    parse: Callable[[str], float | None] = _integer if needed else _number
-    what = "an integer of 64 bits is needed"
     if name == "counter_value":
         parse, what = _real, "a finite number is needed"
     elif name.endswith("agent_id"):
-        parse, what = _agent, 'an agent is "Agent 4", "GPU 0" or a number'
+        parse, what = _number(_AGENT, needed), 'an agent is "Agent 4", "GPU 0" or a number'
     else:
         with suppress(msgspec.DecodeError, OverflowError, UnicodeError):  # quick, where every cell is a number
             found = _NUMBERS.decode(f"[{','.join(cells)}]")
             if len(found) == len(cells):
                 return np.array(found, np.int64)
+        parse, what = _number(_NUMBER, needed), "an integer of 64 bits is needed"
     parsed = {cell: parse(cell) for cell in set(cells)}
     for row, cell in enumerate(cells):
         if parsed[cell] is None:
@@ -260,18 +243,16 @@ def _values(name: str, cells: Sequence[str], texts: Interner, *, needed: bool) -
     return np.array([parsed[cell] for cell in cells], np.float64 if parse is _real else np.int64)
 
 
-def _integer(cell: str) -> int | None:
-    # int() accepts "1_000", and refuses a number only after 4,300 digits.
-    return int(cell) if _NUMBER.fullmatch(cell) and -(2**63) <= int(cell) < 2**63 else None
+def _number(pattern: re.Pattern[str], needed: bool) -> Callable[[str], float | None]:
+    """Return a function from a cell to its number, `NULL` where it is empty and not needed; None for anything else."""
 
+    def parse(cell: str) -> float | None:
+        if cell in ("", "null", "None") and not needed:
+            return NULL
+        match = pattern.fullmatch(cell)  # int() accepts "1_000", and refuses a number only after 4,300 digits
+        return int(match[1]) if match and -(2**63) <= int(match[1]) < 2**63 else None
 
-def _number(cell: str) -> int | None:
-    return NULL if cell in ("", "null", "None") else _integer(cell)
-
-
-def _agent(cell: str) -> int | None:
-    match = _AGENT.fullmatch(cell)
-    return int(match[1]) if match else None if cell else NULL
+    return parse
 
 
 def _real(cell: str) -> float | None:
@@ -288,5 +269,5 @@ ROCPROF_CSV: Final = Reader(
     _matches,
     _read,
     together,
-    process_of,
+    rocprof.process_of,
 )

@@ -13,18 +13,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
+from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Trace
 from aorta.analysis.load.rank_inference import Process
-from aorta.analysis.load.rocprof import (
-    HIP_API,
-    MARKERS,
-    NO_KERNELS,
-    RCCL_API,
-    Calls,
-    Launches,
-    process_of,
-    rocprof_trace,
-)
 from aorta.analysis.load.sqlite import coded
 from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies
 from aorta.errors import InputError
@@ -167,7 +158,7 @@ def _read(source: Source) -> Iterator[Trace]:
     del text
     computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
     if not computed:
-        raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
+        raise InputError(f"{path}: {len(content.processes)} process(es), {rocprof.NO_KERNELS}")
     for process in computed:
         yield _trace(source, process)
 
@@ -181,9 +172,9 @@ def _trace(source: Source, process: _Process) -> Trace:
     visible = [agent.runtime_visibility.hip for agent in gpus.values() if agent.runtime_visibility is not None]
     name = _namer(process.strings.buffer_records)
     ranged = {text.key: text.value for text in process.strings.marker_api}
-    marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
-    calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
-    hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
+    marks = [row for row in records.marker_api if name(row)[0] in rocprof.MARKERS]
+    calls = [row for row in records.rccl_api if name(row)[0] == rocprof.RCCL_API]
+    hip = [row for row in records.hip_api if name(row)[0].startswith(rocprof.HIP_API)]
     kernel, names = coded(
         _columns(ran, "kernel=dispatch_info.kernel_id")["kernel"],
         {
@@ -191,7 +182,7 @@ def _trace(source: Source, process: _Process) -> Trace:
             for symbol in process.kernel_symbols
         },
     )
-    return rocprof_trace(
+    return rocprof.trace_of_rocprof(
         source,
         ROCPROF_JSON.name,
         Process(
@@ -214,8 +205,8 @@ def _trace(source: Source, process: _Process) -> Trace:
             **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
         ),
         Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
-        Launches(**_columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal")),
-        Calls([name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")),
+        rocprof.Launches(**_columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal")),
+        rocprof.Calls([name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")),
         copies_observed=bool(copied),
     )
 
@@ -258,5 +249,5 @@ ROCPROF_JSON: Final = Reader(
     "rocprofv3 *_results.json",
     lambda head: head.text[:1] in (b"{", b"[") and b'"rocprofiler-sdk-tool"' in head.text[:4096],
     _read,
-    process=process_of,
+    process=rocprof.process_of,
 )

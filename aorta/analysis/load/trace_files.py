@@ -191,24 +191,16 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
         InputError: a file cannot be read, is damaged, or holds nothing.
     """
     classifier, place = NameClassifier(unit.comm_patterns), unit.files[0]
-    with opened(place) as stream:
-        is_database = stream.head().startswith(MAGIC)
-    with ExitStack() as stack:
-        if is_database:
+    with ExitStack() as stack, reading(place):
+        streams = {file: stack.enter_context(opened(file)) for file in unit.files}
+        if unit.format == TAR:
+            yield from _of_archive(streams[place], place, classifier, unit.headers)
+            return
+        database = None
+        if streams[place].head().startswith(MAGIC):
             path = stack.enter_context(local_copy(place))
             database = stack.enter_context(closing(Database(path, place)))
-            yield from _reader(unit.format).read(Source({}, classifier, unit.headers, database))
-            return
-        streams = {file: stack.enter_context(opened(file)) for file in unit.files}
-        with reading(place):
-            if unit.format == TAR:
-                yield from _of_archive(streams[place], place, classifier, unit.headers)
-            else:
-                yield from _reader(unit.format).read(Source(streams, classifier, unit.headers))
-
-
-def _reader(name: str) -> Reader:
-    return READERS[_NAMES.index(name)]
+        yield from READERS[_NAMES.index(unit.format)].read(Source(streams, classifier, unit.headers, database))
 
 
 def _of_archive(

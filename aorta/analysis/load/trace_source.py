@@ -55,8 +55,7 @@ class Source:
     """The files of one process (or of several, where one file holds them), open.
 
     Attributes:
-        streams: place of a file -> its content, inflated. The first is the one that `Reader.matches` saw. Empty for a
-            database.
+        streams: place of a file -> its content, inflated. The first is the one that `Reader.matches` saw.
         headers: of AORTA's records near it, which may tell the rank of a process.
         database: the file, where it is a SQLite database.
     """
@@ -69,7 +68,7 @@ class Source:
     @property
     def place(self) -> str:
         """Where the first file stands; used in messages and as `Trace.path`."""
-        return self.database.place if self.database is not None else next(iter(self.streams))
+        return next(iter(self.streams))
 
 
 class Reader(NamedTuple):

@@ -53,67 +53,39 @@ def write_nsys(
             db.execute(f"CREATE TABLE {table} ({', '.join(kept)})")
     db.execute("CREATE VIEW endless AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n) SELECT x FROM n")
 
-    def put(table: str, **values: object) -> None:
-        if table in present:
-            values = {name: value for name, value in values.items() if name in present[table]}
-            marks = ", ".join("?" * len(values))
-            db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    def put(table: str, columns: str, *values: object) -> None:
+        row = {
+            name: value for name, value in zip(columns.split(), values, strict=True) if name in present.get(table, ())
+        }
+        if row:
+            db.execute(
+                f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", tuple(row.values())
+            )
 
     for ident, text in ((1, GEMM), (2, NCCL), (3, "Kernel2"), (4, "ncclDevKernel_AllReduce"), (9, "step=4")):
-        put("StringIds", id=ident, value=text)
-    put("TARGET_INFO_SESSION_START_TIME", utcEpochNs=EPOCH_NS)
-    put("TARGET_INFO_SYSTEM_ENV", name="Hostname", value="dgx1")
-    put("ENUM_CUDA_MEMCPY_OPER", id=1, name="HTOD", label="Host-to-Device")
+        put("StringIds", "id value", ident, text)
+    put("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", EPOCH_NS)
+    put("TARGET_INFO_SYSTEM_ENV", "name value", "Hostname", "dgx1")
+    put("ENUM_CUDA_MEMCPY_OPER", "id name label", 1, "HTOD", "Host-to-Device")
     for device, pid in enumerate(pids):
-        shift = LATER_NS * device
+        shift, process, place = LATER_NS * device, global_pid(pid), "start end deviceId streamId globalPid"
         kernels = ((1, 3, 7, 1100, 1500, 11, 1050), (2, 4, 20, 1400, 1800, 12, 1300), (1, 3, 7, 2100, 2300, 13, 1950))
         for name, short, stream, start, end, ident, launch in kernels:
             put(
                 "CUPTI_ACTIVITY_KIND_KERNEL",
-                start=start + shift,
-                end=end + shift,
-                deviceId=device,
-                contextId=1,
-                streamId=stream,
-                correlationId=ident,
-                globalPid=global_pid(pid),
-                demangledName=name,
-                shortName=short,
-                gridX=1,
+                f"{place} contextId correlationId demangledName shortName gridX",
+                *(start + shift, end + shift, device, stream, process, 1, ident, name, short, 1),
             )
-            put(
-                "CUPTI_ACTIVITY_KIND_RUNTIME",
-                start=launch + shift,
-                end=launch + shift + 5,
-                globalTid=global_tid(pid, 77),
-                correlationId=ident,
-            )
-        put(
-            "CUPTI_ACTIVITY_KIND_MEMCPY",
-            start=1850 + shift,
-            end=1900 + shift,
-            deviceId=device,
-            streamId=7,
-            bytes=4096,
-            copyKind=1,
-            globalPid=global_pid(pid),
-        )
-        thread = global_tid(pid, 70)
+            call = (launch + shift, launch + shift + 5, global_tid(pid, 77), ident)
+            put("CUPTI_ACTIVITY_KIND_RUNTIME", "start end globalTid correlationId", *call)
+        copy = (1850 + shift, 1900 + shift, device, 7, process, 4096, 1)
+        put("CUPTI_ACTIVITY_KIND_MEMCPY", f"{place} bytes copyKind", *copy)
         marks = ((59, "step=3", None, 1000, 2000), (59, None, 9, 2000, 3000), (34, "step=99", None, 1500, None))
-        for kind, text, text_id, start, end in (
-            *marks,
-            (59, "forward", None, 1000, 1500),
-            (59, "step=5", None, 3000, None),
-        ):
-            put(
-                "NVTX_EVENTS",
-                start=start + shift,
-                end=None if end is None else end + shift,
-                eventType=kind,
-                text=text,
-                textId=text_id,
-                globalTid=thread,
-            )
+        open_end = ((59, "forward", None, 1000, 1500), (59, "step=5", None, 3000, None))
+        for kind, text, text_id, start, end in (*marks, *open_end):
+            times = (start + shift, None if end is None else end + shift)
+            range_ = (*times, kind, text, text_id, global_tid(pid, 70))
+            put("NVTX_EVENTS", "start end eventType text textId globalTid", *range_)
     db.commit()
     db.close()
     return path

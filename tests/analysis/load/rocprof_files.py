@@ -13,7 +13,6 @@ kernel is generic. The fill kernel [1910, 1930) is a copy by its name. Overlap: 
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
@@ -138,10 +137,9 @@ def as_json(pid: int = 4242) -> dict[str, Any]:
 
 def unlinked(content: dict[str, Any]) -> dict[str, Any]:
     """The same, with correlation ids that join no kernel to a call (an older tracer)."""
-    changed = copy.deepcopy(content)
-    for row in changed["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"]:
+    for row in content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"]:
         row["correlation_id"]["internal"] += 5000
-    return changed
+    return content
 
 
 def as_csv(variant: str) -> dict[str, bytes]:
@@ -227,83 +225,50 @@ def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: 
         db.execute(f'CREATE VIEW "{name}" AS SELECT * FROM "{name}{suffix}"')
     strings: dict[str, int] = {}
 
-    def put(table: str, **values: object) -> int:
-        words = ", ".join(values)
-        marks = ", ".join("?" * len(values))
-        cursor = db.execute(f'INSERT INTO "{table}{suffix}" ({words}) VALUES ({marks})', tuple(values.values()))
+    def put(table: str, columns: str, *values: object) -> int:
+        sql = f'INSERT INTO "{table}{suffix}" ({", ".join(columns.split())}) VALUES ({", ".join("?" * len(values))})'
+        cursor = db.execute(sql, values)
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
     def string(text: str) -> int:
         if text not in strings:
-            strings[text] = put("rocpd_string", string=text)
+            strings[text] = put("rocpd_string", "string", text)
         return strings[text]
 
-    put("rocpd_metadata", tag="schema_version", value=version)
-    put("rocpd_info_node", hostname="node7")
-    process = put("rocpd_info_process", pid=4242, environment=json.dumps(environment or {}))
-    put("rocpd_info_agent", type="CPU", absolute_index=0, type_index=0)
-    put("rocpd_info_agent", type="GPU", absolute_index=4, type_index=0)
-    gpu = put("rocpd_info_agent", type="GPU", absolute_index=5, type_index=1)
+    put("rocpd_metadata", "tag value", "schema_version", version)
+    put("rocpd_info_node", "hostname", "node7")
+    process = put("rocpd_info_process", "pid environment", 4242, json.dumps(environment or {}))
+    agent = "type absolute_index type_index"
+    gpu = [put("rocpd_info_agent", agent, *each) for each in (("CPU", 0, 0), ("GPU", 4, 0), ("GPU", 5, 1))][-1]
     symbols = {
-        name: put("rocpd_info_kernel_symbol", kernel_name=f"_Z{code}.kd", display_name=name)
+        name: put("rocpd_info_kernel_symbol", "kernel_name display_name", f"_Z{code}.kd", name)
         for code, name in enumerate(dict.fromkeys(name for name, *_ in KERNELS))
     }
     for row, (name, stream, start, end, dispatch, ident, thread) in enumerate(KERNELS):
-        event = put("rocpd_event", category_id=string("KERNEL_DISPATCH"), stack_id=ident + 5000, parent_stack_id=ident)
+        ids = (string("KERNEL_DISPATCH"), ident + 5000, ident)
+        event = put("rocpd_event", "category_id stack_id parent_stack_id", *ids)
         put(
             "rocpd_kernel_dispatch",
-            pid=process,
-            tid=thread,
-            agent_id=gpu,
-            kernel_id=symbols[name],
-            dispatch_id=dispatch,
-            queue_id=stream + 10,
-            stream_id=stream,
-            start=BASE + start,
-            end=BASE + end,
-            event_id=event if row else None,  # the views would lose this one
+            "pid tid agent_id kernel_id dispatch_id queue_id stream_id start end event_id",
+            *(process, thread, gpu, symbols[name], dispatch, stream + 10, stream, BASE + start, BASE + end),
+            event if row else None,  # the views would lose this one
         )
     for name, start, end, size in COPIES:
         put(
             "rocpd_memory_copy",
-            pid=process,
-            start=BASE + start,
-            end=BASE + end,
-            name_id=string(name),
-            dst_agent_id=gpu,
-            src_agent_id=1,
-            size=size,
-            stream_id=1,
+            "pid start end name_id dst_agent_id src_agent_id size stream_id",
+            *(process, BASE + start, BASE + end, string(name), gpu, 1, size, 1),
         )
-    named = [("RCCL_API", call) for call in CALLS] + [(HIP, call) for call in HIP_CALLS]
-    for category, (name, start, end, ident) in named:
-        event = put("rocpd_event", category_id=string(category), stack_id=ident, correlation_id=0)
-        put(
-            "rocpd_region",
-            pid=process,
-            tid=900,
-            start=BASE + start,
-            end=BASE + end,
-            name_id=string(name),
-            event_id=event,
-        )
-    for text, start, end, ident in MARKS:
-        event = put(
-            "rocpd_event",
-            category_id=string("MARKER_CORE_RANGE_API"),
-            stack_id=ident,
-            extdata=json.dumps({"message": text}),
-        )
-        put(
-            "rocpd_region",
-            pid=process,
-            tid=900,
-            start=BASE + start,
-            end=BASE + end,
-            name_id=string("roctxThreadRangeA"),
-            event_id=event,
-        )
+    regions = [("RCCL_API", name, None, *times) for name, *times in CALLS]
+    regions += [(HIP, name, None, *times) for name, *times in HIP_CALLS]
+    regions += [
+        ("MARKER_CORE_RANGE_API", "roctxThreadRangeA", json.dumps({"message": text}), *times) for text, *times in MARKS
+    ]
+    for category, name, extra, start, end, ident in regions:
+        event = put("rocpd_event", "category_id stack_id extdata", string(category), ident, extra)
+        row_of = (process, 900, BASE + start, BASE + end, string(name), event)
+        put("rocpd_region", "pid tid start end name_id event_id", *row_of)
     db.commit()
     db.close()
     return path

@@ -92,7 +92,7 @@ def read_with(
 ) -> list[Trace]:
     """What a reader gives for a database, or for the files of a process by name."""
     if isinstance(what, Path):
-        with closing(Database(what, str(what))) as database:
-            return list(reader.read(Source({}, headers=headers, database=database)))
+        with what.open("rb") as stream, closing(Database(what, str(what))) as database:
+            return list(reader.read(Source({str(what): stream}, headers=headers, database=database)))
     streams = {name: io.BytesIO(data) if isinstance(data, bytes) else data for name, data in what.items()}
     return list(reader.read(Source(streams, headers=headers)))

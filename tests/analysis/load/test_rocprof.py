@@ -6,13 +6,14 @@ import copy
 import gzip
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aorta.analysis.load import rocprof_json
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, Trace
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
 from aorta.analysis.load.rocpd import ROCPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
@@ -125,34 +126,37 @@ def test_bytes_of_collectives_are_null_with_a_reason() -> None:
     assert any("does not record the size" in note for note in trace.notes)
 
 
-def test_kinds_follow_the_order_of_calls_where_no_id_links_them() -> None:
-    (trace,) = from_json(unlinked(as_json()))
-    table = trace.intervals
-    assert sorted(table.kind[table.cls == IntervalClass.COMM].tolist()) == sorted(
-        [KIND_CODE["allreduce"], KIND_CODE["reducescatter"]]
-    )
-    assert trace.counters["comm_unlinked"] == 0
+def without_a_call(content: dict[str, Any]) -> dict[str, Any]:
+    unlinked(content)["rocprofiler-sdk-tool"][0]["buffer_records"]["rccl_api"].pop(0)
+    return content
 
 
-def test_kinds_stay_unknown_where_calls_and_kernels_do_not_match_in_number() -> None:
-    content = unlinked(as_json())
-    content["rocprofiler-sdk-tool"][0]["buffer_records"]["rccl_api"].pop(0)
-    (trace,) = from_json(content)
-    table = trace.intervals
-    assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {NULL}
-    assert trace.counters["comm_unlinked"] == 2
-    assert any("ambiguous" in note and "2 RCCL kernels" in note for note in trace.notes)
-
-
-def test_a_mi300_kernel_name_that_tells_its_kind_needs_no_call() -> None:
-    content = as_json()
+def named(content: dict[str, Any]) -> dict[str, Any]:
+    """As on an MI300, whose kernels' names tell their kind."""
     process = content["rocprofiler-sdk-tool"][0]
     process["buffer_records"]["rccl_api"] = []
     for symbol in process["kernel_symbols"]:
         symbol["formatted_kernel_name"] = symbol["formatted_kernel_name"].replace("Generic_4", "AllGather_RING_LL")
-    (trace,) = from_json(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds", "note"),
+    [
+        (unlinked, {"allreduce", "reducescatter"}, ""),  # by the order of calls
+        (without_a_call, set(), "2 RCCL kernels for 1 launching RCCL calls: which is which is ambiguous"),
+        (named, {"allgather"}, ""),
+    ],
+)
+def test_kinds_come_from_names_calls_or_their_order_and_are_not_guessed(
+    change: Callable[[dict[str, Any]], dict[str, Any]], kinds: set[str], note: str
+) -> None:
+    (trace,) = from_json(change(as_json()))
     table = trace.intervals
-    assert set(table.kind[table.cls == IntervalClass.COMM].tolist()) == {KIND_CODE["allgather"]}
+    found = table.kind[table.cls == IntervalClass.COMM].tolist()
+    assert {KINDS[kind] for kind in found if kind != NULL} == kinds
+    assert trace.counters["comm_unlinked"] == found.count(NULL) == (0 if kinds else 2)
+    assert any(note in said for said in trace.notes)
 
 
 def test_nanoseconds_that_a_float_would_round_are_kept_w14() -> None:
