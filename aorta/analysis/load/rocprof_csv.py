@@ -226,6 +226,7 @@ def _values(name: str, cells: Sequence[str], texts: Interner, *, needed: bool) -
         return np.array([texts(cell) for cell in cells], np.int64)
     if not needed and not any(cells):
         return np.full(len(cells), NULL, np.int64)
+    parse: Callable[[str], float | None]
     if name == "counter_value":
         parse, what = _real, "a finite number is needed"
     elif name.endswith("agent_id"):
