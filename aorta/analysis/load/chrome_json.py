@@ -42,12 +42,14 @@ LIMIT: Final = 32 << 20
 _EVENTS: Final = "traceEvents"
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MORE_MEMBERS: Final = re.compile(rb',\s*"')
-_BETWEEN: Final = re.compile(rb"\}\s*,\s*$")
+_BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
 _TRUNCATED: Final = "Input data was truncated"
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _TRIES: Final = 32
 _ADJACENT_TRIES: Final = 16
 """This many cuts are tried one after the other; then the distance doubles, as all may lie inside one event."""
+_NEAR: Final = 1 << 14
+"""Bytes before the end of a block in which cuts are searched first."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 _BACKSLASH: Final = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
@@ -348,28 +350,13 @@ def _raw_events(text: bytes | memoryview) -> list[Event]:
 
 
 def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
-    """Yield the indices just behind the `}` of a `},{` before `size`, from the last one backwards."""
-    before, step = size, 1
-    for tries in range(_TRIES):
-        before = _boundary(text, before)
-        if before < 0:
-            return
-        yield before
-        if tries >= _ADJACENT_TRIES:
-            step *= 2
-            before = max(before - step * 64, 0)
-
-
-def _boundary(text: bytearray, before: int) -> int:
-    """Return the index just behind the `}` of the last `},{` whose `{` lies before `before`; -1 if there is none."""
-    for _ in range(1 << 16):
-        before = text.rfind(b"{", 0, before)
-        if before < 0:
-            return -1
-        match = _BETWEEN.search(text, max(before - 256, 0), before)
-        if match is not None:
-            return match.start() + 1
-    return -1
+    """Yield the indices just behind the `}` of a `},{` before `size`: the last ones first, then ever farther apart."""
+    near = [match.start() + 1 for match in _BETWEEN.finditer(text, max(size - _NEAR, 0), size)][-_ADJACENT_TRIES:]
+    yield from reversed(near)
+    places = [match.start() + 1 for match in _BETWEEN.finditer(text, 0, size)]
+    for tries in range(_ADJACENT_TRIES):
+        if (before := len(near) + 2**tries) <= len(places):
+            yield places[-before]
 
 
 def _reason(error: Exception) -> str:
