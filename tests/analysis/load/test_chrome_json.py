@@ -28,8 +28,15 @@ def scan(body: bytes, size: int = 1 << 20):
         return read_all(body)
 
 
+class Short(io.BytesIO):
+    """A stream that gives less than it is asked for."""
+
+    def readinto(self, buffer):
+        return super().readinto(memoryview(buffer)[:37])
+
+
 def read_all(body: bytes):
-    scanner = RawEvents(io.BufferedReader(io.BytesIO(body)), "t.json")
+    scanner = RawEvents(io.BufferedReader(Short(body)), "t.json")
     found = [{key: json.loads(bytes(value)) for key, value in event.items()} for event in scanner.events()]
     rest = {key: json.loads(bytes(value)) for key, value in (scanner.head | scanner.tail).items()}
     return found, rest
@@ -63,10 +70,8 @@ def test_an_event_full_of_what_looks_like_its_end():
 
 
 def test_the_digits_of_a_time_are_kept():
-    scanner = RawEvents(io.BufferedReader(io.BytesIO(b'[{"ts": 4400494438302.456, "dur": 1e3}]')), "t.json")
-    (event,) = scanner.events()
+    (event,) = RawEvents(io.BufferedReader(io.BytesIO(b'[{"ts": 4400494438302.456}]')), "t.json").events()
     assert bytes(event["ts"]) == b"4400494438302.456"
-    assert bytes(event["dur"]) == b"1e3"
 
 
 @pytest.mark.parametrize(

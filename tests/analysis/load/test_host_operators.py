@@ -19,21 +19,18 @@ times = st.integers(0, 30)
 flat = st.lists(st.tuples(times, times, st.integers(1, 2)).map(lambda row: (*sorted(row[:2]), row[2])), max_size=9)
 
 
-def nested_rows(low: int, high: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
-    """Rows of one thread that nest: each with rows inside of it, one after the other."""
-
-    @st.composite
-    def made(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-        rows: list[tuple[int, int, int]] = []
-        at = low
-        while at < high and len(rows) < 12 and draw(st.booleans()):
-            start = draw(st.integers(at, high - 1))
-            at = draw(st.integers(start + 1, high))
-            rows.append((start, at, 1))
-            rows += draw(nested_rows(start, at))
-        return rows
-
-    return made()
+@st.composite
+def nested_rows(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Rows of two threads that nest, as brackets do."""
+    rows: list[tuple[int, int, int]] = []
+    for thread in (1, 2):
+        begun: list[int] = []
+        for place, begins in enumerate(draw(st.lists(st.booleans(), max_size=24))):
+            if begins:
+                begun.append(place // 3)
+            elif begun:
+                rows.append((begun.pop(), place // 3, thread))
+    return rows
 
 
 def by_moment(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], list[int]]:
@@ -57,11 +54,8 @@ def owners(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
     return found
 
 
-@given(nested_rows(0, 30), nested_rows(0, 30))
-def test_each_moment_of_a_thread_belongs_to_the_innermost_row(
-    one: list[tuple[int, int, int]], other: list[tuple[int, int, int]]
-) -> None:
-    rows = one + [(start, end, 2) for start, end, _ in other]
+@given(nested_rows())
+def test_each_moment_of_a_thread_belongs_to_the_innermost_row(rows: list[tuple[int, int, int]]) -> None:
     assert owners(rows) == {place: running[-1] for place, running in by_moment(rows).items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aorta.analysis.load import chrome_json
 from aorta.analysis.load.interval_table import NULL, IntervalClass
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.timeline.arrays import spans
@@ -37,6 +38,28 @@ def test_categories_of_old_traces_have_capitals():
         ]
     )
     assert (len(trace.intervals), trace.intervals.stream.tolist()) == (2, [7, 7])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        event("never heard of", "x", 0, 1),
+        {key: value for key, value in event("", "x", 0, 1).items() if key != "cat"},
+        event("cuda_runtime", "cudaLaunchKernel", 0, 1, 4242, 4242, correlation=[7]),
+        event("user_annotation", "far", 2.0**43 + 0.5, 1, 4242, 4242),
+        event("Operator", "ProfilerStep#1", 20, 5, 4242, 4242),
+    ],
+)
+@pytest.mark.parametrize("block", [1 << 20, 100])
+def test_an_odd_event_changes_nothing_about_the_others(odd, block, monkeypatch):
+    monkeypatch.setattr(chrome_json, "BLOCK", block)
+    work = [kernel(GEMM, at, 0.125, correlation=at) for at in range(8)]
+    trace = read([*work[:4], odd, step(0, 2, 16), *work[4:]])
+    assert rows(trace, IntervalClass.COMPUTE) == [
+        (GEMM, BASE_NS + at * 1000, BASE_NS + at * 1000 + 125) for at in range(8)
+    ]
+    assert trace.windows.step.tolist() == [0, 1][: 1 + (odd["name"] == "ProfilerStep#1")]
+    assert not trace.notes
 
 
 @pytest.mark.parametrize(("other", "merged"), [("[PP01]", True), ("[PP00]", False)])

@@ -38,18 +38,11 @@ def test_a_collective_is_what_record_param_comms_says_on_the_kernel_or_by_its_ex
     host["args"] = {"External id": 9, **PARAMETERS}
     if on_kernel:
         generic["args"] |= PARAMETERS
-        events = [generic]
-    else:
-        events = [generic, host]
-    trace = read(events)
+    trace = read([generic] if on_kernel else [generic, host])
     table = trace.intervals
-    assert [KINDS[code] for code in table.kind] == ["allgather"]
+    (row,) = zip(table.kind, table.bytes, table.seq, table.dtype, strict=True)
     # The full array of an all-gather is what came out of it: 800 numbers of 2 bytes.
-    assert (table.bytes.tolist(), table.seq.tolist(), [table.dtypes[c] for c in table.dtype]) == (
-        [1600],
-        [41],
-        ["bfloat16"],
-    )
+    assert (KINDS[row[0]], *row[1:3], table.dtypes[row[3]]) == ("allgather", 1600, 41, "bfloat16")
     assert trace.group_ranks == {"7": tuple(range(8))}
     assert trace.counters.get("comm_unlinked", 0) == 0
 
@@ -77,14 +70,9 @@ def test_kernels_without_a_host_operation_are_counted_and_still_measured_w16():
     ],
 )
 def test_bytes_are_those_of_the_full_array(name, taken, given, full):
-    arguments = PARAMETERS | {
-        "Collective name": name,
-        "In msg nelems": taken,
-        "Out msg nelems": given,
-        "dtype": "Float",
-    }
     generic = kernel("ncclDevKernel_Generic", 0, 5)
-    generic["args"] |= arguments
+    said = {"Collective name": name, "In msg nelems": taken, "Out msg nelems": given, "dtype": "Float"}
+    generic["args"] |= PARAMETERS | said
     assert read([generic]).intervals.bytes.tolist() == [full * 4]
 
 
@@ -172,26 +160,23 @@ def test_copies_that_a_collective_launched_are_communication(on_copy):
     assert (measured.comm_ns, measured.hidden_ns, measured.copy_ns) == (8000, 5000, 4000)
 
 
-def test_what_a_collective_copies_from_the_host_or_fills_is_no_communication():
-    others = [
-        copy("Memcpy HtoD (Pageable -> Device)", 10, 5, 9),
-        copy("Memcpy DtoH (Device -> Pinned)", 20, 5, 9),
-        copy("CopyHostToDevice", 30, 5, 9),
-        copy("Memset (Device)", 40, 5, 9, cat="gpu_memset"),
-    ]
-    trace = read([parameters(9), *others])
-    assert set(trace.intervals.cls.tolist()) == {IntervalClass.COPY}
+@pytest.mark.parametrize(
+    ("row", "patterns", "communicates"),
+    [
+        (copy("Memcpy HtoD (Pageable -> Device)", 10, 5, 9), (), False),
+        (copy("Memcpy DtoH (Device -> Pinned)", 20, 5, 9), (), False),
+        (copy("CopyHostToDevice", 30, 5, 9), (), False),
+        (copy("Memset (Device)", 40, 5, 9, cat="gpu_memset"), (), False),
+        (copy(PEER, 10, 5), (), False),
+        (copy(PEER, 20, 5, 12), (), False),
+        (copy(PEER, 10, 5, 12), ("PtoP",), True),
+        (copy("Memcpy DtoD (Device -> Device)", 20, 5), ("PtoP",), False),
+    ],
+)
+def test_other_copies_are_communication_by_the_command_line_alone(row, patterns, communicates):
+    trace = read([parameters(9), row, kernel(GEMM, 0, 5)], patterns=patterns)
+    assert (len(rows(trace, IntervalClass.COMM)), trace.unseen) == (communicates, None)
     assert "comm_copies" not in trace.counters
-
-
-def test_a_copy_that_nothing_says_anything_of_stays_a_copy():
-    trace = read([parameters(9), copy(PEER, 10, 5), copy(PEER, 20, 5, 12), kernel(GEMM, 0, 5)])
-    assert (rows(trace, IntervalClass.COMM), trace.unseen) == ([], None)
-
-
-def test_copies_named_on_the_command_line_are_communication():
-    trace = read([copy(PEER, 10, 5, 12), copy("Memcpy DtoD (Device -> Device)", 20, 5)], patterns=["PtoP"])
-    assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == [PEER]
 
 
 def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_unknown():
@@ -208,11 +193,7 @@ def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_un
 def test_a_kernel_is_communication_by_its_operator_only_where_both_have_an_id():
     operator = event("cpu_op", "symm_mem::put_signal", 0, 9, 4242, 4242, External_id=8)
     unlinked = event("cpu_op", "c10d::allreduce_", 0, 9, 4242, 4242)
-    others = [
-        kernel("k1", 0, 5, External_id=8),
-        kernel("k2", 5, 5, External_id=None),
-        kernel(GEMM, 10, 5, External_id=8),
-    ]
-    trace = read([operator, unlinked, *others])
+    work = [kernel(name, at, 5, External_id=ident) for name, at, ident in (("k1", 0, 8), ("k2", 5, None), (GEMM, 9, 8))]
+    trace = read([operator, unlinked, *work])
     assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == ["k1"]
     assert KINDS[trace.intervals.kind[0]] == "send"

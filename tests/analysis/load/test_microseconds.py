@@ -91,14 +91,11 @@ def test_decoding_refuses_numbers_of_which_it_would_lose_a_digit():
 
 
 @pytest.mark.parametrize("text", ["null", "1e400", '"1"', "1e18", "-", "1.2.3", "[1]", "9" * 16, "9" * 19, "9" * 5000])
-def test_what_no_clock_shows_is_not_known(text):
+def test_what_no_clock_shows_is_not_known_and_what_is_no_time_is_refused_at_once(text):
     assert one(text) is None
-
-
-@pytest.mark.parametrize("text", [b"null", b"1e999999999", b"-", b"1.2.3", b"NaN", b"9" * 5000, b"\xff"])
-def test_a_value_that_is_no_time_is_refused_at_once(text):
-    with pytest.raises(ValueError, match="not a number of microseconds"):
-        of_value(text)
+    for none in ("null", "1e999999999", "-", "1.2.3", "NaN", "9" * 5000):
+        with pytest.raises(ValueError, match="not a number of microseconds"):
+            of_value(none.encode())
 
 
 @given(st.integers(-(10**19), 10**19))
