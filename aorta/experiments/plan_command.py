@@ -62,7 +62,7 @@ DEMO_OPTIONS: Final = (
 DEMO_OVERRIDES: Final = (
     *("training.device=cpu", "parallel=ddp", "training.max_steps=25"),
     # Transfers that take long beside gloo's own: on two cores the real ones compete with computation.
-    *("fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.1"),
+    *("fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.05"),
 )
 
 
