@@ -18,7 +18,7 @@ OTHERWISE = {
     "analysis/load/locations.py": "unpacks into a temporary folder",
     "analysis/load/open.py": "copies into a temporary folder",
     "analysis/report/picture_drawing.py": "writes to the path that the report gives it",
-    "analysis/report/html/__init__.py": "writes to the path that the report gives it",
+    "analysis/report/html/page_content.py": "writes to the path that the report gives it",
     "analysis/table_files.py": "writes to the path that the report gives it",
     "autopsy/processes.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",

@@ -43,8 +43,17 @@ class Curve:
     high: np.ndarray
 
     def constant(self, whole: float | None = None) -> float | None:
-        """Return the value of all points and bands; None where they differ. `whole`: of a share, its range."""
-        return constant(np.concatenate([self.low, self.high]), whole)
+        """Return the median of values that do not change, so that a chart of them would show nothing; None where they
+        do, or none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median,
+        or of the `whole` that a share is drawn on at most `_STILL_SHARE`.
+        """
+        values = np.concatenate([self.low, self.high])
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return None
+        middle = float(np.median(known))
+        room = _STILL * abs(middle) if whole is None else _STILL_SHARE * whole
+        return middle if float(known.max() - known.min()) <= room else None
 
     @property
     def known(self) -> bool:
@@ -82,19 +91,6 @@ def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
 def steps_a_point(steps: np.ndarray) -> int:
     """Return how many of these global steps share a point of a curve."""
     return max(1, -(-len(steps) // POINTS))
-
-
-def constant(values: np.ndarray, whole: float | None = None) -> float | None:
-    """Return the median of values that do not change, so that a chart of them would show nothing; None where they do,
-    or none is known. Not to change means: from the lowest to the highest it is at most `_STILL` of the median, or of
-    the `whole` that a share is drawn on at most `_STILL_SHARE`.
-    """
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return None
-    middle = float(np.median(known))
-    room = _STILL * abs(middle) if whole is None else _STILL_SHARE * whole
-    return middle if float(known.max() - known.min()) <= room else None
 
 
 class Series:
@@ -204,7 +200,9 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
     """Return the median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty
     without a step that is on all ranks.
     """
-    times, known = _job_steps(dataset)
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
+    times = job_steps(dataset.table("rank", "global_step", _STEP_MS), ranks).sort_index().sort_values(kind="stable")
+    known = by_step(dataset, JOB_STEP)[2] is None  # not where ranks are missing; those read are still drawn
     if times.empty:
         return []
     slowest = times[times == times.iloc[-1]].index[0]
@@ -213,15 +211,6 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
         ChosenStep(why if known else _OF_SOME[why], int(step), float(times.loc[step]) if known else None)
         for why, step in places.items()
     ]
-
-
-def _job_steps(dataset: LabelledRun) -> tuple[pd.Series[float], bool]:
-    """Step times, the max over the ranks that were read, from the shortest; of equal ones the earlier step first. And
-    whether they are job steps: not where ranks are missing or not known, which are still drawn.
-    """
-    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
-    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
-    return times.sort_index().sort_values(kind="stable"), by_step(dataset, JOB_STEP)[2] is None
 
 
 PARTS = (

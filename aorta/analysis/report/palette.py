@@ -102,6 +102,13 @@ SERIES: Final = tuple(
 """Colour and dash of the first dataset, the second, ..."""
 
 
+RAMP: Final = (
+    *("#00204C", "#002C6A", "#0E376D", "#31446B", "#45506B", "#565C6C", "#666870", "#757575"),
+    *("#848178", "#958F78", "#A69C75", "#B8AB70", "#CAB969", "#DDC95F", "#F0D951", "#FFE945"),
+)
+"""From a low value to a high one: cividis, which everybody sees alike (https://doi.org/10.1371/journal.pone.0199239)."""
+
+
 def lane_color(lane: str) -> str:
     """Return the colour of a lane of a timeline: computation, a kind of collective, or the rest."""
     return light(_LANES.get(lane) or (lane if lane in _KINDS else "other-kind"))
@@ -110,20 +117,6 @@ def lane_color(lane: str) -> str:
 def phase_color(phase: str) -> str:
     """Return the colour of a phase of a block: that of computation if it is neither forward nor backward."""
     return light(phase if phase in ("forward", "backward") else "compute")
-
-
-def ramp(count: int) -> list[str]:
-    """Return `count` colours from a low value to a high one: the ends and middle of cividis, which everybody sees alike
-    (Nunez, Anderton, Renslow, https://doi.org/10.1371/journal.pone.0199239), and what lies between them.
-    """
-    anchors = ((0x00, 0x22, 0x4E), (0x7D, 0x7C, 0x78), (0xFE, 0xE8, 0x38))
-    colors = []
-    for at in range(count):
-        place = 2 * at / (count - 1)
-        low, share = anchors[min(1, int(place))], place - min(1, int(place))
-        high = anchors[min(1, int(place)) + 1]
-        colors.append("#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in zip(low, high, strict=True)))
-    return colors
 
 
 def luminance(color: str) -> float:

@@ -97,8 +97,7 @@ def side_by_side_figure(sides: Sequence[Side], shown: TypicalStep, path: Path) -
             y += 1.0 if rank == before else 2.0
             ticks.append((y, lane if rank == before or not lane else f"rank {rank}   {lane}"))
             before = rank
-            for waits in (False, True):
-                _bars(axes, [span for span in spans if (span.kind == BLOCKED) is waits], y, waits=waits)
+            _bars(axes, spans, y)
             for span in spans:
                 _label(axes, span, y, inches_a_ms)
         axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=8)
@@ -176,35 +175,33 @@ def _save(
 
 def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
     """Return the rows of bars of a rank: name and spans; spans of a lane that run together have a row each, the first
-    of which has the name. Stalls lie over what computes.
+    of which has the name. Stalls are in the first row of their lane, over what computes.
     """
     rows: list[tuple[str, list[Span]]] = []
     for lane in sorted({span.lane for span in spans}, key=lane_order):
+        mine = sorted((span for span in spans if span.lane == lane), key=lambda span: span.start_ms)
         tracks: list[list[Span]] = []
-        for span in sorted((span for span in spans if span.lane == lane), key=lambda span: span.start_ms):
-            over = span.kind == BLOCKED
-            ends = [
-                [each.start_ms + each.length_ms for each in track if each.kind != BLOCKED or over] for track in tracks
-            ]
-            free = (
-                track for track, end in zip(tracks, ends, strict=True) if over or max(end, default=0) <= span.start_ms
-            )
-            track = next(free, None)
+        for span in (span for span in mine if span.kind != BLOCKED):
+            track = next((each for each in tracks if each[-1].start_ms + each[-1].length_ms <= span.start_ms), None)
             if track is None:
                 tracks.append(track := [])
             track.append(span)
-        rows += [(lane if number == 0 else "", track) for number, track in enumerate(tracks)]
+        stalls = [span for span in mine if span.kind == BLOCKED]
+        rows += [
+            (lane if at == 0 else "", track + (stalls if at == 0 else [])) for at, track in enumerate(tracks or [[]])
+        ]
     return rows
 
 
-def _bars(axes: Axes, spans: Sequence[Span], row: float, *, waits: bool) -> None:
-    if not spans:
-        return
-    colors = [color_of(span.kind, span.lane) for span in spans]
+def _bars(axes: Axes, spans: Sequence[Span], row: float) -> None:
+    bars = [span for span in spans if span.kind != BLOCKED]
+    colors = [color_of(span.kind, span.lane) for span in bars]
     look: dict[str, Any] = {"facecolors": colors, "edgecolors": "white", "linewidth": 0.6}
-    if waits:  # on a ground of its own: the lines do not show on the dark of a backward pass
-        look = {"facecolors": (1, 1, 1, 0.6), "edgecolors": INK, "hatch": _HATCH, "linewidth": 0.0}
-    axes.broken_barh([(span.start_ms, span.length_ms) for span in spans], (row - 0.4, 0.8), **look)
+    axes.broken_barh([(span.start_ms, span.length_ms) for span in bars], (row - 0.4, 0.8), **look)
+    # On a ground of its own: the lines do not show on the dark of a backward pass.
+    stalls = [(span.start_ms, span.length_ms) for span in spans if span.kind == BLOCKED]
+    look = {"facecolors": (1, 1, 1, 0.6), "edgecolors": INK, "hatch": _HATCH, "linewidth": 0.0}
+    axes.broken_barh(stalls, (row - 0.4, 0.8), **look)
 
 
 _SHORT_KINDS: Final = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}

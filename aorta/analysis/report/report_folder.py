@@ -22,7 +22,7 @@ from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives, Location
-from aorta.analysis.report.html import PAGE_FILE, write_page
+from aorta.analysis.report.html.page_content import PAGE_FILE, write_page
 from aorta.analysis.report.pictures import pictures
 from aorta.analysis.report.report_tables import remove_tables, write_tables
 from aorta.analysis.report.source_facts import notes_of

@@ -24,7 +24,7 @@ from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, json_text, rough_ms
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.report.html import PAGE_FILE
+from aorta.analysis.report.html.page_content import PAGE_FILE
 from aorta.analysis.report.html.verdict_cards import result_of
 from aorta.analysis.report.kernels import kernel_block
 from aorta.analysis.report.run_tables import (

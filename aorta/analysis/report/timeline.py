@@ -95,12 +95,8 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
         starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
         found = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
         bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in found.items()}
-        worst = max(bounds.values())
-        error = (
-            "their error is not known"
-            if None in found.values()
-            else f"known to {rough_ms(worst)} (dark at both ends of a step)"
-        )
+        known = None not in found.values()
+        error = f"known to {rough_ms(max(bounds.values()))}" if known else "their error is not known"
         told = f"Ranks are on one clock by their measured offsets, {error}."
     else:
         absent = next(rank for rank in places if rank not in clocks)

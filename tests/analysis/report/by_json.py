@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.report import html, kernels, run_tables, tables, terminal_text
-from aorta.analysis.report.html import summary_charts, verdict_cards
+from aorta.analysis.report import kernels, run_tables, tables, terminal_text
+from aorta.analysis.report.html import page_content, summary_charts, verdict_cards
 from aorta.terminal_style import PLAIN, Style
 from tests.analysis.by_json import built, by_json
 
@@ -43,4 +43,4 @@ def collectives_text(label: str, entry: Any) -> str:
 
 def write_page(datasets: Any, summary: Any, path: Path) -> None:
     """Write the page of a summary."""
-    html.write_page(datasets, built(Summary, summary), path)
+    page_content.write_page(datasets, built(Summary, summary), path)

@@ -13,7 +13,7 @@ from typing import Final
 
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.report.html import PAGE_FILE, write_page
+from aorta.analysis.report.html.page_content import PAGE_FILE, write_page
 from aorta.analysis.summary import summarize
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.report import verdict_on, write_verdict

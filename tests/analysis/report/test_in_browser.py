@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.palette import MEANINGS, SURFACES, lane_color, light, ramp
+from aorta.analysis.report.palette import MEANINGS, RAMP, SURFACES, lane_color, light
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.by_json import summarize
 from tests.analysis.report.browsing import (
@@ -52,7 +52,7 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
     opened(browser, report)
     assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert complaints(browser) == []
-    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Overlap lost')")
+    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Slower')")
     roots = asked(browser, "Bokeh.documents[0].roots().length")
     drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
     assert roots >= 12
@@ -164,7 +164,7 @@ def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Pa
     unfolded(browser)
     Select(browser.find_element(By.ID, "map-metric")).select_by_value("step_ms")
     clicked(browser, "#map-stretched")
-    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (ramp(256)[0], ramp(256)[-1])]
+    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (RAMP[0], RAMP[-1])]
     seen: list[list[int]] = []
 
     def drawn(browser: Chrome) -> bool:

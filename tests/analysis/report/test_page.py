@@ -375,6 +375,12 @@ def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> Non
         assert heading[1] == text, here[:80]
 
 
+def test_every_column_of_numbers_says_what_it_is(written: tuple[dict, str]) -> None:
+    heads = re.findall(r'<th scope="col" data-numeric="true"[^>]*>(.*?)</th>', written[1])
+    assert heads
+    assert all(re.fullmatch(r'<button type="button">[^<]+</button>', head) for head in heads)
+
+
 def test_what_rules_found_stands_below_the_timeline(tmp_path: Path) -> None:
     datasets = {"x": two_runs(tmp_path, ranks=1, steps=6)["cuda"]}
     summary = summarize(subjects(datasets))

@@ -64,7 +64,7 @@ def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     assert "overlap_over_compute" not in said  # it is in summary.json
     assert "exposed_share = exposed/step" in said
     assert text.startswith("[?] Not tested: ")
-    assert "Why: one launch per side" in said
+    assert "One launch per side; a verdict needs four." in said
     assert text.index("Cause:") < text.index("overlap_ratio  ") < text.index("2 of 2 ranks")
 
 

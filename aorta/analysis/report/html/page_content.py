@@ -15,9 +15,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
-
-from jinja2 import Environment, StrictUndefined
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import sentence_rows
@@ -64,8 +63,10 @@ from aorta.analysis.report.timeline import TimelineSpans, spans_of
 from aorta.analysis.straggler import sentences
 from aorta.autopsy.verdict import Verdict, waiting_sentence
 from aorta.command_line import rounded_time
+from aorta.records.files import NOT_UTF8
 from aorta.redaction import redact
 
+PAGE_FILE: Final = "report.html"
 SPAN_BUDGET: Final = 36_000
 """Of all timelines together: about 30 bytes each in the file."""
 SHOWN_RANKS: Final = 2
@@ -83,9 +84,26 @@ class Legend:
     side: str
 
 
-def page_html(
-    datasets: Mapping[str, LabelledRun], summary: Summary, named: Callable[[Any], Any] = lambda found: found
-) -> str:
+def write_page(
+    datasets: Mapping[str, LabelledRun],
+    summary: Summary,
+    path: Path,
+    named: Callable[[Any], Any] = lambda found: found,
+) -> None:
+    """Write the page of a report to `path`, replacing what is there.
+
+    Args:
+        datasets: label -> dataset, as `summary.datasets` has them; the reference and the candidate among them.
+        summary: the content of `summary.json`.
+        named: puts the name of an archive in place of the temporary folder that it was unpacked to.
+
+    Raises:
+        OSError: `path` cannot be written.
+    """
+    path.write_text(page_html(datasets, summary, named), encoding="utf-8", errors=NOT_UTF8, newline="\n")
+
+
+def page_html(datasets: Mapping[str, LabelledRun], summary: Summary, named: Callable[[Any], Any]) -> str:
     """Return the page as text; `named` as in `write_page`, for what comes from records and not from the summary."""
     entries = {label: summary.datasets[label] for label in datasets}
     comparison = known(summary.comparison)
@@ -166,7 +184,7 @@ def page_html(
     data = {
         **for_scripts(),
         "timelines": payload(spans),
-        "kindColors": {each.name: each.color for each in switched.kinds},
+        "kindColors": {each["name"]: each["color"] for each in switched["kinds"]},
         "maps": mapped,
         "labels": list(datasets),
     }
@@ -316,6 +334,8 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
     drawn, ids = document([chart.model for chart in charts])
     roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
     page = {**data, "document": drawn, "roots": roots}
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"shown": json_text, "cells": page_table}
     template = environment.from_string(_asset(_TEMPLATE))

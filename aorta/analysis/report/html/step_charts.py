@@ -24,7 +24,7 @@ from aorta.analysis.report.html.bokeh_chart import (
     plain,
     source,
 )
-from aorta.analysis.report.palette import INK, SERIES, light, ramp
+from aorta.analysis.report.palette import INK, RAMP, SERIES, light
 
 _DEVICES: Final = (
     ("device_sclk_mhz", "Clock of the compute units", "MHz"),
@@ -127,7 +127,7 @@ def map_charts(series: Mapping[str, Series], ranks: Sequence[tuple[int, int]]) -
     names = [name for name in MAPPED if any(found[name] is not None for found in maps.values())]
     charts: list[Chart] = []
     shared = model("DataRange1d")
-    mapper = model("LinearColorMapper", palette=ramp(256), low=0, high=1, name="map-colors")
+    mapper = model("LinearColorMapper", palette=list(RAMP), low=0, high=1, name="map-colors")
     mapper.attributes["nan_color"] = "rgba(127,127,127,0.25)"
     for number, (label, found) in enumerate(maps.items()):
         shape = next((each for each in found.values() if each is not None), None)

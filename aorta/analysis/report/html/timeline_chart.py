@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -107,34 +106,21 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True)
-class SpanKind:
-    """A kind of spans: its colour on a light background, and whether it is drawn hatched."""
-
-    name: str
-    color: str
-    hatched: bool
-
-
-@dataclass(frozen=True)
-class Switches:
-    """The streams and kinds that can be switched off."""
-
-    lanes: list[str]
-    kinds: list[SpanKind]
-
-
-def switches(spans: Sequence[TimelineSpans]) -> Switches:
-    """Return the streams in the order in which they are read, and the kinds, of all timelines."""
-    lanes: dict[str, None] = {}
-    kinds: dict[str, str] = {}
+def switches(spans: Sequence[TimelineSpans]) -> dict[str, Any]:
+    """Return what can be switched off: `lanes` in the order in which they are read, and `kinds` with the colour of each
+    on a light background and whether it is `hatched`.
+    """
+    kinds: dict[str, dict[str, Any]] = {}
     for each in spans:
-        lanes |= dict.fromkeys(each.lanes)
-        pairs = np.unique(np.stack([each.columns["kind"], each.columns["lane"]]), axis=1).T.tolist()
-        for kind, lane in pairs:
-            kinds.setdefault(each.kinds[kind], color_of(each.kinds[kind], each.lanes[lane]))
-    made = [SpanKind(name, color, name == BLOCKED) for name, color in kinds.items()]
-    return Switches(sorted(lanes, key=lane_order), made)
+        for kind, lane in np.unique(np.stack([each.columns["kind"], each.columns["lane"]]), axis=1).T.tolist():
+            name = each.kinds[kind]
+            kinds.setdefault(
+                name, {"name": name, "color": color_of(name, each.lanes[lane]), "hatched": name == BLOCKED}
+            )
+    return {
+        "lanes": sorted({lane for each in spans for lane in each.lanes}, key=lane_order),
+        "kinds": [*kinds.values()],
+    }
 
 
 def _packed(columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, str]]:
