@@ -38,11 +38,6 @@ def spans(intervals: Iterable[Interval] = ()) -> Spans:
     return Spans(pairs[:, 0], pairs[:, 1])
 
 
-def pairs(columns: Spans) -> list[Interval]:
-    """Return the columns as `(start, end)` pairs of Python integers."""
-    return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
-
-
 def merge(columns: Spans) -> Spans:
     """Merge any intervals: sorted, disjoint, abutting ones joined, empty ones dropped. n log n; linear when sorted.
 
@@ -107,58 +102,9 @@ def covered_ns(rows: Spans, merged: Spans) -> Int64:
     return until(rows.end) - until(rows.start)
 
 
-def subtract(left: Spans, right: Spans) -> Spans:
-    """Return the time that is in the merged set `left` but not in the merged set `right`."""
-    if not len(left.start) or not len(right.start):
-        return left
-    start = np.concatenate((left.start[:1], right.end))
-    end = np.concatenate((right.start, left.end[-1:]))
-    gaps = start < end
-    return intersect(left, Spans(start[gaps], end[gaps]))
-
-
-def clip(columns: Spans, window: Interval) -> Spans:
-    """Return the parts of any intervals that lie inside `window`; order kept, nothing merged, empty parts dropped.
-
-    Raises:
-        IntervalError: an interval ends before it starts (dropped silently, it would read as "nothing ran").
-    """
-    refuse_inverted(*columns)
-    start, end = np.maximum(columns.start, window[0]), np.minimum(columns.end, window[1])
-    inside = start < end
-    return Spans(start[inside], end[inside])
-
-
-def cut(merged: Spans, window: Interval) -> Spans:
-    """Clip a merged set as `clip` does: logarithmic, so that many windows of one long trace cost little."""
-    low = int(np.searchsorted(merged.end, window[0], side="right"))
-    high = max(int(np.searchsorted(merged.start, window[1], side="left")), low)
-    return clip(Spans(merged.start[low:high], merged.end[low:high]), window)
-
-
 def measure(merged: Spans) -> int:
     """Return the length of a merged set in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return int((merged.end - merged.start).sum())
-
-
-def tile(window: Interval, lanes: Mapping[int, Spans]) -> tuple[Spans, Int64]:
-    """Divide the window into intervals with a constant set of active lanes, given as a mask.
-
-    Args:
-        lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.
-    """
-    if window[0] >= window[1]:
-        return spans(), np.zeros(0, np.int64)
-    times = [np.array(window, np.int64), *(edge for lane in lanes.values() for edge in lane)]
-    flips = [np.zeros(2, np.int64)]
-    flips += [np.full(len(edge), 1 << bit, np.int64) for bit, lane in lanes.items() for edge in lane]
-    edges, where = np.unique(np.concatenate(times), return_inverse=True)
-    toggled = np.zeros(len(edges), np.int64)
-    np.bitwise_xor.at(toggled, where, np.concatenate(flips))
-    masks = np.bitwise_xor.accumulate(toggled)[:-1]
-    changed = np.concatenate(([True], masks[1:] != masks[:-1]))
-    starts = edges[:-1][changed]
-    return Spans(starts, np.concatenate((starts[1:], edges[-1:]))), masks[changed]
 
 
 def refuse_inverted(start: Int64, end: Int64) -> None:
@@ -176,15 +122,26 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
 
 
 def tile_windows(windows: Spans, lanes: Mapping[int, Spans]) -> tuple[Int64, Spans, Int64]:
-    """`tile` of many windows, which may overlap: window of each tile, tiles by window and time, and their masks.
+    """Divide every window into intervals with a constant set of active lanes, idle intervals included.
 
     Args:
+        windows: in any order; they may overlap.
         lanes: bit -> merged intervals.
+
+    Returns:
+        The window of each interval, the intervals by window and time, and their lanes as masks.
     """
-    if not len(windows.start):
-        return np.zeros(0, np.int64), spans(), np.zeros(0, np.int64)
-    whole = int(windows.start.min()), int(windows.end.max())
-    tiles, masks = tile(whole, {bit: cut(lane, whole) for bit, lane in lanes.items()})
+    times, flips = [*windows], [np.zeros(2 * len(windows.start), np.int64)]
+    for bit, lane in lanes.items():
+        times += lane
+        flips.append(np.full(2 * len(lane.start), 1 << bit, np.int64))
+    edges, where = np.unique(np.concatenate(times), return_inverse=True)
+    toggled = np.zeros(len(edges), np.int64)
+    np.bitwise_xor.at(toggled, where, np.concatenate(flips))
+    masks = np.bitwise_xor.accumulate(toggled)[:-1]
+    changed = np.diff(masks, prepend=-1) != 0
+    starts = edges[:-1][changed]
+    tiles, masks = Spans(starts, np.append(starts[1:], edges[-1:])), masks[changed]
     mine, at = _meeting(windows, tiles)
     start, end = np.maximum(windows.start[mine], tiles.start[at]), np.minimum(windows.end[mine], tiles.end[at])
     filled = start < end

@@ -17,7 +17,7 @@ from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.trace_source import Source
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.records.schema import Step
-from aorta.timeline.arrays import Spans, pairs
+from aorta.timeline.arrays import Spans
 from aorta.timeline.overlap import Overlap
 from tests.device_path.launch import launched
 from tests.device_path.program_kineto import STEPS
@@ -44,13 +44,13 @@ class Seen:
         (device,) = device_timelines(self.trace)
         windows = Spans(self.trace.windows.start_ns, self.trace.windows.end_ns)
         return [
-            (line, overlap, self.collectives(window))
-            for line, overlap, window in zip(self.lines, device.measure(windows), pairs(windows), strict=True)
+            (line, overlap, self.collectives(int(start), int(end)))
+            for line, overlap, start, end in zip(self.lines, device.measure(windows), *windows, strict=True)
         ]
 
-    def collectives(self, window: tuple[int, int]) -> list[Row]:
+    def collectives(self, start_ns: int, end_ns: int) -> list[Row]:
         table, kinds = self.trace.intervals, {code: kind for kind, code in KIND_CODE.items()}
-        chosen = (table.cls == IntervalClass.COMM) & (table.start_ns >= window[0]) & (table.start_ns < window[1])
+        chosen = (table.cls == IntervalClass.COMM) & (table.start_ns >= start_ns) & (table.start_ns < end_ns)
         own = table.take(chosen)
         rows = zip(own.kind.tolist(), own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
         return sorted(((kinds[kind], low, high) for kind, low, high in rows), key=lambda row: row[1:])

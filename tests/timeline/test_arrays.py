@@ -10,30 +10,25 @@ from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
-from aorta.timeline.arrays import Spans, pairs, spans
+from aorta.timeline.arrays import Spans, spans
 from aorta.timeline.classes import LANES
 from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes
 from tests.strategies import bases, collectives, interval_lists, shifted
 from tests.strategies import intervals as windows
 
 
+def pairs(columns):
+    return list(zip(*(end.tolist() for end in columns), strict=True))
+
+
 @given(interval_lists, interval_lists, bases)
-def test_union_intersection_and_difference_are_those_of_lists(left, right, base):
+def test_union_and_intersection_are_those_of_lists(left, right, base):
     left, right = shifted(left, base), shifted(right, base)
     one, two = intervals.merge(left), intervals.merge(right)
     assert pairs(arrays.merge(spans(left))) == one
     assert pairs(arrays.intersect(spans(one), spans(two))) == intervals.intersect(one, two)
-    assert pairs(arrays.subtract(spans(one), spans(two))) == intervals.subtract(one, two)
     assert pairs(arrays.union([spans(one), spans(two)])) == intervals.merge([*one, *two])
     assert arrays.measure(spans(one)) == intervals.measure(one)
-
-
-@given(interval_lists, windows, bases)
-def test_clipping_is_that_of_lists_and_quick_for_merged_ones(found, window, base):
-    found, (window,) = shifted(found, base), shifted([window], base)
-    assert pairs(arrays.clip(spans(found), window)) == intervals.clip(found, window)
-    merged = intervals.merge(found)
-    assert pairs(arrays.cut(spans(merged), window)) == intervals.clip(merged, window)
 
 
 @given(st.lists(windows, max_size=4), interval_lists, collectives, interval_lists, interval_lists, bases)
@@ -99,6 +94,6 @@ def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
 @given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
 def test_an_interval_that_ends_before_it_starts_is_refused(found, start, by):
     inverted = spans([*found, (start, start - by)])
-    for operation in (arrays.merge, lambda columns: arrays.clip(columns, (-100, 100))):
+    for operation in (arrays.merge, lambda columns: arrays.measure_windows(columns, compute=spans(), comm={})):
         with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
             operation(inverted)
