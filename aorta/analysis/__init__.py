@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from aorta.analysis.tables import Run
+    from aorta.analysis.run import Run
 
 __all__ = [
     "collectives",
@@ -64,14 +64,14 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
 
     Args:
         run: what `load_run` takes, or its result.
-        columns: only these columns, at 8 bytes per column and row. By default those of `frames.steps_frame`, then those
-            of `devices.step_columns`.
+        columns: only these columns, at 8 bytes per column and row. By default those of `dataframes.steps_frame`, then
+            those of `devices.step_columns`.
 
     Raises:
         InputError: as `load_run`.
     """
+    from aorta.analysis.dataframes import steps_frame
     from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
-    from aorta.analysis.frames import steps_frame
 
     loaded = _loaded(run)
     if columns is not None and not set(columns) & set(STEP_COLUMNS):
@@ -94,12 +94,12 @@ def device_samples(run: str | Path | Run) -> pd.DataFrame:
 
 
 def user_ranges(run: str | Path | Run) -> pd.DataFrame:
-    """Return one row per range that the loop named (`recording.range`); columns as in `frames.ranges_frame`.
+    """Return one row per range that the loop named (`recording.range`); columns as in `dataframes.ranges_frame`.
 
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.frames import ranges_frame
+    from aorta.analysis.dataframes import ranges_frame
 
     return ranges_frame(_loaded(run))
 
@@ -111,16 +111,17 @@ def collectives(
     steps: tuple[int, int] | None = None,
     kinds: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per collective and rank; warm-up is included and flagged. Columns as in `frames.iter_collectives`.
+    """Return one row per collective and rank; warm-up is included and flagged. Columns as in
+    `dataframes.iter_collectives`.
 
     Args:
         ranks, steps, kinds: keep only these rows (`steps`: a half-open range of global steps). Collectives are matched
             over all ranks before.
 
     Raises:
-        InputError: as `load_run`, or more than `frames.ROW_LIMIT` rows are left.
+        InputError: as `load_run`, or more than `dataframes.ROW_LIMIT` rows are left.
     """
-    from aorta.analysis.frames import collectives_frame
+    from aorta.analysis.dataframes import collectives_frame
 
     return collectives_frame(_loaded(run), ranks, steps, kinds)
 
@@ -131,7 +132,7 @@ def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = N
     Raises:
         InputError: as `load_run`.
     """
-    from aorta.analysis.frames import iter_collectives as frames
+    from aorta.analysis.dataframes import iter_collectives as frames
 
     yield from frames(_loaded(run), steps)
 

@@ -24,14 +24,15 @@ from aorta.analysis.collective_metrics import (
     overlap_efficiency,
     with_open_starts,
 )
+from aorta.analysis.dataframes import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
-from aorta.analysis.frames import metric_names, null_reasons, step_column, steps_frame
+from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
+from aorta.analysis.run import Run
 from aorta.analysis.stats import describe
-from aorta.analysis.tables import Floats, Ints, Run
 from aorta.timeline.overlap import AT_CUTOFFS
 
 NOTHING_USED: Final = "no step is left after warm-up"
@@ -62,7 +63,7 @@ class LabelledRun:
     run: Run
 
     def table(self, *columns: str, warmup: bool = False) -> pd.DataFrame:
-        """Return the columns of `frames.steps_frame`, one row per rank-step; warm-up only on request."""
+        """Return the columns of `dataframes.steps_frame`, one row per rank-step; warm-up only on request."""
         frame = steps_frame(self.run, columns)
         return frame if warmup else frame[self.used]
 
@@ -81,15 +82,15 @@ class LabelledRun:
         """Whether any sample of a device was taken that did not fail."""
         return not self.device_samples["failed"].all()
 
-    @cached_property
-    def used(self) -> npt.NDArray[np.bool_]:
+    @property
+    def used(self) -> Bools:
         """For each rank-step, whether aggregates include it."""
-        return np.asarray(self.run.over_ranks(lambda steps: steps.used), bool)
+        return self.run.steps.used
 
     @cached_property
     def global_steps(self) -> Ints:
         """The global steps that aggregates include, in order."""
-        return np.unique(step_column(self.run, "global_step")[self.used])
+        return np.unique(self.run.steps.global_step[self.used])
 
     @cached_property
     def pace(self) -> Pace:
@@ -174,7 +175,7 @@ def _source(run: Run) -> SourceFacts:
 
 def _counts(dataset: LabelledRun) -> StepCounts:
     read, used = len(dataset.used), int(dataset.used.sum())
-    warm = int(np.count_nonzero(step_column(dataset.run, "warmup")))
+    warm = int(np.count_nonzero(dataset.run.steps.warmup))
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
         isolated.update(tables.isolated_counts())

@@ -24,8 +24,9 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import RankTimes, Straggler
 from aorta.analysis.formatting import TEXT
+from aorta.analysis.frames import NO_TIME, NOWHERE, Lane
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.tables import NO_TIME, Ints, RankTables, Run
+from aorta.analysis.run import RankTables, Run
 from aorta.timeline.intervals import Interval, clip, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -89,37 +90,28 @@ def sampled_steps(tables: RankTables) -> Iterator[SampledStep]:
     places = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
     if not len(places):
         return
-    lanes = tables.details.lanes_of(places)
-    compute, stalls, ranges = (
-        _by_step(part.step, len(places), np.stack([part.start_ns, part.end_ns, *more], axis=1).tolist())
-        for part, more in ((lanes.compute, ()), (lanes.stalls, ()), (lanes.ranges, (lanes.region,)))
-    )
+    spans = tables.details.spans(places)
     for at, place in enumerate(places.tolist()):
         length_ns = int(steps.length_ns[place])
-        mine = rows.take(steps.rows_of(place, place + 1))
+        mine, inside = rows.of_step(place), spans.of_step(at)
         timed = np.flatnonzero((mine.start_ns != NO_TIME) & (mine.end_ns != NO_TIME) & (mine.start_ns < mine.end_ns))
         names = [(name.kind, name.group) for name in mine.names]
         flights = zip(
             mine.start_ns[timed].tolist(), mine.end_ns[timed].tolist(), mine.name[timed].tolist(), strict=True
         )
         window = (0, length_ns)
-        computing, stalled = (merge(clip([(a, b) for a, b in part[at]], window)) for part in (compute, stalls))
+        computing = inside.of_lanes(Lane.COMPUTE).intervals()
+        stalled = inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals()
+        named = inside.of_lanes(Lane.COMPUTE, Lane.AUX)
+        regions = [spans.names[name].region for name in named.name.tolist()]
+        ranges = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
         yield SampledStep(
             int(steps.global_step[place]),
             length_ns,
-            subtract(computing, stalled),
-            sorted((start, end, lanes.regions[region]) for start, end, region in ranges[at]),
+            subtract(merge(clip(computing, window)), merge(clip(stalled, window))),
+            sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
             [(start, end, names[name]) for start, end, name in flights],
         )
-
-
-def _by_step(step: Ints, count: int, rows: list[list[int]]) -> list[list[list[int]]]:
-    """Return the rows of each step, start and end first; empty ones are left out."""
-    found: list[list[list[int]]] = [[] for _ in range(count)]
-    for at, row in zip(step.tolist(), rows, strict=True):
-        if row[0] < row[1]:
-            found[at].append(row)
-    return found
 
 
 def idle_places(tables: RankTables) -> dict[tuple[str, str], float]:

@@ -16,7 +16,7 @@ from aorta.analysis.documents.dataset import CutoffFacts, DatasetEntry
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS
-from aorta.analysis.tables import HOST_TIMER, Run
+from aorta.analysis.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 

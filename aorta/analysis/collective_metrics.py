@@ -25,93 +25,85 @@ from aorta.analysis.collective_matching import (
     PIECE_ROWS,
     REASONS,
     CollectiveKey,
-    MatchedCollectives,
     NumberedNames,
     matched_pieces,
-    name_collectives,
 )
 from aorta.analysis.documents.dataset import CollectiveEntry, Described, Straggler
+from aorta.analysis.frames import NO_TIME, PHASES, Floats, Ints, Steps
 from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, Pace
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.analysis.run import Run
 from aorta.analysis.stats import describe, entry, median_or_none, numbers_of
 from aorta.analysis.straggler import IssueLateness, Stragglers
-from aorta.analysis.tables import NO_TIME, PHASES, Bools, Floats, Ints, RankTables, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Phase
 from aorta.timeline.overlap import NS_PER_MS
 
-_OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
 _UNSEEN: Final = "its start or its end was not seen"
 
 
 @dataclass(frozen=True)
 class CollectiveMetrics:
-    """Entries of `summary.json` without warm-up; and the waits, of every step."""
+    """Entries of `summary.json` without warm-up; and the waits, of every step.
+
+    Attributes:
+        wait_ns: of each row of `Run.collectives`; negative where it is unknown.
+    """
 
     collectives: list[CollectiveEntry]
     stragglers: list[Straggler]
-    waits: dict[int, Ints]
-    """Rank -> its wait in each of its collectives, in ns, negative where that is unknown."""
+    wait_ns: Ints
 
 
 @dataclass
-class _Entry:
-    """Counts of one entry, and the values to be described once all are collected."""
+class _Matched:
+    """What exists once per collective of one entry, collected piece by piece."""
 
-    rows: int = 0
     collectives: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
-    row_reasons: Counter[int] = field(default_factory=Counter)
     reasons: Counter[int] = field(default_factory=Counter)
     no_bandwidth: Counter[str] = field(default_factory=Counter)
-    unseen: Counter[str] = field(default_factory=Counter)
     values: defaultdict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
-    medians: defaultdict[str, dict[int, float | None]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, **values: Floats) -> None:
-        """Add values of metrics, by name."""
-        for name, each in values.items():
-            self.values[name].append(each)
-
-    def describe(self) -> dict[str, tuple[int, Floats | None]]:
-        """Return metric -> number of values, and their statistics. Frees the values."""
-        numbers = {name: numbers_of(parts) for name, parts in self.values.items()}
-        self.values.clear()
-        return numbers
+    def add(self, key: CollectiveKey, reason: Ints, transfer_ns: Ints, longest_ns: Ints) -> None:
+        """Add collectives: transfer, arrival skew, bandwidth, and why they are null."""
+        self.collectives += len(reason)
+        self.reasons.update(reason.tolist())
+        clear = reason == OK
+        transfer_ns, longest_ns, values = transfer_ns[clear], longest_ns[clear], self.values
+        values["transfer_ms"].append(transfer_ns / NS_PER_MS)
+        values["arrival_skew_ms"].append((longest_ns - transfer_ns) / NS_PER_MS)
+        values["arrival_skew_bound_ms"].append(longest_ns / NS_PER_MS)
+        why = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size)
+        algbw = np.empty(0) if why else algbw_gb_per_s(key.bytes, transfer_ns)
+        if len(algbw) < len(transfer_ns):
+            self.no_bandwidth[why or TOO_SHORT] += len(transfer_ns) - len(algbw)
+        values["algbw_gb_per_s"].append(algbw)
+        factor = busbw_factor(key.kind, key.size)
+        if factor is not None:
+            values["busbw_gb_per_s"].append(algbw * factor)
 
 
 def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetrics:
     """Match, count and describe the collectives of a run, about `piece_rows` of them at a time."""
-    names = name_collectives(run)
-    entries = [_Entry() for _ in names.keys]
+    names = NumberedNames(run)
+    matched = [_Matched() for _ in names.keys]
     stragglers = Stragglers(names, IssueLateness(run, names), max(cutoffs_ns(run), default=STALL_CUTOFF_NS) / NS_PER_MS)
-    waits = {rank: np.empty(len(tables.collectives), np.int64) for rank, tables in run.ranks.items()}
+    wait_ns = np.empty(len(run.collectives), np.int64)
     for rows, found in matched_pieces(run, names, rows=piece_rows):
-        _count_collectives(found, names, entries)
+        for index in np.unique(found.key[found.used]).tolist():
+            mine = found.used & (found.key == index)
+            matched[index].add(names.keys[index], found.reason[mine], found.transfer_ns[mine], found.longest_ns[mine])
         stragglers.add(rows, found)
-        for rank, at, start in zip(rows.ranks, rows.slices, rows.first_rows, strict=True):
-            waits[rank][start : start + at.stop - at.start] = found.wait_or_reason[at]
-    used = {rank: np.repeat(tables.steps.used, tables.steps.row_counts) for rank, tables in run.ranks.items()}
-    numbers = [each.describe() for each in entries]
-    for rank, tables in run.ranks.items():
-        _count_rows(rank, tables, names, waits[rank], used[rank], entries)
-        stragglers.add_waits(
-            rank, names.first[rank] + tables.collectives.name.astype(np.int64), waits[rank], used[rank]
-        )
-    for name in _OF_ROWS:  # one metric at a time: its values of all ranks are the largest allocation here
-        for rank, tables in run.ranks.items():
-            _add_values(name, rank, tables, names, waits[rank], used[rank], entries)
-        for index, each in enumerate(entries):
-            numbers[index] |= each.describe()
-    order = sorted(range(len(entries)), key=lambda index: names.keys[index].order)
-    return CollectiveMetrics(
-        [
-            _collective_entry(names.keys[index], entries[index], numbers[index])
-            for index in order
-            if entries[index].rows
-        ],
-        stragglers.entries(),
-        waits,
-    )
+        wait_ns[rows.at] = found.wait_or_reason
+    stragglers.add_waits(run, wait_ns)
+    used = run.steps.used[run.collectives.step]
+    key = names.key[run.collectives.name]
+    order = sorted(range(len(names.keys)), key=lambda index: names.keys[index].order)
+    entries = [
+        _entry(run, names.keys[index], matched[index], np.flatnonzero(used & (key == index)), wait_ns)
+        for index in order
+        if bool((used & (key == index)).any())
+    ]
+    return CollectiveMetrics(entries, stragglers.entries(), wait_ns)
 
 
 def with_open_starts(metrics: CollectiveMetrics, reason: str) -> CollectiveMetrics:
@@ -124,100 +116,56 @@ def with_open_starts(metrics: CollectiveMetrics, reason: str) -> CollectiveMetri
         for each in metrics.stragglers
     ]
     rows = [replace(row, transfer_is_upper_bound=True) for row in metrics.collectives]
-    return CollectiveMetrics(rows, stragglers, metrics.waits)
+    return CollectiveMetrics(rows, stragglers, metrics.wait_ns)
 
 
-def _count_collectives(matched: MatchedCollectives, names: NumberedNames, entries: list[_Entry]) -> None:
-    """Add what exists once per collective: transfer, arrival skew, bandwidth, and why they are null."""
-    for index in np.unique(matched.key[matched.used]):
-        mine = matched.used & (matched.key == index)
-        counted, key = entries[index], names.keys[index]
-        counted.collectives += int(mine.sum())
-        for reason, seen in zip(*np.unique(matched.reason[mine], return_counts=True), strict=True):
-            counted.reasons[int(reason)] += int(seen)
-        clear = mine & (matched.reason == OK)
-        transfer_ns, longest_ns = matched.transfer_ns[clear], matched.longest_ns[clear]
-        counted.add(
-            transfer_ms=transfer_ns / NS_PER_MS,
-            arrival_skew_ms=(longest_ns - transfer_ns) / NS_PER_MS,
-            arrival_skew_bound_ms=longest_ns / NS_PER_MS,
-        )
-        why = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size)
-        algbw = np.empty(0) if why else algbw_gb_per_s(key.bytes, transfer_ns)
-        if len(algbw) < len(transfer_ns):
-            counted.no_bandwidth[why or TOO_SHORT] += len(transfer_ns) - len(algbw)
-        counted.add(algbw_gb_per_s=algbw)
-        factor = busbw_factor(key.kind, key.size)
-        if factor is not None:
-            counted.add(busbw_gb_per_s=algbw * factor)
+def _entry(run: Run, key: CollectiveKey, matched: _Matched, rows: Ints, wait_ns: Ints) -> CollectiveEntry:
+    """Describe one entry.
 
-
-def _count_rows(
-    rank: int, tables: RankTables, names: NumberedNames, waits: Ints, used: Bools, entries: list[_Entry]
-) -> None:
-    """Add what exists on each rank: number of rows, how their ends were observed, and why a wait is unknown."""
-    rows = tables.collectives
-    for index, mine in _by_entry(rank, tables, names, used):
-        counted = entries[index]
-        counted.rows += int(mine.sum())
-        for code, seen in zip(*np.unique(rows.name[mine], return_counts=True), strict=True):
-            counted.sources[rows.names[code].end_source or "unknown"] += int(seen)
-        for reason, seen in zip(*np.unique(waits[mine & (waits < 0)], return_counts=True), strict=True):
-            counted.row_reasons[-int(reason)] += int(seen)
-
-
-def _add_values(
-    name: str, rank: int, tables: RankTables, names: NumberedNames, waits: Ints, used: Bools, entries: list[_Entry]
-) -> None:
-    """Add one metric of the rows of one rank, and its median."""
-    rows = tables.collectives
-    lengths = {"duration_ms": rows.duration_ns, "queued_ms": rows.queued_ns}.get(name, waits)
-    unknown = waits < 0 if name == "wait_ms" else lengths == NO_TIME
-    values = np.where(unknown, np.nan, lengths / NS_PER_MS)
-    for index, mine in _by_entry(rank, tables, names, used):
-        part = values[mine]
-        entries[index].medians[name][rank] = median_or_none(part)
-        known = part[~np.isnan(part)]
-        entries[index].add(**{name: known})
-        if name != "wait_ms":
-            entries[index].unseen[name] += len(part) - len(known)
-
-
-def _by_entry(rank: int, tables: RankTables, names: NumberedNames, used: Bools) -> list[tuple[int, Bools]]:
-    """Return each entry that a rank has, with a mask of its rows that count."""
-    first = names.first[rank]
-    entry_of = names.key[first : first + len(tables.collectives.names)]
-    of_row = entry_of[tables.collectives.name] if len(entry_of) else np.empty(0, np.int64)
-    each = ((int(index), used & (of_row == index)) for index in np.unique(entry_of))
-    return [(index, mine) for index, mine in each if mine.any()]
-
-
-def _collective_entry(
-    key: CollectiveKey, counted: _Entry, numbers: dict[str, tuple[int, Floats | None]]
-) -> CollectiveEntry:
-    reasons = {REASONS[code]: seen for code, seen in sorted(counted.reasons.items()) if code}
-    row_reasons = {REASONS[code]: seen for code, seen in sorted(counted.row_reasons.items()) if code}
-    found: dict[str, Described] = {}
+    Args:
+        rows: those of the run's collectives that belong to it and count.
+    """
+    mine = run.collectives.take(rows)
+    numbers = {name: numbers_of(parts) for name, parts in matched.values.items()}
+    matched.values.clear()
+    codes, counts = np.unique(mine.name, return_counts=True)
+    sources = Counter[str]()
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        sources[run.collectives.names[code].end_source or "unknown"] += count
+    waits = wait_ns[rows]
+    unknown = Counter((-waits[waits < 0]).tolist())
+    reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
+    row_reasons = {REASONS[code]: seen for code, seen in sorted(unknown.items()) if code}
+    rank = run.rank_of_step[mine.step]
+    edges = np.flatnonzero(np.append(True, np.diff(rank) != 0))
+    described: dict[str, Described] = {}
     for name in COLLECTIVE_METRIC_NAMES:
-        known, described = numbers.get(name, (0, None))
-        if name in _OF_ROWS:
-            unseen = counted.unseen[name]
-            why = row_reasons if name == "wait_ms" else {_UNSEEN: unseen} if unseen else {}
-            found[name] = entry(known, counted.rows - known, described, counted.medians[name], why)
-        else:
-            why = {**reasons, **(counted.no_bandwidth if name.endswith("_gb_per_s") else {})}
-            found[name] = entry(known, counted.collectives - known, described, None, why)
+        if name not in ("duration_ms", "queued_ms", "wait_ms"):
+            known, found = numbers.get(name, (0, None))
+            why = {**reasons, **(matched.no_bandwidth if name.endswith("_gb_per_s") else {})}
+            described[name] = entry(known, matched.collectives - known, found, None, why)
+            continue
+        # One metric at a time: its values of all ranks are the largest allocation here.
+        length_ns = {"duration_ms": mine.duration_ns, "queued_ms": mine.queued_ns}.get(name, waits)
+        null = waits < 0 if name == "wait_ms" else length_ns == NO_TIME
+        values = np.where(null, np.nan, length_ns / NS_PER_MS)
+        medians = map(median_or_none, np.split(values, edges[1:]))
+        of_ranks = dict(zip(rank[edges].tolist(), medians, strict=True))
+        known, found = numbers_of([values[~null]])
+        unseen = {_UNSEEN: len(rows) - known} if known < len(rows) else {}
+        why = row_reasons if name == "wait_ms" else unseen
+        described[name] = entry(known, len(rows) - known, found, of_ranks, why)
     return CollectiveEntry(
         kind=key.kind,
         group=key.group,
         group_size=key.size,
         bytes=key.bytes if key.bytes >= 0 else None,
         group_ranks=[list(members) for members in sorted(key.members)],
-        collectives=counted.collectives,
-        rows=counted.rows,
-        end_sources={source: counted.sources[source] for source in sorted(counted.sources)},
-        transfer_is_upper_bound="wait" in counted.sources,  # such an end is when the caller checked (R6)
-        **found,
+        collectives=matched.collectives,
+        rows=len(rows),
+        end_sources={source: sources[source] for source in sorted(sources)},
+        transfer_is_upper_bound="wait" in sources,  # such an end is when the caller checked (R6)
+        **described,
     )
 
 
@@ -245,7 +193,7 @@ def overlap_efficiency(run: Run) -> Described:
     """
     try:
         _refuse_incomplete(run)
-        if not run.row_count:
+        if not len(run.collectives):
             raise _NullError(NO_COMMUNICATION)
         together, compute, comm = (_wall_ms(run, phase) for phase in ("train", "compute_only", "comm_only"))
     except _NullError as why:
@@ -280,74 +228,57 @@ def _refuse_incomplete(run: Run) -> None:
     Raises:
         _NullError: there is no baseline, or ranks are missing, one of which may be the slowest.
     """
-    if not any(tables.isolated is not None for tables in run.ranks.values()):
+    if not any(len(tables.isolated) for tables in run.ranks.values()):
         raise _NullError(NO_BASELINE)
     if run.health.ranks_missing:
         missing = f"{len(run.health.ranks_missing)} of {run.health.world_size} ranks are missing"
         raise _NullError(f"{missing}; the slowest may be among them")
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of one rank in one phase, without warm-up (W21). `compute_ms` is NaN where it is null."""
-
-    wall_ns: Ints
-    compute_ms: Floats
-    coverage: Ints
-    reasons: Ints
-
-
 def _wall_ms(run: Run, phase: Phase) -> float:
-    return max(float(np.median(_steps_of(run, rank, phase).wall_ns)) / NS_PER_MS for rank in run.ranks)
+    return max(float(np.median(_steps_of(run, rank, phase).length_ns)) / NS_PER_MS for rank in run.ranks)
 
 
 def _slowdown(run: Run, rank: int) -> float:
-    overlapped, isolated = (_busy_ms(run, rank, phase) for phase in ("train", "compute_only"))
+    overlapped, isolated = (_busy_ms(_steps_of(run, rank, phase)) for phase in ("train", "compute_only"))
     if isolated <= 0:
         raise _NullError(f"rank {rank} computed nothing in its compute_only steps")
     return overlapped / isolated - 1
 
 
-def _busy_ms(run: Run, rank: int, phase: Phase) -> float:
-    """Return the median of the known values over one rank's steps of a phase. A step in which not all collectives were
+def _busy_ms(steps: Steps) -> float:
+    """Return the median of the known values over steps of one rank. A step in which not all collectives were
     seen does not count: its computation contains stalls on the unseen ones, so it is an upper bound and no busy time.
 
     Raises:
         _NullError: no step has a value; the message is the reason of the last step.
     """
-    steps, of_rank = _steps_of(run, rank, phase), run.ranks[rank].steps
-    complete = np.array([coverage.complete for coverage in of_rank.coverages], bool)[steps.coverage]
-    open_reasons = [each.get("compute_ms") == HOST_BOUND for each in of_rank.reasons]
-    if np.mean(np.array(open_reasons, bool)[steps.reasons]) > MOST_UNDECIDED:
+    left_open = [each.get("compute_ms") == HOST_BOUND for each in steps.reasons]
+    if np.mean(np.array(left_open, bool)[steps.reason]) > MOST_UNDECIDED:
         raise _NullError(HOST_BOUND)
-    known = steps.compute_ms[complete & ~np.isnan(steps.compute_ms)]
+    compute_ms = steps.column("compute_ms")
+    complete = np.array([coverage.complete for coverage in steps.coverages] or [False], bool)[steps.coverage]
+    known = compute_ms[complete & ~np.isnan(compute_ms)]
     if len(known):
         return float(np.median(known))
-    if np.isnan(steps.compute_ms[-1]):
-        reasons = of_rank.reasons[steps.reasons[-1]]
-        raise _NullError(f"{NO_COMPUTE}: {reasons.get('compute_ms', 'the record gives no reason')}")
-    coverage = of_rank.coverages[steps.coverage[-1]]
+    if np.isnan(compute_ms[-1]):
+        why = steps.reasons[steps.reason[-1]].get("compute_ms", "the record gives no reason")
+        raise _NullError(f"{NO_COMPUTE}: {why}")
+    coverage = steps.coverages[steps.coverage[-1]]
     raise _NullError(f"{NO_COMPUTE} apart from stalls: {coverage.reason or 'coverage is incomplete'}")
 
 
-def _steps_of(run: Run, rank: int, phase: Phase) -> _Steps:
-    """Return the steps of one rank in one phase.
+def _steps_of(run: Run, rank: int, phase: Phase) -> Steps:
+    """Return the steps of one rank in one phase, without warm-up (W21).
 
     Raises:
         _NullError: no step of that phase is left.
     """
     tables = run.ranks[rank]
-    if phase == "train":
-        steps = tables.steps
-        coverage = np.zeros(len(steps), np.int64) if steps.coverage is None else steps.coverage
-        found = _Steps(steps.length_ns, steps.column("compute_ms"), coverage, steps.reason)
-        used = steps.used
-    else:
-        isolated = tables.isolated
-        if isolated is None:
-            raise _NullError(f"rank {rank} has no {phase} step after warm-up")
-        found = _Steps(isolated.wall_ns, isolated.compute_ms, isolated.coverage, isolated.reason)
-        used = ~isolated.warmup & (isolated.phase == PHASES.index(phase))
+    steps, used = tables.steps, tables.steps.used
+    if phase != "train":
+        steps = tables.isolated
+        used = ~steps.warmup & (steps.phase == PHASES.index(phase))
     if not used.any():
         raise _NullError(f"rank {rank} has no {phase} step after warm-up")
-    return _Steps(found.wall_ns[used], found.compute_ms[used], found.coverage[used], found.reasons[used])
+    return steps.take(used)

@@ -22,9 +22,10 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding
 from aorta.analysis.documents.traces import StreamGapsEntry
 from aorta.analysis.formatting import TEXT
+from aorta.analysis.frames import NO_TIME
 from aorta.analysis.host_bound import UNDECIDED
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.tables import HOST_TIMER, NO_TIME, RankTables
+from aorta.analysis.run import HOST_TIMER, RankTables
 from aorta.timeline.intervals import clip, intersect, measure, merge
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -135,7 +136,7 @@ def _queued_behind_another_kind(tables: RankTables) -> dict[str, tuple[float, in
     kinds = np.array([_KINDS.index(name.kind) if name.kind in _KINDS else -1 for name in rows.names])
     if not len(rows) or not {0, 1} <= set(kinds.tolist()):
         return {}
-    step = np.repeat(np.arange(len(steps)), steps.row_counts)
+    step = rows.step
     groups = {name.group: None for name in rows.names}
     group_of = np.array([list(groups).index(name.group) for name in rows.names])
     timed = (rows.issue_ns != NO_TIME) & (rows.start_ns != NO_TIME) & (rows.end_ns != NO_TIME) & steps.used[step]

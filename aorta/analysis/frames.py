@@ -1,297 +1,404 @@
-"""Provides tables of a run as pandas frames: steps, collectives matched across ranks, and, over all ranks, the ranges
-and counters that the caller of `aorta.record` named.
+"""Defines the frames into which every source is read before anything is computed: steps, collectives, spans.
 
-Must not: fill the memory without being asked to (`iter_collectives`), hold a run's lines, compute a metric or an
-overlap again (metrics come from the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
+A frame has columns of equal length, each a numpy array whose dtype and unit are declared once, below. What is not
+declared is refused. A reader makes the frames of one rank; `run.join` puts those of all ranks under one another, by
+rank, then step, and every metric, comparison and picture reads them and never asks what the source was.
+
+    steps.metrics["exposed_comm_ms"]            # float64, one element a step, NaN where it is null
+    collectives.end_ns - collectives.start_ns
+    collectives.step                            # the row of `steps` each belongs to
+
+Words are codes into a table of the frame. What a source does not state is None (or `NO_TIME`, `UNKNOWN`, NaN inside a
+column). Must not: hold a Python object a row, invent a value, or load pandas (processes that only read load this).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
-from aorta.analysis.collective_matching import (
-    OK,
-    REASONS,
-    CollectiveRows,
-    MatchedCollectives,
-    NumberedNames,
-    matched_pieces,
-    name_collectives,
-    rows_of,
+from aorta.records.schema import Coverage, Phase
+from aorta.timeline.classes import KINDS
+from aorta.timeline.intervals import Interval
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Codes: TypeAlias = npt.NDArray[Any]
+"""Integers of fewer bits: rows of another frame, or words of a table."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Rows: TypeAlias = slice | npt.NDArray[Any]
+
+NO_TIME: Final = -(2**63)
+"""In a column of times: not observed."""
+UNKNOWN: Final = -1
+"""In a column of codes, identifiers or sizes: the source does not say."""
+UNNUMBERED: Final = -2
+"""Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
+LOSSES: Final = ("loss", "lr", "grad_norm")
+KIND_METRICS: Final = frozenset(
+    name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
 )
-from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
-from aorta.analysis.tables import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints, Run
-from aorta.errors import InputError
-from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
-
-STEP_COLUMNS = (
-    "rank",
-    "epoch",
-    "step",
-    "global_step",
-    "warmup",
-    "by_kernels",
-    "loss",
-    "lr",
-    "grad_norm",
-    "start_mono_ns",
-    "end_mono_ns",
-    "t_start_ns",
-    "t_end_ns",
-)
-STEP_MS = "step_ms"
-RATIO_BOUNDS = ("overlap_ratio_at_least", "overlap_ratio_at_most")
-"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.host_bound`)."""
-_OPTIONAL = ("epoch", "step")
-_NO_REASON = "the record gives no reason"
+KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
+"""Where one of these is null, so is a kind that a step does not mention; the second is present in every step."""
+PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
+"""Phases of a run; a test holds them to `records.schema.Phase`."""
 
 
-def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return one row per rank and step, by rank, then global step.
-
-    Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds), `RATIO_BOUNDS` and one per metric of the record.
-    Times in nanoseconds are int64 (W14); null is NaN. Steps with `by_kernels` are those of a calibration, measured by
-    the profiler's kernels and slowed by it: not to be pooled with the others (W29).
-
-    Args:
-        columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
-    """
-    names = (*STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *metric_names(run)) if columns is None else columns
-    return pd.DataFrame({name: step_column(run, name) for name in names})
+def column(dtype: npt.DTypeLike, unit: str = "", **default: Any) -> Any:
+    """Declare a column of a frame, with its unit; with `default=None` one that a frame may lack."""
+    return field(metadata={"dtype": np.dtype(dtype), "unit": unit}, **default)
 
 
-def step_column(run: Run, name: str) -> np.ndarray:
-    """Return one column of `steps_frame`; all NaN where the source does not have it."""
-    if name == "rank":
-        return run.rank_of_steps()
-    if name == STEP_MS:
-        return run.over_ranks(lambda steps: steps.length_ns / NS_PER_MS)
-    if name in _OPTIONAL:
-        return run.over_ranks(lambda steps: _or_nan(getattr(steps, name), len(steps)))
-    if name == "by_kernels":
-        return run.over_ranks(lambda steps: steps.of_kernels)
-    if name in RATIO_BOUNDS:
-        end = RATIO_BOUNDS.index(name)
-        return run.over_ranks(lambda steps: steps.bounds.get("overlap_ratio", (np.full(len(steps), np.nan),) * 2)[end])
-    if name in STEP_COLUMNS and name not in LOSSES:
-        return run.over_ranks(lambda steps: np.asarray(getattr(steps, name)))
-    return run.over_ranks(lambda steps: steps.column(name))
+_DECLARED: Final[dict[type, dict[str, np.dtype[Any]]]] = {}
 
 
-def _or_nan(column: Ints | None, length: int) -> np.ndarray:
-    return np.full(length, np.nan) if column is None else column
+def declared(frame: type[Frame]) -> dict[str, np.dtype[Any]]:
+    """Return the declared columns of a type of frames: name -> dtype."""
+    if frame not in _DECLARED:
+        _DECLARED[frame] = {each.name: each.metadata["dtype"] for each in fields(frame) if "dtype" in each.metadata}
+    return _DECLARED[frame]
 
 
-def metric_names(run: Run) -> list[str]:
-    """Return the metrics that any step of the run has, in the order of `metrics`, but for `AT_CUTOFFS`."""
-    return in_order({name for tables in run.ranks.values() for name in tables.steps.metrics}.difference(AT_CUTOFFS))
-
-
-def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:
-    """Return why a metric (or `loss`) is null, in how many of the `chosen` rank-steps; None: those after warm-up."""
-    reasons: Counter[str] = Counter()
-    end = 0
-    others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
-    for tables in run.ranks.values():
-        steps = tables.steps
-        end += len(steps)
-        null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen[end - len(steps) : end])
-        if null.any():
-            found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
-            for place in np.argsort(first):
-                said = steps.reasons[found[place]]
-                of_others = [said[key] for key in others if said.get(key, HOST_BOUND) != HOST_BOUND]
-                why = said.get(name) or next(iter(of_others), _NO_REASON)
-                reasons[why] += int(counts[place])
-    return reasons
-
-
-ROW_LIMIT = 2_000_000
-"""Most rows of one frame, about 1 GB; a thousand ranks with a thousand steps of ten collectives have ten million."""
-FRAME_ROWS = 1 << 17
-"""Rows of one frame of `iter_collectives`: about 60 MB."""
-
-
-def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int = FRAME_ROWS) -> Iterator[pd.DataFrame]:
-    """Yield the collectives of a run in frames, in order of global step, each by rank, then order of issue.
-
-    Columns: `rank`, `global_step`, `warmup`; those of `records.schema.Collective`, of which the `_ns` offsets count
-    from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
-    known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
-    instance are the same collective on different ranks; numbering continues from frame to frame), `transfer_ms`,
-    `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for
-    nulls.
-
-    Args:
-        steps: a half-open range of global steps; None: all.
-        rows: approximate size of a frame, which has at least one step of all ranks.
-    """
-    names = name_collectives(run)
-    shift = 0
-    for found, matched in matched_pieces(run, names, steps, rows):
-        yield _frame(run, names, found, matched, shift)
-        shift += len(matched.reason)
-
-
-def collectives_frame(
-    run: Run,
-    ranks: Collection[int] | None = None,
-    steps: tuple[int, int] | None = None,
-    kinds: Collection[str] | None = None,
-) -> pd.DataFrame:
-    """Return the collectives that pass the filters, by rank, then order of issue; matched across all ranks first.
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Columns of equal length.
 
     Raises:
-        InputError: more than `ROW_LIMIT` rows are left.
+        TypeError: a column is not declared, or one that has to be there is missing.
+        ValueError: the columns differ in length, or a value does not fit the declared dtype.
     """
-    names = name_collectives(run)
-    nothing = rows_of(run, names, 0, 0)
-    parts, total = [_frame(run, names, nothing, None, 0)], 0
-    for frame in iter_collectives(run, steps):
-        keep = pd.Series(data=True, index=frame.index)
-        if ranks is not None:
-            keep &= frame["rank"].isin(list(ranks))
-        if kinds is not None:
-            keep &= frame["kind"].isin(list(kinds))
-        parts.append(frame[keep])
-        total += len(parts[-1])
-        if total > ROW_LIMIT:
-            raise InputError(
-                f"{run.location}: more than {ROW_LIMIT} collectives are left, of {run.row_count} in the run: choose "
-                "with ranks=, steps=, kinds=, or go through aorta.analysis.iter_collectives(...)"
-            )
-    found = pd.concat([part for part in parts if len(part)]) if total else parts[0]
-    return found.sort_values("rank", kind="stable", ignore_index=True)
+
+    def __post_init__(self) -> None:
+        lengths = {}
+        for name, dtype in declared(type(self)).items():
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if values.dtype != dtype:
+                if len(values) and not np.array_equal(found := values.astype(dtype), values):
+                    raise ValueError(f"{type(self).__name__}.{name}: {values.dtype} does not fit {dtype} ({found[0]})")
+                object.__setattr__(self, name, values.astype(dtype))
+            lengths[name] = len(values)
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{type(self).__name__}: columns of different lengths: {lengths}")
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(declared(type(self))))))
+
+    def take(self, rows: Rows) -> Self:
+        """Return some rows: a view for a slice, a copy for indices or a mask."""
+        columns = {name: values[rows] for name in declared(type(self)) if (values := getattr(self, name)) is not None}
+        return replace(self, **columns)
 
 
-def _frame(
-    run: Run, names: NumberedNames, rows: CollectiveRows, matched: MatchedCollectives | None, shift: int
-) -> pd.DataFrame:
-    every = [name for tables in run.ranks.values() for name in tables.collectives.names]
-    members = [names.groups[group][1] or None for group in names.group.tolist()]
-    kind, size_bytes = _told([name.kind for name in every], rows.name), _told([name.bytes for name in every], rows.name)
-    group_size = _nullable(names.size[rows.name], UNKNOWN)
-    nothing = np.empty(0, np.int64)
-    per_row = nothing if matched is None else matched.matches.of_row
-    reason, transfer_ns, longest_ns = (
-        (nothing,) * 3 if matched is None else (matched.reason, matched.transfer_ns, matched.longest_ns)
-    )
-    clear, duration_ms = reason[per_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
-    transfer_ms = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
-    # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
-    skew_bound_ms = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
-    unmatched = _told([reason or None for reason in REASONS], reason[per_row])
-    return pd.DataFrame(
-        {
-            "rank": rows.rank,
-            "global_step": rows.step,
-            "warmup": ~rows.used,
-            "kind": kind,
-            "group": _told([name.group for name in every], rows.name),
-            "seq": rows.seq,
-            "bytes": size_bytes.astype("int64"),
-            "dtype": _told([name.dtype for name in every], rows.name),
-            "issue_ns": _nullable(rows.issue_ns),
-            "start_ns": _nullable(rows.start_ns),
-            "end_ns": _nullable(rows.end_ns),
-            "end_source": _told([name.end_source for name in every], rows.name),
-            "duration_ms": duration_ms,
-            "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
-            "members": _told(members, rows.name),
-            "group_size": group_size,
-            "instance": per_row + shift,
-            "transfer_reason": unmatched,
-            "transfer_ms": transfer_ms,
-            "wait_ms": duration_ms - transfer_ms,
-            "arrival_skew_bound_ms": skew_bound_ms,
-            "arrival_skew_ms": skew_bound_ms - transfer_ms,
-            **_bandwidths(kind, size_bytes.astype("int64"), group_size, pd.Series(transfer_ms), unmatched),
-        }
-    )
-
-
-def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
-    table = np.empty(len(words), dtype=object)
-    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
-        table[place] = word
-    return pd.Series(table[codes], dtype="object")
-
-
-def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
-    return pd.Series(pd.arrays.IntegerArray(values, values == null))
-
-
-def _milliseconds(start: Ints, end: Ints) -> np.ndarray:
-    return np.where((start == NO_TIME) | (end == NO_TIME), np.nan, (end - start) / NS_PER_MS)
-
-
-def _bandwidths(
-    kind: pd.Series[Any],
-    size_bytes: pd.Series[int],
-    group_size: pd.Series[int],
-    transfer_ms: pd.Series[float],
-    unmatched: pd.Series[Any],
-) -> dict[str, pd.Series[Any]]:
-    """Return the columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
-    ranks, reason = group_size.astype("float64"), unmatched
-    for applies, why in (
-        (size_bytes < 0, NO_SIZE),
-        (size_bytes == 0, NO_BYTES),
-        (ranks == 1, GROUP_OF_ONE),
-        (transfer_ms == 0, TOO_SHORT),
-    ):
-        reason = reason.mask(reason.isna() & applies, why)
-    algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(reason.isna())
-    busbw = algbw * kind.map(BUSBW_FACTOR) * (ranks - 1) / ranks
-    return {"bandwidth_reason": reason, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}
-
-
-_RANGES = {
-    "rank": "int64",
-    "global_step": "int64",
-    "name": "object",
-    "thread": "int64",
-    "depth": "int64",
-    "start_mono_ns": "int64",
-    "end_mono_ns": "int64",
-    "error": "object",
-    "duration_ms": "float64",
-}
-
-
-def ranges_frame(run: Run) -> pd.DataFrame:
-    """Return one row per range, by rank, step and start: `rank`, `global_step` (the step that ended first after it),
-    `name`, `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock),
-    `error` (type of the exception that ended it, or None), `duration_ms`.
+def of_unused_kind(witnesses: Sequence[Floats]) -> Floats:
+    """Return milliseconds of a kind that steps do not mention: 0, because it was not used; NaN where one of
+    `witnesses`, the columns of `KINDS_KNOWN` that there are, is null.
     """
-    rows = [
-        (
-            rank,
-            marks.global_step,
-            row.name,
-            row.thread,
-            row.depth,
-            origin + row.start_ns,
-            origin + row.end_ns,
-            row.error,
-            (row.end_ns - row.start_ns) / NS_PER_MS,
+    return np.where(np.isnan(witnesses).any(axis=0), np.nan, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Frame):
+    """Steps by rank, then `global_step`, each once. Those of the isolated baselines stand in a frame of their own, in
+    the order in which they ran.
+
+    Attributes:
+        start_mono_ns, end_mono_ns: on the rank's own clock.
+        t_start_ns, t_end_ns: on the clock that ranks share; for a trace the same as the two above.
+        epoch, step: None where the source does not have them.
+        phase: index into `PHASES`.
+        by_kernels: measured by the profiler's kernels (a calibration).
+        used: whether aggregates are made of it: after warm-up, and not slowed by the profiler of a calibration; where a
+            rank has no other steps, those of the calibration.
+        reason: index into `reasons`, each of which says why metrics of a step are null.
+        coverage: index into `coverages`; `UNKNOWN` where the source does not count what was issued.
+        losses: name -> value.
+        metrics: name -> milliseconds or a ratio, NaN where it is null. A kind of collective that a step does not
+            mention was not used in it and is 0, unless kinds are null (`column`).
+        bounds: name -> at least and at most, of the steps in which the host set the pace and the metric is null; NaN in
+            the others. Without an entry where it never is.
+    """
+
+    global_step: Ints = column(np.int64)
+    warmup: Bools = column(np.bool_)
+    start_mono_ns: Ints = column(np.int64, "ns")
+    end_mono_ns: Ints = column(np.int64, "ns")
+    t_start_ns: Ints = column(np.int64, "ns")
+    t_end_ns: Ints = column(np.int64, "ns")
+    reason: Codes = column(np.int32)
+    coverage: Codes = column(np.int32, default=None)
+    phase: npt.NDArray[np.int8] = column(np.int8, default=None)
+    by_kernels: Bools = column(np.bool_, default=None)
+    used: Bools = column(np.bool_, default=None)
+    epoch: Ints | None = column(np.int64, default=None)
+    step: Ints | None = column(np.int64, default=None)
+    reasons: tuple[Mapping[str, str], ...] = ()
+    coverages: tuple[Coverage, ...] = ()
+    losses: Mapping[str, Floats] = field(default_factory=dict)
+    metrics: Mapping[str, Floats] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("coverage", UNKNOWN), ("phase", 0), ("by_kernels", False)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.full(len(self.global_step), value, declared(Steps)[name]))
+        missing: Any = self.used
+        if missing is None:
+            own = ~self.warmup & ~self.by_kernels
+            object.__setattr__(self, "used", own if own.any() else ~self.warmup)
+        super().__post_init__()
+
+    def take(self, rows: Rows) -> Self:
+        """Return some rows, with all that belongs to them."""
+        return replace(
+            super().take(rows),
+            losses={name: values[rows] for name, values in self.losses.items()},
+            metrics={name: values[rows] for name, values in self.metrics.items()},
+            bounds={name: (low[rows], high[rows]) for name, (low, high) in self.bounds.items()},
         )
-        for rank, tables in run.ranks.items()
-        for marks in tables.details.user_ranges()
-        for origin in (marks.start_mono_ns,)
-        for row in marks.ranges
-    ]
-    return _typed_frame(rows, _RANGES).sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+
+    @property
+    def length_ns(self) -> Ints:
+        """Duration of each step."""
+        return self.end_mono_ns - self.start_mono_ns
+
+    def column(self, name: str) -> Floats:
+        """Return a metric or a loss; all NaN where no step has it. A kind that was never used is 0 where kinds are
+        known.
+        """
+        known = self.metrics.get(name)
+        if known is None:
+            known = self.losses.get(name)
+        if known is not None:
+            return known
+        if name in KIND_METRICS and "comm_ms" in self.metrics:
+            return of_unused_kind([self._seen(witness) for witness in KINDS_KNOWN if witness in self.metrics])
+        return np.full(len(self), np.nan)
+
+    def ends(self, name: str) -> tuple[Floats, Floats]:
+        """Return at least and at most of a metric; NaN where nothing is left open."""
+        found = self.bounds.get(name)
+        return (np.full(len(self), np.nan), np.full(len(self), np.nan)) if found is None else found
+
+    def _seen(self, name: str) -> Floats:
+        """Return a metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
+        values = self.metrics[name]
+        return np.where(np.isnan(values), self.bounds[name][0], values) if name in self.bounds else values
 
 
-def _typed_frame(rows: list[tuple[Any, ...]], columns: dict[str, str]) -> pd.DataFrame:
-    parts = list(zip(*rows, strict=True)) or [()] * len(columns)
-    return pd.DataFrame(
-        {name: pd.Series(part, dtype=dtype) for (name, dtype), part in zip(columns.items(), parts, strict=True)}
-    )
+class CollectiveName(NamedTuple):
+    """Facts that many collectives share: what it is, and how its end was observed. Few of them differ in a run, so rows
+    hold an index. `bytes` is `UNKNOWN` where the source does not say.
+    """
+
+    kind: str
+    group: str
+    bytes: int
+    dtype: str | None
+    end_source: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collectives(Frame):
+    """Collectives by rank, then step, then order of issue.
+
+    Attributes:
+        step: row of the `Steps` beside it.
+        name: index into `names`.
+        seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and below where the source does not
+            number it.
+        issue_ns, start_ns, end_ns: from the start of its step on this rank; `NO_TIME` where it was not observed.
+        backend_end_ns: the backend's own end of those that the emulated fabric ended, otherwise `NO_TIME`; None where
+            the source never has it.
+    """
+
+    step: Codes = column(np.int32)
+    name: Codes = column(np.int32)
+    seq: Ints = column(np.int64)
+    issue_ns: Ints = column(np.int64, "ns")
+    start_ns: Ints = column(np.int64, "ns")
+    end_ns: Ints = column(np.int64, "ns")
+    backend_end_ns: Ints | None = column(np.int64, "ns", default=None)
+    names: tuple[CollectiveName, ...] = ()
+
+    def rows_of(self, first: int, last: int) -> slice:
+        """Return the rows of the steps `first` to `last` (exclusive)."""
+        low, high = np.searchsorted(self.step, [first, last])
+        return slice(int(low), int(high))
+
+    def of_step(self, step: int) -> Self:
+        """Return the collectives of one step."""
+        return self.take(self.rows_of(step, step + 1))
+
+    @property
+    def timed(self) -> Bools:
+        """Whether both start and end were seen."""
+        found: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
+        return found
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Start to end; `NO_TIME` where either was not observed."""
+        return _difference(self.start_ns, self.end_ns)
+
+    @property
+    def queued_ns(self) -> Ints:
+        """Issue to start; `NO_TIME` where either was not observed."""
+        return _difference(self.issue_ns, self.start_ns)
+
+
+def _difference(first: Ints, second: Ints) -> Ints:
+    return np.where((first == NO_TIME) | (second == NO_TIME), NO_TIME, second - first)
+
+
+class Lane(IntEnum):
+    """What a span is: a pass of a block; work outside the blocks; a stall of what computes, or one in which the backend
+    took a collective over; a bubble of a pipeline; a wait for a collective; gradients that were ready and held back
+    (a moment).
+    """
+
+    COMPUTE = 0
+    AUX = 1
+    STALL = 2
+    HAND_OVER = 3
+    BUBBLE = 4
+    WAIT = 5
+    READY = 6
+
+
+class Region(NamedTuple):
+    """A region of a step: a pass (`forward`, `backward`) of a block, or work outside the blocks (`optimizer`, `clip`,
+    `data`), where `block` is None. Both are None where the source does not say.
+    """
+
+    phase: str | None
+    block: str | None
+
+
+NOWHERE: Final = Region(None, None)
+
+
+class SpanName(NamedTuple):
+    """What a span is of. `lane` is the name of its `Lane` in small letters; `name` is the block, the work, or the group
+    waited for; `phase` the pass of a block.
+    """
+
+    lane: str
+    name: str
+    phase: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.phase}".strip()
+
+    @property
+    def region(self) -> Region:
+        """Where in its step it is, of computation or other work; `NOWHERE` in a trace, which has no blocks."""
+        if not self.name and not self.phase:
+            return NOWHERE
+        return Region(self.phase, self.name) if self.lane == "compute" else Region(self.name, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans(Frame):
+    """What ran when inside the steps of one rank, by step; within it in the order of `Lane`, then of the source.
+
+    Attributes:
+        step: row of the `Steps` beside it.
+        name: index into `names`.
+        start_ns, end_ns: from the start of the step.
+        ref: sequence number of the collective waited for; `UNKNOWN` without one.
+        waits_known: for each step, whether the source tells who waited for what.
+    """
+
+    step: Codes = column(np.int32)
+    lane: npt.NDArray[np.int8] = column(np.int8)
+    name: Codes = column(np.int32)
+    start_ns: Ints = column(np.int64, "ns")
+    end_ns: Ints = column(np.int64, "ns")
+    ref: Ints = column(np.int64)
+    names: tuple[SpanName, ...] = ()
+    waits_known: Bools | None = None
+
+    def of_step(self, step: int) -> Self:
+        """Return the spans of one step."""
+        low, high = np.searchsorted(self.step, [step, step + 1])
+        return self.take(slice(int(low), int(high)))
+
+    def intervals(self) -> list[Interval]:
+        """Return start and end of each that is not empty."""
+        pairs = zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True)
+        return [(start, end) for start, end in pairs if start < end]
+
+    def of_lanes(self, *lanes: Lane) -> Self:
+        """Return the spans of some lanes."""
+        return self.take(np.isin(self.lane, lanes))
+
+
+class SpanRows:
+    """Collects spans into a frame, lane by lane; each block of steps comes with the row of its first."""
+
+    def __init__(self) -> None:
+        self._names: dict[SpanName, int] = {}
+        self._parts: list[tuple[npt.NDArray[Any], ...]] = []
+
+    def add(
+        self,
+        lane: Lane,
+        step: npt.NDArray[Any],
+        names: Iterable[tuple[str, str]] | SpanName,
+        start_ns: Sequence[int] | Ints,
+        end_ns: Sequence[int] | Ints,
+        ref: Sequence[int] | Ints | None = None,
+    ) -> None:
+        """Add rows; `names` are the name and the phase of each, or the name of all."""
+        if not len(step):
+            return
+        known = self._names
+        if isinstance(names, SpanName):
+            name = np.full(len(step), known.setdefault(names, len(known)))
+        else:
+            codes = {
+                each: known.setdefault(SpanName(lane.name.lower(), *each), len(known)) for each in dict.fromkeys(names)
+            }
+            name = np.fromiter(map(codes.__getitem__, names), np.int32, len(step))
+        refs = np.full(len(step), UNKNOWN) if ref is None else np.array(ref, np.int64)
+        self._parts.append(
+            (step, np.full(len(step), lane, np.int8), name, np.asarray(start_ns), np.asarray(end_ns), refs)
+        )
+
+    def frame(self, waits_known: Bools | None = None) -> Spans:
+        """Return the frame."""
+        columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)] or [np.empty(0, np.int64)] * 6
+        order = np.lexsort((columns[1], columns[0]))
+        return Spans(
+            **{name: values[order] for name, values in zip(declared(Spans), columns, strict=True)},
+            names=tuple(self._names),
+            waits_known=waits_known,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposed(Frame):
+    """Exposed communication in pieces, of the steps that aggregates use: which collective, and where in its step.
+
+    Attributes:
+        row: of the `Collectives` beside it.
+        region: index into `regions`.
+        order: number of the collective among those of its step, kind and group.
+        from_ns, to_ns: after the start of the collective.
+        bubble: in a bubble of a pipeline.
+    """
+
+    row: Codes = column(np.int32)
+    region: Codes = column(np.int32)
+    order: npt.NDArray[np.int16] = column(np.int16)
+    from_ns: Ints = column(np.int64, "ns")
+    to_ns: Ints = column(np.int64, "ns")
+    bubble: Bools = column(np.bool_)
+    regions: tuple[Region, ...] = ()

@@ -24,7 +24,8 @@ import numpy as np
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import CalibrationFacts, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
 from aorta.analysis.formatting import TEXT, rough_percent
-from aorta.analysis.tables import Bools, Floats, Run
+from aorta.analysis.frames import Bools, Floats
+from aorta.analysis.run import Run
 from aorta.records.schema import Calibration
 from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import AGREEMENT, AT_CUTOFFS
@@ -59,7 +60,7 @@ class Basis:
 
     Attributes:
         source: what the values were measured from; None where neither marks nor kernels give a reliable one.
-        chosen: the rank-steps, in the order of `Run.over_ranks`; those after warm-up where `source` is None.
+        chosen: the rank-steps, rows of `Run.steps`; those after warm-up where `source` is None.
         bounds: at least and at most, medians over these steps, where `source` is None and marks say as much.
         reason: why `source` is None.
     """
@@ -84,65 +85,47 @@ class Pace:
         return self._bases[name]
 
     def _basis(self, name: str) -> Basis:
-        used = self._used
+        steps, used = self._run.steps, self._run.steps.used
         if name in _OF_PEERS and self._run.health.is_alone:
             return Basis(None, used, None, ONE_RANK)
-        if self._by_kernels is not None and used.any() and self._by_kernels[used].all():
+        if used.any() and steps.by_kernels[used].all():
             return Basis("kernels", used)
         decided = self.undecided(name) <= MOST_UNDECIDED
         if decided and not (self.contradicted and self._rests_on_compute(name)):
             return Basis("marks", used)
-        if self._by_kernels is not None and all(
-            tables.steps.by_kernels is not None
-            and bool((~np.isnan(tables.steps.column(name)[tables.steps.by_kernels & ~tables.steps.warmup])).any())
-            for tables in self._run.ranks.values()
-        ):
-            return Basis("kernels", self._by_kernels)
+        by_kernels = self._by_kernels
+        known = by_kernels & ~np.isnan(steps.column(name))
+        if np.isin(list(self._run.ranks), self._run.rank_of_step[known]).all():
+            return Basis("kernels", by_kernels)
         if decided:
             return Basis(None, used, None, CONTRADICTED)
         return Basis(None, used, self._bounds(name), HOST_BOUND)
 
     def _rests_on_compute(self, name: str) -> bool:
-        known = any(name in tables.steps.metrics for tables in self._run.ranks.values())
+        known = name in self._run.steps.metrics
         return known and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
 
     @cached_property
-    def _used(self) -> Bools:
-        return np.asarray(self._run.over_ranks(lambda steps: steps.used), bool)
-
-    @cached_property
-    def _by_kernels(self) -> Bools | None:
-        """The steps of calibrations; None where no rank has any."""
-        if all(tables.steps.by_kernels is None for tables in self._run.ranks.values()):
-            return None
-        return np.asarray(self._run.over_ranks(lambda steps: steps.of_kernels & ~steps.warmup), bool)
+    def _by_kernels(self) -> Bools:
+        """The steps of calibrations."""
+        found: Bools = self._run.steps.by_kernels & ~self._run.steps.warmup
+        return found
 
     def undecided(self, name: str) -> float:
         """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
-        found = self._ends(name)
-        if found is None:
+        steps = self._run.steps
+        if name not in steps.bounds:
             return 0.0
-        left_open = ~np.isnan(found[0][self._used])
-        own = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]
-        known = left_open | ~np.isnan(own)
+        left_open = ~np.isnan(steps.bounds[name][0][steps.used])
+        known = left_open | ~np.isnan(steps.column(name)[steps.used])
         return float(left_open[known].mean()) if known.any() else 0.0
-
-    def _ends(self, name: str) -> tuple[Floats, Floats] | None:
-        """Return at least and at most of every rank-step, NaN where it is decided; None where it is in all of them."""
-        ranks = self._run.ranks.values()
-        if all(name not in tables.steps.bounds for tables in ranks):
-            return None
-        ends = [tables.steps.bounds.get(name, (np.full(len(tables.steps), np.nan),) * 2) for tables in ranks]
-        return np.concatenate([low for low, _ in ends]), np.concatenate([high for _, high in ends])
 
     def _bounds(self, name: str) -> tuple[float, float] | None:
         """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true
         values lies between them, since each of those does.
         """
-        ends = self._ends(name)
-        assert ends is not None, "a metric that is undecided somewhere"
-        own = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)
-        low, high = (np.where(np.isnan(end), own, end)[self._used] for end in ends)
+        steps = self._run.steps
+        low, high = (np.where(np.isnan(end), steps.column(name), end)[steps.used] for end in steps.bounds[name])
         known = ~np.isnan(low)
         return float(np.median(low[known])), float(np.median(high[known]))
 
@@ -178,7 +161,7 @@ class Pace:
 
     def _column(self, name: str) -> Floats | None:
         """Return the known values of the steps used; None without any."""
-        values = np.asarray(self._run.over_ranks(lambda steps: steps.column(name)), np.float64)[self._used]
+        values = self._run.steps.column(name)[self._run.steps.used]
         values = values[~np.isnan(values)]
         return values if len(values) else None
 
@@ -204,7 +187,6 @@ class Pace:
         each = self._calibrations
         if not each:
             return None
-        steps = self._by_kernels
 
         def middle(name: str) -> float | None:
             known = [value for one in each if (value := getattr(one, name)) is not None]
@@ -212,7 +194,7 @@ class Pace:
 
         return CalibrationFacts(
             steps=max(one.steps for one in each),
-            rank_steps=0 if steps is None else int(steps.sum()),
+            rank_steps=int(self._by_kernels.sum()),
             problems=sorted({one.problem for one in each if one.problem is not None}),
             agree=None if middle("ratio_by_kernels") is None else not self.contradicted,
             ratio_by_kernels=middle("ratio_by_kernels"),

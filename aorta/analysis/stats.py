@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.documents.dataset import Described
-from aorta.analysis.tables import Floats
+from aorta.analysis.frames import Floats
 
 PERCENTILE_METHOD: Final = "linear interpolation between order statistics (Hyndman and Fan type 7, numpy 'linear')"
 PERCENTILES: Final = (5, 50, 95)

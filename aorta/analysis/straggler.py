@@ -38,7 +38,9 @@ from aorta.analysis.collective_matching import CollectiveRows, MatchedCollective
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import DatasetEntry, Straggler
 from aorta.analysis.formatting import TEXT, rough_interval, rough_ms, whole_percent
-from aorta.analysis.tables import HOST_TIMER, Bools, Floats, Ints, Run
+from aorta.analysis.frames import Floats, Ints
+from aorta.analysis.groups import Groups
+from aorta.analysis.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -72,7 +74,7 @@ class IssueLateness:
     """
 
     def __init__(self, run: Run, names: NumberedNames) -> None:
-        self._names = names
+        self._run, self._names = run, names
         self._queued = np.zeros(len(names.groups), np.int64)
         self._steps = np.zeros(len(names.groups), np.int64)
         self._late_ms: defaultdict[int, defaultdict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
@@ -93,28 +95,29 @@ class IssueLateness:
         """Add matched rows; of those that count on every rank of their group."""
         if not self._on_host:
             return
-        order, starts = match.matches.order, match.matches.starts
-        group = self._names.group[rows.name[order[starts]]]
-        waited = np.minimum.reduceat((rows.start_ns > rows.issue_ns)[order].astype(np.int64), starts) > 0
+        by, names, frame = match.by, self._names, rows.frame
+        group = names.group[frame.name[by.first]]
+        waited = by.reduce(np.minimum, (frame.start_ns > frame.issue_ns).astype(np.int64)) > 0
         np.add.at(self._queued, group[match.whole & waited], 1)
         if self.why_not is not None:
             return
-        issue_ns, of_row, rank = (rows.origin_ns + rows.issue_ns)[order], match.matches.of_row[order], rows.rank[order]
-        step = rows.step[order[starts]]
-        late_ns = issue_ns - np.minimum.reduceat(issue_ns, starts)[of_row]
-        latest = late_ns == np.maximum.reduceat(late_ns, starts)[of_row]
-        alone = np.add.reduceat(latest.astype(np.int64), starts) == 1
-        for number in np.unique(group[match.whole]).tolist():
-            chosen = np.zeros(len(starts), bool)
-            whole = np.flatnonzero(match.whole & (group == number))
-            whole = whole[np.lexsort((issue_ns[starts[whole]], step[whole]))]
-            chosen[whole[np.append(np.diff(step[whole]) > 0, True)]] = True
-            self._steps[number] += chosen.sum()
-            mine = chosen[of_row]
-            for each in np.unique(rank[mine]).tolist():
-                at = mine & (rank == each)
-                self._late_ms[number][each].append(late_ns[at] / NS_PER_MS)
-                self._last[number][each] += int((at & latest & alone[of_row]).sum())
+        issue_ns = self._run.shared_start_ns[frame.step] + frame.issue_ns
+        late_ns = issue_ns - by.reduce(np.minimum, issue_ns)[by.of_row]
+        latest = late_ns == by.reduce(np.maximum, late_ns)[by.of_row]
+        alone = by.reduce(np.add, latest.astype(np.int64)) == 1
+        # Of each group and step, the whole collective that was issued last.
+        step, whole = rows.global_step[by.first], np.flatnonzero(match.whole)
+        whole = whole[np.lexsort((issue_ns[by.first][whole], step[whole], group[whole]))]
+        chosen = np.zeros(len(by), bool)
+        chosen[whole[np.append((np.diff(step[whole]) != 0) | (np.diff(group[whole]) != 0), True)[: len(whole)]]] = True
+        np.add.at(self._steps, group[chosen], 1)
+        mine = np.flatnonzero(chosen[by.of_row])
+        number, counted = group[by.of_row[mine]], latest[mine] & alone[by.of_row[mine]]
+        of_rank = Groups(number, rows.rank[mine])
+        sums = of_rank.reduce(np.add, counted.astype(np.int64)).tolist()
+        for at, parts, last in zip(of_rank.first.tolist(), of_rank.parts(late_ns[mine]), sums, strict=True):
+            self._late_ms[int(number[at])][int(rows.rank[mine[at]])].append(parts / NS_PER_MS)
+            self._last[int(number[at])][int(rows.rank[mine[at]])] += last
 
     def of(self, number: int) -> IssueTimes:
         """Return what was found of the group with this number."""
@@ -148,7 +151,7 @@ class Stragglers:
     def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
         """Add matched rows: which rank was the last, the transfers, and when each was issued."""
         self._issues.add(rows, match)
-        group = self._names.group[rows.name[match.last]]
+        group = self._names.group[rows.frame.name[match.last]]
         self._seen[group[match.used & (match.size > 1)]] = True
         np.add.at(self._collectives, group[match.whole], 1)
         last = match.whole & match.alone  # in a tie nobody counts as the last
@@ -159,18 +162,16 @@ class Stragglers:
             transfers = match.transfer_ns[match.whole & (group == number)]
             self._transfers_ms[number].append(transfers / NS_PER_MS)
 
-    def add_waits(self, rank: int, name: Ints, wait_ns: Ints, used: Bools) -> None:
-        """Add the waits of one rank.
-
-        Args:
-            name: of each collective, as in `CollectiveRows.name`.
-            wait_ns: how long the rank waited in it; negative if unknown.
-            used: not warm-up.
-        """
-        group, size = self._names.group[name], self._names.size[name]
-        for number in np.unique(group[used & (size > 1)]).tolist():
-            known = wait_ns[used & (group == number) & (wait_ns >= 0)]
-            self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
+    def add_waits(self, run: Run, wait_ns: Ints) -> None:
+        """Add the waits of all collectives of the run, negative where they are unknown."""
+        rows = run.collectives
+        mine = np.flatnonzero(run.steps.used[rows.step] & (self._names.size[rows.name] > 1))
+        group, rank, wait_ns = self._names.group[rows.name[mine]], run.rank_of_step[rows.step[mine]], wait_ns[mine]
+        by = Groups(group, rank)
+        for at, waits in zip(by.first.tolist(), by.parts(wait_ns), strict=True):
+            known = waits[waits >= 0]
+            median = float(np.median(known)) / NS_PER_MS if len(known) else None
+            self._medians[int(group[at])][int(rank[at])] = median
 
     def entries(self) -> list[Straggler]:
         """Return one entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or

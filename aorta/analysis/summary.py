@@ -26,8 +26,8 @@ from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.findings import add_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
+from aorta.analysis.run import Run
 from aorta.analysis.stats import PERCENTILE_METHOD
-from aorta.analysis.tables import Run
 from aorta.analysis.whatif.gains import gains, marginals
 from aorta.analysis.whatif.prediction import LEVEL, base_of
 from aorta.analysis.whatif.read_program import program_of

@@ -26,7 +26,9 @@ Integer: TypeAlias = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 """What a 64-bit column holds, with room for the difference of two values: 146 years in nanoseconds."""
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=WORLD_LIMIT)]
 Reading: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-"""What a sensor says; means and medians of it stay finite."""
+"""What a sensor says, or a loss: any diverged 32-bit value fits; means and medians of it stay finite."""
+Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Also of ratios. 1e15 ms are 30,000 years; sums of a billion such values are exact enough and finite."""
 
 InstrumentMode: TypeAlias = Literal["dedicated", "observe", "off"]
 Platform: TypeAlias = Literal["cpu", "cuda", "rocm", "other"]
@@ -328,15 +330,15 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     step: Integer
     global_step: Integer
     warmup: bool
-    loss: float | None
-    lr: float | None
-    grad_norm: float | None
+    loss: Reading | None
+    lr: Reading | None
+    grad_norm: Reading | None
     start_mono_ns: Integer
     end_mono_ns: Integer
     t_start_ns: Integer
     t_end_ns: Integer
     per_stream_ms: dict[str, float | None]
-    overlap: dict[str, float | None]
+    overlap: dict[str, Milliseconds | None]
     utilization: dict[str, float | None]
     concurrency: dict[str, float | None]
     coverage: Coverage
@@ -353,7 +355,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
     gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
     copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
-    bounds: dict[str, tuple[float, float]] | msgspec.UnsetType = msgspec.UNSET
+    bounds: dict[str, tuple[Milliseconds, Milliseconds]] | msgspec.UnsetType = msgspec.UNSET
     measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET

@@ -14,7 +14,7 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.analysis import frames, straggler
+from aorta.analysis import dataframes, straggler
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import collective_metrics
 from aorta.analysis.documents import as_json
@@ -293,7 +293,7 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, mon
         [1, 3, "allgather"],
     ]
     assert some["transfer_ms"].tolist() == [5, 5]  # matched with ranks that the filter leaves out
-    parts = list(frames.iter_collectives(run, rows=7))
+    parts = list(dataframes.iter_collectives(run, rows=7))
     assert len(parts) == 6
     assert all(part["global_step"].nunique() == 1 for part in parts)
     joined = pd.concat(parts)
@@ -303,7 +303,7 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, mon
         joined.drop(columns="instance").sort_values(same, ignore_index=True),
         whole.drop(columns="instance").sort_values(same, ignore_index=True),
     )
-    monkeypatch.setattr(frames, "ROW_LIMIT", 20)
+    monkeypatch.setattr(dataframes, "ROW_LIMIT", 20)
     with pytest.raises(InputError, match=r"more than 20 collectives are left, of 36 .*iter_collectives"):
         aorta.analysis.collectives(run)
     assert len(aorta.analysis.collectives(run, kinds=["allreduce"])) == 18

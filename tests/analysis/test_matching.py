@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import aorta.analysis
-from aorta.analysis.collective_matching import match
-from aorta.analysis.tables import UNNUMBERED
+from aorta.analysis.frames import UNNUMBERED
+from aorta.analysis.groups import Groups
 from aorta.records.schema import Collective
 from aorta.timeline.classes import UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
@@ -66,13 +66,13 @@ def test_what_its_source_does_not_tell_is_not_matched(tmp_path: Path, rows: list
     assert frame["transfer_reason"].str.contains(said).all()
 
 
-def test_a_match_is_once_on_all_ranks_only_if_each_has_it_and_has_it_once() -> None:
+def test_groups_count_rows_and_different_ranks() -> None:
     """Numbers 0 to 3: on ranks 0 and 1; twice on rank 0 and on rank 1; twice on rank 0 alone; on rank 1 alone."""
     number = np.array([0, 1, 1, 2, 2, 0, 1, 3])
     rank = np.array([0, 0, 0, 0, 0, 1, 1, 1])
-    found = match([number], rank)
-    assert found.once_on(2).tolist() == [True, False, False, False]
-    assert (found.rows.tolist(), found.ranks.tolist()) == ([2, 3, 2, 1], [2, 2, 1, 1])
+    by = Groups(number)
+    assert (by.sizes.tolist(), by.distinct(rank).tolist()) == ([2, 3, 2, 1], [2, 2, 1, 1])
+    assert [part.tolist() for part in by.parts(rank)] == [[0, 1], [0, 0, 1], [0, 0], [1]]
 
 
 def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -> None:

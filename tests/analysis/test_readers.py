@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 
 from aorta.analysis.documents import as_json
+from aorta.analysis.frames import PHASES
 from aorta.analysis.load.records import load_run
-from aorta.analysis.tables import PHASES
 from aorta.errors import InputError
 from aorta.records.schema import EndSource, Phase
 from tests.analysis.builders import (

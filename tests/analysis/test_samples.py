@@ -44,8 +44,7 @@ def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_record_and_the_trace_hold_the_same_collectives(rank: int) -> None:
     tables = load_run(RUN).ranks[rank]
-    rows = tables.steps.rows_of(PROFILED, PROFILED + 1)
-    mine = tables.collectives.take(rows)
+    mine = tables.collectives.of_step(PROFILED)
     told = Counter(mine.names[code][0] for code in mine.name.tolist())
     assert told == counted_by_hand(rank)
     assert told["allreduce"] > 0

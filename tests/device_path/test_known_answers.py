@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aorta.analysis.frames import collectives_frame
+from aorta.analysis.dataframes import collectives_frame
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
 from tests.device_path.launch import on_devices

@@ -14,7 +14,7 @@ import pytest
 
 from aorta.analysis.collective_metrics import compute_slowdown, overlap_efficiency
 from aorta.analysis.load.records import load_run
-from aorta.analysis.tables import Run
+from aorta.analysis.run import Run
 from aorta.records.schema import Step
 from tests.analysis.builders import write_rank
 from tests.known_answers.again import each_undisturbed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aorta.analysis.frames import collectives_frame
+from aorta.analysis.dataframes import collectives_frame
 from aorta.analysis.load.records import load_run
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link

@@ -14,19 +14,33 @@ is no matrix product, so that two stacks are measured against the same work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.accumulate import RankInput, accumulate
 from aorta.analysis.attribution.attribution_sentence import sentence
 from aorta.analysis.attribution.breakdown import Means, computing, dimensions, ranked, stragglers
-from aorta.analysis.attribution.keys import UNEXPLAINED, LateRank, RankTotals, Sums, Totals
-from aorta.analysis.collective_matching import group_members
+from aorta.analysis.attribution.keys import (
+    BUBBLE_PART,
+    TRANSFER,
+    UNEXPLAINED,
+    UNKNOWN_PART,
+    WAIT,
+    ExposedKey,
+    LateRank,
+    Totals,
+)
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
+from aorta.analysis.exposed import RankInput, exposed_of_rank
+from aorta.analysis.frames import Exposed, Ints
+from aorta.analysis.groups import Groups
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.run_facts import Manifest, config_of
+from aorta.analysis.run import ExposedSums, Run
 from aorta.errors import InputError
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
@@ -124,7 +138,7 @@ def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> Exp
     if dataset.pace.basis("overlap_ratio").reason == ONE_RANK:
         return ExposedBreakdown(reason=ONE_RANK)
     seen = _Seen(dataset)
-    totals, nothing = totals_of(seen, engine), Totals(sums=Sums(rank_steps=1))
+    totals, nothing = totals_of(seen, engine), Totals(sums=ExposedSums(rank_steps=1))
     if seen.host_bound is not None:
         return ExposedBreakdown(reason=seen.host_bound)
     if not totals.sums.rank_steps:
@@ -189,8 +203,10 @@ def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> 
     totals = Totals()
     for dataset in launches:
         totals.launches += 1
-        for rank, found in _of_ranks(dataset, engine or Local()):
-            totals.add(rank, found)
+        for exposed, sums in _exposed(dataset.run, engine or Local()):
+            for rank, of_rank in sums.items():
+                totals.add(rank, of_rank)
+            add_exposed(totals, dataset.run, exposed, dataset.collectives.wait_ns)
         for entry in dataset.collectives.stragglers:
             if entry.rank is not None and entry.late_ms is not None:
                 late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
@@ -201,18 +217,53 @@ def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> 
     return totals
 
 
-def _of_ranks(dataset: LabelledRun, engine: Engine) -> Iterator[tuple[int, RankTotals]]:
-    run, waits = dataset.run, dataset.collectives.waits
-    sizes: dict[int, dict[str, int]] = {rank: {} for rank in run.ranks}
-    for (rank, group), members in group_members(run).items():
-        sizes.setdefault(rank, {})[group] = len(members)
-    inputs = [RankInput.of(tables, waits[rank], sizes[rank]) for rank, tables in run.ranks.items()]
+def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:
+    """Add exposed communication, by collective, region, and whether the rank was then waiting for a peer.
+
+    Args:
+        exposed: its rows are those of the run.
+        wait_ns: of each collective of the run; negative where it is unknown.
+    """
+    name, wait_ns = run.collectives.name[exposed.row], wait_ns[exposed.row]
+    length_ns = exposed.to_ns - exposed.from_ns
+    waited_ns = np.clip(wait_ns - exposed.from_ns, 0, length_ns)
+    unknown = ~exposed.bubble & (wait_ns < 0)
+    known = ~exposed.bubble & ~unknown
+    lengths = {WAIT: waited_ns * known, TRANSFER: (length_ns - waited_ns) * known}
+    lengths |= {BUBBLE_PART: length_ns * exposed.bubble, UNKNOWN_PART: length_ns * unknown}
+    sizes = [len(members) or None for members in run.frames.members]
+    by = Groups(name, exposed.order, exposed.region)
+    keys = list(zip(*(column[by.first].tolist() for column in (name, exposed.order, exposed.region)), strict=True))
+    for part, of_pieces in lengths.items():
+        for (code, order, region), total in zip(keys, by.reduce(np.add, of_pieces).tolist(), strict=True):
+            if total:
+                what, (phase, block) = run.collectives.names[code], exposed.regions[region]
+                key = ExposedKey(what.kind, what.group, sizes[code], what.bytes, order, phase, block, part)
+                totals.exposed[key] += total
+    rank = run.rank_of_step[run.collectives.step[exposed.row]]
+    by = Groups(name, rank)
+    for at, total in zip(by.first.tolist(), by.reduce(np.add, lengths[WAIT]).tolist(), strict=True):
+        if total:
+            totals.waits[run.collectives.names[name[at]].group, sizes[name[at]], int(rank[at])] += total
+
+
+def _exposed(run: Run, engine: Engine) -> Iterator[tuple[Exposed, Mapping[int, ExposedSums]]]:
+    """Yield the exposed communication of a run with the sums of its ranks: all at once where it was read with the
+    steps, else rank by rank, made of their details.
+    """
+    if run.frames.exposed is not None:
+        sums = {rank: tables.exposed_sums for rank, tables in run.ranks.items() if tables.exposed_sums is not None}
+        yield run.frames.exposed, sums
+        return
+    inputs = [RankInput.of(tables) for tables in run.ranks.values()]
+    first_row = run.frames.first_row.tolist()
     with progress(len(inputs), f"attributing {run.location}") as tick:
-        for rank, found in zip(run.ranks, engine.map(accumulate, inputs), strict=True):
+        for rank, first, found in zip(run.ranks, first_row[:-1], engine.map(exposed_of_rank, inputs), strict=True):
             tick()
             if isinstance(found, InputError):
                 raise found
-            yield rank, found
+            pieces, of_rank = found
+            yield replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}
 
 
 NO_MANIFEST: Final = "there is no manifest"

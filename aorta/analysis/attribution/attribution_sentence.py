@@ -18,11 +18,11 @@ from aorta.analysis.attribution.keys import (
     TRANSFER,
     WAIT,
     ExposedKey,
-    Region,
     place_name,
 )
 from aorta.analysis.documents.comparison import AttributionRow
 from aorta.analysis.formatting import TEXT, first_upper, json_text
+from aorta.analysis.frames import Region
 
 SAME: Final = 0.01
 """Means of exposed communication that differ by less than this fraction of the larger one are called the same."""

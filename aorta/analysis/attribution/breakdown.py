@@ -19,7 +19,6 @@ from aorta.analysis.attribution.keys import (
     PARTS,
     TRANSFER,
     ExposedKey,
-    Region,
     Totals,
     collective_name,
     group_name,
@@ -28,6 +27,7 @@ from aorta.analysis.attribution.keys import (
 )
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
+from aorta.analysis.frames import Region
 from aorta.analysis.straggler import lateness
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -170,8 +170,8 @@ def computing(means: Means) -> list[AttributionRow]:
     """Compute time of each pass of each block, per rank-step. It is no part of the difference, so it has no share."""
     rows = means.rows(
         "computing",
-        means.reference.computing,
-        means.candidate.computing,
+        means.reference.sums.computing,
+        means.candidate.sums.computing,
         lambda place: (place_name(place), {"phase": place.phase, "block": place.block}),
     )
     for row in rows:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from aorta.analysis.formatting import TEXT
+from aorta.analysis.frames import Region
+from aorta.analysis.run import ExposedSums
 
 WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
@@ -18,22 +20,6 @@ BUBBLE_PART: Final = "bubble"
 UNKNOWN_PART: Final = "unknown"
 UNEXPLAINED: Final = "untold"
 """Stands in place of a kind: exposed communication that the record counts but none of its rows covers."""
-ORDER_LIMIT: Final = 512
-"""Collectives of one kind and group are distinguished by their order within a step up to here; later ones are counted
-together.
-"""
-
-
-class Region(NamedTuple):
-    """A region of a step: a pass (`forward`, `backward`) of a block, or work outside the blocks (`optimizer`, `clip`,
-    `data`), where `block` is None. Both are None where the source does not say.
-    """
-
-    phase: str | None
-    block: str | None
-
-
-NOWHERE: Final = Region(None, None)
 
 
 class ExposedKey(NamedTuple):
@@ -52,37 +38,7 @@ class ExposedKey(NamedTuple):
     part: str
 
 
-@dataclass
-class Sums:
-    """Sums over the rank-steps that count, in nanoseconds. `hidden_ns + exposed_ns == comm_ns`."""
-
-    rank_steps: int = 0
-    left_out: int = 0
-    """Rank-steps after warm-up whose exposed communication is null."""
-    window_ns: int = 0
-    comm_ns: int = 0
-    exposed_ns: int = 0
-    compute_ns: int = 0
-
-    def add(self, other: Sums) -> None:
-        """Add another rank or launch."""
-        for name in self.__dataclass_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def hidden_ns(self) -> int:
-        """Communication hidden behind computation."""
-        return self.comm_ns - self.exposed_ns
-
-
-@dataclass
-class RankTotals:
-    """The totals of one rank of one launch: `sum(exposed.values()) == sums.exposed_ns`."""
-
-    sums: Sums = field(default_factory=Sums)
-    exposed: Counter[ExposedKey] = field(default_factory=Counter)
-    computing: Counter[Region] = field(default_factory=Counter)
-    """Compute time in each pass of each block, stalls excluded, in ns."""
+_UNEXPLAINED: Final = ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, UNKNOWN_PART)
 
 
 class LateRank(NamedTuple):
@@ -94,9 +50,13 @@ class LateRank(NamedTuple):
 
 
 @dataclass
-class Totals(RankTotals):
-    """The totals of one side of a comparison: all ranks of all its launches."""
+class Totals:
+    """The totals of one side of a comparison, all ranks of all its launches: `sum(exposed.values()) ==
+    sums.exposed_ns`.
+    """
 
+    sums: ExposedSums = field(default_factory=ExposedSums)
+    exposed: Counter[ExposedKey] = field(default_factory=Counter)
     launches: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
     """Rank -> exposed nanoseconds."""
@@ -108,15 +68,12 @@ class Totals(RankTotals):
     bases: defaultdict[LateRank, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By how many milliseconds it was late, a value per launch that names it, and by what (`Straggler.basis`)."""
 
-    def add(self, rank: int, totals: RankTotals) -> None:
-        """Add one rank."""
-        self.sums.add(totals.sums)
-        self.exposed.update(totals.exposed)
-        self.computing.update(totals.computing)
-        self.ranks[rank] += totals.sums.exposed_ns
-        for key, length in totals.exposed.items():
-            if key.part == WAIT:
-                self.waits[key.group, key.size, rank] += length
+    def add(self, rank: int, sums: ExposedSums) -> None:
+        """Add the sums of one rank."""
+        self.sums.add(sums)
+        self.ranks[rank] += sums.exposed_ns
+        if sums.unexplained_ns:
+            self.exposed[_UNEXPLAINED] += sums.unexplained_ns
 
     def waits_in(self, late: LateRank) -> dict[int, int]:
         """Return, by rank, exposed ns of waiting in all groups that share name and size with the group of `late`."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES, critical_u, p_values
 from aorta.analysis.documents.comparison import Effect, EffectKind
-from aorta.analysis.tables import Floats, Ints
+from aorta.analysis.frames import Floats, Ints
 
 POOL: Final = 200
 """Resamples of the steps of one launch, kept as their medians; the outer resample draws one median per launch."""

@@ -31,16 +31,17 @@ from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
 from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
+from aorta.analysis.dataframes import null_reasons
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.documents.comparison import LaunchOrderFacts
 from aorta.analysis.documents.dataset import LaunchLeftOut, MeasuredFrom, PaceFacts
-from aorta.analysis.frames import null_reasons
+from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Location, launch_folders, load_source
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.tables import COMPLETED, Bools, Floats, Ints, Run
+from aorta.analysis.run import COMPLETED, Run
 from aorta.errors import InputError
 
 SEED: Final = 2027
@@ -252,7 +253,7 @@ class Subject:
             yield self.dataset
             return
         for launch in self.launches.launches:
-            yield LabelledRun(self.dataset.label, load_run(launch.path, engine))
+            yield LabelledRun(self.dataset.label, load_run(launch.path, engine, exposed=True))
 
 
 def read_subjects(
@@ -268,10 +269,10 @@ def read_subjects(
         folders = launch_folders(where)
         if folders:
             launches = read_set(folders[0].parent, folders, lambda folder: load_run(folder, engine))
-            shown = load_run(launches.representative(*selection_metrics(rules)).path, engine)
+            shown = load_run(launches.representative(*selection_metrics(rules)).path, engine, exposed=True)
             subjects[label] = Subject(LabelledRun(label, shown), launches)
         else:
-            subjects[label] = Subject(LabelledRun(label, load_source(where, engine, comm_patterns)))
+            subjects[label] = Subject(LabelledRun(label, load_source(where, engine, comm_patterns, exposed=True)))
     return subjects
 
 

@@ -46,8 +46,8 @@ from aorta.analysis.compare.verdict import (
 )
 from aorta.analysis.documents.comparison import ComparedMetric, Detectable, Effect, EffectKind, Interval
 from aorta.analysis.formatting import TEXT, p_value
+from aorta.analysis.frames import Floats
 from aorta.analysis.metrics import metric_named
-from aorta.analysis.tables import Floats
 
 _BESIDE_OTHERS: Final = (
     "not defined for metrics that are tested together; to get it, name this one with --primary for the next launches"

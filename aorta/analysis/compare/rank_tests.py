@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.tables import Bools, Floats, Ints
+from aorta.analysis.frames import Bools, Floats, Ints
 
 EXACT_PAIRS: Final = 4096
 """Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is

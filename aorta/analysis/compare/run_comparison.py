@@ -32,7 +32,7 @@ from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.run_facts import FORMAT, config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
-from aorta.analysis.tables import Run
+from aorta.analysis.run import Run
 from aorta.records.run_files import flatten
 
 VERDICT: Final = "inconclusive"

@@ -17,8 +17,8 @@ from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect, GateEntry, Interval, JudgedCondition
 from aorta.analysis.formatting import p_value
+from aorta.analysis.frames import KIND_METRICS
 from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
-from aorta.analysis.tables import KIND_METRICS
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError, meant
 
 Sign: TypeAlias = Literal["<", ">"]

@@ -1,1 +1,1 @@
-"""Loads sources of every kind into the tables of `aorta.analysis.tables`."""
+"""Loads sources of every kind into the frames of `aorta.analysis.run`."""

@@ -21,7 +21,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED, match
+from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED
+from aorta.analysis.frames import UNNUMBERED, CollectiveName
+from aorta.analysis.groups import Groups
 from aorta.analysis.load.interval_table import (
     NULL,
     IntervalClass,
@@ -32,7 +34,6 @@ from aorta.analysis.load.interval_table import (
     group_by,
 )
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
-from aorta.analysis.tables import UNNUMBERED, CollectiveName
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS, LOCKSTEP, UNKNOWN_KIND
@@ -281,8 +282,9 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
     step, seq, duration = (
         np.concatenate([getattr(part, name) for part in parts])[order] for name in ("step", "seq", "duration_ns")
     )
-    found = match([step, seq], rank[order])
-    everywhere = found.once_on(len(key.members))  # a number that occurs twice on one rank identifies no collective
+    by = Groups(step, seq)
+    # A number that occurs twice on one rank identifies no collective.
+    everywhere = (by.distinct(rank[order]) == len(key.members)) & (by.sizes == len(key.members))
     if not everywhere.any():
         missing = sorted(set(key.members) - set(rank[order].tolist()))
         return none, (
@@ -290,7 +292,7 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
             if missing
             else "no sequence number is on every rank exactly once"
         )
-    return np.minimum.reduceat(duration[found.order], found.starts)[everywhere], None
+    return by.reduce(np.minimum, duration)[everywhere], None
 
 
 def _not_comparable(key: CostKey, parts: list[CostPart]) -> str | None:

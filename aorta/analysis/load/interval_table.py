@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aorta.analysis.tables import UNKNOWN
+from aorta.analysis.frames import UNKNOWN
 from aorta.redaction import redact
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS

@@ -41,7 +41,7 @@ from aorta.analysis.load.open import (
 )
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.trace_files import NoTraces, is_record
-from aorta.analysis.tables import Run
+from aorta.analysis.run import Run
 from aorta.errors import InputError
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
 from aorta.redaction import redact
@@ -57,24 +57,26 @@ def load_source(
     engine: Engine | None = None,
     comm_patterns: Sequence[str] = (),
     *,
-    contents: bool = False,
+    spans: bool = False,
+    exposed: bool = False,
 ) -> Run:
     """Read a run folder, or the traces of a file, directory, glob or URL.
 
     Args:
-        contents: of records, keep what ran inside each step as well (`RankTables.contents`).
+        spans, exposed: of records, keep what ran inside each step, give its exposed communication in pieces
+            (`RankTables`).
 
     Raises:
         InputError: nothing there can be read.
     """
     if isinstance(location, tuple):
-        return load_run(location, engine, contents=contents)
+        return load_run(location, engine, spans=spans, exposed=exposed)
     text, path = str(location), Path(location)
     if not is_url(text):
         if path.is_file() and _is_record(path):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
-            return load_run(path, engine, contents=contents)
+            return load_run(path, engine, spans=spans, exposed=exposed)
     from aorta.analysis.load.traces import load_traces
 
     try:
@@ -83,7 +85,7 @@ def load_source(
         if is_url(text) or not path.is_dir():
             raise
         try:
-            return load_run(path, engine, contents=contents)
+            return load_run(path, engine, spans=spans, exposed=exposed)
         except InputError as error:
             raise InputError(f"{error}. {nothing}") from nothing
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aorta.analysis.health import EmulationCounts, Health
+from aorta.analysis.join import join
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.record_columns import read_tables
 from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of, timed_from_python
-from aorta.analysis.tables import RankTables, Run, Source, partial_steps
+from aorta.analysis.run import RankTables, Run, partial_steps
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
+from aorta.records.reader import header_of
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
-from aorta.records.schema import WORLD_LIMIT
+from aorta.records.schema import WORLD_LIMIT, Header
 
 
 def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
@@ -39,10 +41,11 @@ def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Ma
 
 @dataclass(frozen=True)
 class RecordFile:
-    """The record of one rank, not read yet; with `contents`, also what ran inside each step is."""
+    """The record of one rank, not read yet; `spans` and `exposed` as in `read_tables`."""
 
     path: Path
-    contents: bool = False
+    spans: bool = False
+    exposed: bool = False
 
     def size_bytes(self) -> int:
         """Return the size of the file; 0 where it is unknown, which reading it will explain."""
@@ -57,16 +60,18 @@ class RecordFile:
 
 
 def _tables(file: RecordFile) -> RankTables:
-    return read_tables(file.path, contents=file.contents)
+    return read_tables(file.path, spans=file.spans, exposed=file.exposed)
 
 
-def load_run(path: str | Path | Sequence[Path], engine: Engine | None = None, *, contents: bool = False) -> Run:
-    """Read every rank of one run folder, one process per file.
+def load_run(
+    path: str | Path | Sequence[Path], engine: Engine | None = None, *, spans: bool = False, exposed: bool = False
+) -> Run:
+    """Read the records of a run.
 
     Args:
-        path: the folder; or several, each with some of the ranks, as nodes without a shared disk leave them.
-        engine: where files are read; by default on this machine's cores.
-        contents: keep what ran inside each step as well (`RankTables.contents`).
+        path: its folder, or several with ranks of one run (those of its nodes).
+        engine: where they are read; by default on this machine's cores.
+        spans, exposed: keep what ran inside each step, give its exposed communication in pieces (`RankTables`).
 
     Raises:
         InputError: the folder does not exist, holds no readable record, mixes runs, or its ranks disagree about the
@@ -79,25 +84,40 @@ def load_run(path: str | Path | Sequence[Path], engine: Engine | None = None, *,
     if not files:
         raise InputError(_nothing_found(folder))
     left_out: list[str] = []
-    readable: list[RankTables] = []
-    groups: dict[tuple[int, ...], Sequence[int]] = {}
-    with progress(len(files), f"reading {folder}") as tick:
-        for found in (engine or Local()).map(_tables, [RecordFile(file, contents) for file in files]):
-            if isinstance(found, InputError):
-                left_out.append(str(found))
-            else:
-                readable.append(_with_shared_groups(found, groups))
-            tick()
-    if not readable:
-        which = "its record cannot" if len(files) == 1 else f"none of its {len(files)} records can"
-        raise InputError(f"{folder}: {which} be read:\n  " + "\n  ".join(left_out))
-    _refuse_mixture(folder, [tables.source for tables in readable])
-    ranks = _one_per_rank(_latest_attempt(readable, left_out), left_out)
-    manifest, manifest_problem = manifest_of(folder, next(iter(ranks.values())).source.identity)
-    source = next(iter(ranks.values())).source
+    headers: dict[Path, Header] = {}
+    for file in files:
+        try:
+            headers[file] = header_of(file)
+        except InputError as error:
+            left_out.append(str(error))
+    if not headers:
+        raise _unreadable(folder, len(files), left_out)
+    _refuse_mixture(folder, headers)
+    chosen = _one_per_rank(_latest_attempt(headers, left_out), left_out)
+
+    def read() -> Iterator[RankTables]:
+        groups: dict[tuple[int, ...], Sequence[int]] = {}
+        with progress(len(chosen), f"reading {folder}") as tick:
+            for found in (engine or Local()).map(_tables, [RecordFile(file, spans, exposed) for file in chosen]):
+                if isinstance(found, InputError):
+                    left_out.append(str(found))
+                else:
+                    yield _with_shared_groups(found, groups)
+                tick()
+
+    frames = join(read(), len(chosen))
+    if not frames.ranks:
+        raise _unreadable(folder, len(files), left_out)
+    source = next(iter(frames.ranks.values())).source
+    manifest, manifest_problem = manifest_of(folder, source.identity)
     clocks, why_not = clocks_of(folder, source.run_id, source.attempt)
-    health = _health(ranks, left_out, manifest, manifest_problem)
-    return Run(str(folder), ranks, manifest, health, clocks=clocks, clocks_missing=why_not)
+    health = _health(frames.ranks, left_out, manifest, manifest_problem)
+    return Run(str(folder), frames, manifest, health, clocks=clocks, clocks_missing=why_not)
+
+
+def _unreadable(folder: Path, files: int, left_out: Sequence[str]) -> InputError:
+    which = "its record cannot" if files == 1 else f"none of its {files} records can"
+    return InputError(f"{folder}: {which} be read:\n  " + "\n  ".join(left_out))
 
 
 def _health(
@@ -168,49 +188,51 @@ def _with_shared_groups(tables: RankTables, known: dict[tuple[int, ...], Sequenc
     return replace(tables, source=replace(tables.source, groups=groups))
 
 
-def _refuse_mixture(folder: Path, sources: list[Source]) -> None:
+def _refuse_mixture(folder: Path, headers: Mapping[Path, Header]) -> None:
     """Check that headers agree on the run and, within an attempt, on the world size.
 
     Raises:
         InputError: they do not; names both values and their files.
     """
-    first = sources[0]
-    for other in sources[1:]:
+    (first_file, first), *others = headers.items()
+    sizes = {first.attempt: (first_file, first)}
+    for file, other in others:
         if other.run_id != first.run_id:
             raise InputError(
-                f"{folder}: two runs are mixed: {_name(first)} belongs to run {first.run_id!r}, {_name(other)} to run "
+                f"{folder}: two runs are mixed: {first_file.name} belongs to run {first.run_id!r}, {file.name} to run "
                 f"{other.run_id!r}. Move the files of one run to a folder of their own"
             )
-    sizes: dict[int | None, Source] = {}
-    for source in sources:
-        before = sizes.setdefault(source.attempt, source)
-        if before.world_size != source.world_size:
+        earlier, before = sizes.setdefault(other.attempt, (file, other))
+        if before.world_size != other.world_size:
             raise InputError(
-                f"{folder}: {_name(before)} says world size {before.world_size}, {_name(source)} says "
-                f"{source.world_size}: these ranks did not train together"
+                f"{folder}: {earlier.name} says world size {before.world_size}, {file.name} says {other.world_size}: "
+                "these ranks did not train together"
             )
 
 
-def _latest_attempt(records: list[RankTables], left_out: list[str]) -> list[RankTables]:
+def _latest_attempt(headers: Mapping[Path, Header], left_out: list[str]) -> dict[Path, Header]:
     """Keep the records of the last attempt. A restarted job numbers its attempts, and ranks of different attempts never
     ran together.
     """
-    latest = max(tables.source.attempt or 0 for tables in records)
+    latest = max(header.attempt for header in headers.values())
     left_out += [
-        f"{_name(tables.source)}: attempt {tables.source.attempt}, the last attempt of this run is {latest}"
-        for tables in records
-        if tables.source.attempt != latest
+        f"{file.name}: attempt {header.attempt}, the last attempt of this run is {latest}"
+        for file, header in headers.items()
+        if header.attempt != latest
     ]
-    return [tables for tables in records if tables.source.attempt == latest]
+    return {file: header for file, header in headers.items() if header.attempt == latest}
 
 
-def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, RankTables]:
+def _one_per_rank(headers: Mapping[Path, Header], left_out: list[str]) -> list[Path]:
     """Return the records by rank. The file with the name that a run gives it wins over `rank_00_...`; the other is
     reported as left out.
+
+    Raises:
+        InputError: no record is left, or two folders hold the same rank.
     """
-    chosen: dict[int, RankTables] = {}
-    for tables in sorted(records, key=lambda tables: (tables.source.rank, len(_name(tables.source)))):
-        rank, size, name = tables.source.rank, tables.source.world_size, _name(tables.source)
+    chosen: dict[int, Path] = {}
+    for file, header in sorted(headers.items(), key=lambda each: (each[1].rank, len(each[0].name))):
+        rank, size, name = header.rank, header.world_size, file.name
         match = RANK_FILE_NAME.match(name)
         if match is None or int(match[1]) != rank:
             left_out.append(f"{name}:1: its header says rank {rank}; expected {RANK_FILE.format(rank=rank)}")
@@ -218,18 +240,12 @@ def _one_per_rank(records: list[RankTables], left_out: list[str]) -> dict[int, R
             left_out.append(f"{name}:1: a world of {size} ranks; 1 to {WORLD_LIMIT} are allowed")
         elif not 0 <= rank < size:
             left_out.append(f"{name}:1: rank {rank} of a world of {size}")
-        elif rank in chosen and Path(tables.source.path).parent != (other := Path(chosen[rank].source.path)).parent:
-            raise InputError(
-                f"{tables.source.path}: rank {rank} is in {other} too. Give each node's folder of one run, once"
-            )
+        elif rank in chosen and file.parent != chosen[rank].parent:
+            raise InputError(f"{file}: rank {rank} is in {chosen[rank]} too. Give each node's folder of one run, once")
         elif rank in chosen:
-            left_out.append(f"{name}: a second record of rank {rank}, {_name(chosen[rank].source)} is used")
+            left_out.append(f"{name}: a second record of rank {rank}, {chosen[rank].name} is used")
         else:
-            chosen[rank] = tables
+            chosen[rank] = file
     if not chosen:
-        raise InputError(f"{Path(records[0].source.path).parent}: no usable record:\n  " + "\n  ".join(left_out))
-    return chosen
-
-
-def _name(source: Source) -> str:
-    return Path(source.path).name
+        raise InputError(f"{next(iter(headers)).parent}: no usable record:\n  " + "\n  ".join(left_out))
+    return list(chosen.values())

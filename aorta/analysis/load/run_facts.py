@@ -1,44 +1,29 @@
-"""Reads what holds for a run as a whole, and what ran inside one step of a record.
-
-Two parts. *Run*: its manifest (`run.json`), the headers and footers of its records, and how far its collectives were
-covered.
+"""Reads what holds for a run as a whole: its manifest (`run.json`), the headers and footers of its records, and how far
+its collectives were covered.
 
     manifest, why_not = manifest_of(folder, run_id)
     config_of(manifest).get("parallel")
 
-*Step*: read from its line again, as all steps would be too much to hold.
-
-Must not: fail a report because the manifest is missing, use one of another run, or take another line for the step's,
-should the file have changed since its columns were read.
+Must not: fail a report because the manifest is missing, or use one of another run.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, StepPartRows, UserRangesOfStep
-from aorta.analysis.tables import COMPLETED, NO_TIME, Collectives, CoverageFacts, Ints, Source, Steps
+from aorta.analysis.frames import NO_TIME, Collectives, Steps
+from aorta.analysis.run import COMPLETED, CoverageFacts, Source
 from aorta.autopsy.processes import process_facts
-from aorta.errors import InputError
 from aorta.records.clocks import boot_id
-from aorta.records.device_values import read_words
-from aorta.records.files import open_regular
-from aorta.records.reader import LINE_LIMIT
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
-from aorta.records.schema import SCHEMA_VERSION, DeviceSample, Footer, Header, chosen_python
-from aorta.records.step_line import StepLine, decode_line, decode_spans
-from aorta.timeline.classes import BUBBLE
+from aorta.records.schema import SCHEMA_VERSION, Footer, Header, chosen_python
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -156,7 +141,6 @@ def _ending(footer: Footer | None) -> str:
 def coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None) -> CoverageFacts:
     """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
     reasons, uncovered, first = Counter[str](), 0, None
-    assert steps.coverage is not None
     for code, coverage in enumerate(steps.coverages):
         missed = coverage.issued is not None and coverage.seen != coverage.issued
         if coverage.complete and not missed:
@@ -170,7 +154,7 @@ def coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None
         if missed:
             step = int(steps.global_step[at[0]])
             first = step if first is None else min(first, step)
-    used = np.repeat(steps.used, steps.row_counts) & (collectives.end_ns != NO_TIME)
+    used = steps.used[collectives.step] & (collectives.end_ns != NO_TIME)
     found = Counter[str | None]()
     counts = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
     for name, count in zip(collectives.names, counts, strict=True):
@@ -182,152 +166,3 @@ def coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None
     seen = sum(coverage.seen * count for coverage, count in times)
     unwatched = sum(coverage.unwatched * count for coverage, count in times) / max(seen, 1)
     return CoverageFacts(dict(found), uncovered, dict(reasons), first, outside, unwatched)
-
-
-_ANOTHER_LINE: Final = "another line stands there now"
-WORDS: Final = "rocm-smi"
-"""Source of the samples that are read from `rocm_smi_output`."""
-
-
-def samples_from_text(header: Header) -> bool:
-    """Return whether what rocm-smi printed is read as samples: in records that have no others."""
-    return header.device_telemetry is None or header.device_telemetry.source is None
-
-
-def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
-    """Return a wall-clock time on the clock of the steps, by the start of a step on both.
-
-    Raises:
-        ValueError: a column cannot hold it.
-    """
-    at_ns = t_ns - t_start_ns + start_mono_ns
-    if not -(2**62) < at_ns < 2**62:
-        raise ValueError(f"rocm_smi_t_ns is {t_ns}: centuries from its step")
-    return at_ns
-
-
-@dataclass(frozen=True)
-class RecordDetails(Details):
-    """Details of a record: reads the lines of its file again, by their offsets."""
-
-    path: Path
-    lanes: tuple[str, ...]
-    global_step: Ints
-    length_ns: Ints
-    line_offset: Ints
-    sample_lines: array[int]
-    local_rank_of: tuple[int, int]
-    """The local rank, and the ranks of the run."""
-    mark_lines: array[int]
-
-    def step(self, place: int) -> StepIntervals:
-        """Return one step, from its line."""
-        with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
-            return self._step(file, place)
-
-    def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
-        """Return what ran when in some steps, from their lines."""
-        ranges, stalls, bubbles = StepPartRows(), StepPartRows(), StepPartRows()
-        regions: dict[tuple[str, str | None], int] = {}
-        region: list[int] = []
-        with self._open("") as file:
-            for place in places.tolist():
-                line = decode_spans(_text_at(file, int(self.line_offset[place])))
-                if line.global_step != self.global_step[place]:
-                    raise ValueError(_ANOTHER_LINE)
-                ranges.add([*(row[2:] for row in line.compute), *(row[1:] for row in line.aux)])
-                region += [regions.setdefault((phase, block), len(regions)) for block, phase, _, _ in line.compute]
-                region += [regions.setdefault((name, None), len(regions)) for name, _, _ in line.aux]
-                stalls.add([(row.start_ns, row.end_ns) for row in line.stalls])
-                bubbles.add(self._step(file, place).lane(BUBBLE) if line.overlap.get("bubble_ms", 0.0) != 0.0 else [])
-        part, code = ranges.part(), np.array(region, np.int64)
-        of_block = np.array([block is not None for _, block in regions], bool)[code] if region else np.zeros(0, bool)
-        compute = StepPart(*(column[of_block] for column in part))
-        return StepLanes(compute, stalls.part(), bubbles.part(), part, code, tuple(regions))
-
-    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Yield the device samples, from the lines that hold any."""
-        if not self.sample_lines:
-            return
-        with self._open("its device samples ") as file:
-            for offset in self.sample_lines:
-                line = _line_at(file, offset)
-                samples = line.device
-                for sample in samples:
-                    yield sample, line.reasons.get("device")
-                if not samples and line.rocm_smi_t_ns is not None:
-                    yield self._of_words(line, line.rocm_smi_t_ns)
-
-    def user_ranges(self) -> Iterator[UserRangesOfStep]:
-        """Yield the caller's ranges, from the lines that hold any."""
-        if not self.mark_lines:
-            return
-        with self._open("its ranges ") as file:
-            for offset in self.mark_lines:
-                line = _line_at(file, offset)
-                yield UserRangesOfStep(line.global_step, line.start_mono_ns, line.ranges)
-
-    def _of_words(self, line: StepLine, t_ns: int) -> tuple[DeviceSample, str | None]:
-        at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)
-        values, reason = read_words(
-            line.rocm_smi_output,
-            *self.local_rank_of,
-            exit_code=line.rocm_smi_exit_code,
-            stderr=line.rocm_smi_stderr,
-            error=line.rocm_smi_error,
-        )
-        return DeviceSample(at_ns, at_ns, **asdict(values)), reason
-
-    def size_bytes(self) -> int:
-        """Return the size of the file; 0 where it no longer exists, which reading it will report."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-    def absolute(self) -> RecordDetails:
-        """Return the same with an absolute path, for workers with another working directory."""
-        return replace(self, path=self.path.absolute())
-
-    def _step(self, file: BinaryIO, place: int) -> StepIntervals:
-        line = _line_at(file, int(self.line_offset[place]))
-        if line.global_step != self.global_step[place]:
-            raise ValueError(_ANOTHER_LINE)
-        return StepIntervals(
-            int(self.length_ns[place]),
-            self.lanes,
-            line.active_segments,
-            line.compute,
-            line.stalls,
-            line.aux,
-            line.ranges,
-            line.waits,
-            line.ready,
-        )
-
-    @contextmanager
-    def _open(self, what: str) -> Iterator[BinaryIO]:
-        try:
-            with open_regular(self.path, 1 << 20) as file:
-                yield file
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{self.path.name}: {what}cannot be read again ({error}) (in {self.path.parent})"
-            ) from error
-
-
-def _line_at(file: BinaryIO, offset: int) -> StepLine:
-    """Return the step whose line begins at `offset`.
-
-    Raises:
-        ValueError: there is no step now.
-    """
-    line = decode_line(_text_at(file, offset))
-    if not isinstance(line, StepLine):
-        raise ValueError(_ANOTHER_LINE)
-    return line
-
-
-def _text_at(file: BinaryIO, offset: int) -> bytes:
-    file.seek(offset)
-    return file.readline(LINE_LIMIT)

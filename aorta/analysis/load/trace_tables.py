@@ -18,6 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.documents.traces import SlowdownEntry
+from aorta.analysis.frames import (
+    KIND_METRICS,
+    KINDS_KNOWN,
+    NO_TIME,
+    UNKNOWN,
+    Collectives,
+    Floats,
+    Lane,
+    SpanName,
+    SpanRows,
+    Steps,
+    of_unused_kind,
+)
+from aorta.analysis.frames import Spans as StepSpans
 from aorta.analysis.load.collective_costs import END_SOURCE, CollectiveRows, CostPart, collective_rows, parts_of
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
@@ -35,20 +49,8 @@ from aorta.analysis.load.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, check_rows, doubted
 from aorta.analysis.metrics import RATIO_PARTS
-from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPart, StepPartRows
-from aorta.analysis.tables import (
-    KIND_METRICS,
-    KINDS_KNOWN,
-    NO_TIME,
-    UNKNOWN,
-    Collectives,
-    CoverageFacts,
-    Floats,
-    RankTables,
-    Source,
-    Steps,
-    of_unused_kind,
-)
+from aorta.analysis.run import CoverageFacts, RankTables, Source
+from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import Int64, Spans, covered_ns, measure_windows, merge, ranges, tile_windows, union
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, TRACE_LANES, UNKNOWN_KIND
@@ -80,13 +82,14 @@ class TraceDetails(Details):
         segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows]
         return StepIntervals(int(self.end_ns[place]) - start, TRACE_LANES, segments)
 
-    def lanes_of(self, places: npt.NDArray[np.intp]) -> StepLanes:
+    def spans(self, places: npt.NDArray[np.intp]) -> StepSpans:
         """Return when it computed in some steps; a trace has no blocks and tells of no stalls."""
         computes = self.segments[self.segments[:, 3] >> TRACE_LANES.index(COMPUTE) & 1 != 0]
         step, rows = ranges(*(np.searchsorted(computes[:, 0], places, side=side) for side in ("left", "right")))
-        zero_ns = self.start_ns[places][step]
-        compute, none = StepPart(step, *(computes[rows, 1:3].T - zero_ns)), StepPartRows().part()
-        return StepLanes(compute, none, none, none, none.step, ())
+        start, end = computes[rows, 1:3].T - self.start_ns[places][step]
+        spans = SpanRows()
+        spans.add(Lane.COMPUTE, step, SpanName("compute", ""), start, end)
+        return spans.frame()
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,14 @@ class DeviceTables:
                 end_mono_ns=end,
                 t_start_ns=start,
                 t_end_ns=end,
-                rows_end=np.searchsorted(rows.step, np.arange(len(start)), side="right"),
                 reason=np.array(codes, np.int64),
                 reasons=tuple(map(dict, reasons)),
                 metrics=_columns([values for values, _ in self.measured]),
             ),
             collectives=Collectives(
-                rows.names,
-                name=rows.name.astype(np.int32),
+                names=rows.names,
+                step=rows.step,
+                name=rows.name,
                 seq=rows.seq,
                 issue_ns=np.full(len(rows.seq), NO_TIME, np.int64),  # the trace does not record when it was issued
                 start_ns=rows.start_ns - start[rows.step],

@@ -13,7 +13,9 @@ from dataclasses import replace
 import msgspec
 
 from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.frames import UNKNOWN
 from aorta.analysis.health import Health
+from aorta.analysis.join import join
 from aorta.analysis.load.collective_costs import costs
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.kernels import entries, largest_first
@@ -29,7 +31,7 @@ from aorta.analysis.load.trace_tables import (
     windows_of_processes,
     without_copies,
 )
-from aorta.analysis.tables import UNKNOWN, Run, partial_steps
+from aorta.analysis.run import Run, partial_steps
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
 
@@ -99,7 +101,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         traces={"numbering": numbering, "traces": examined.document},
         trace_notes=(*examined.notes, *numbering),
     )
-    return Run(location, ranks, None, health, shown)
+    return Run(location, join(ranks.values(), len(ranks)), None, health, shown)
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from aorta.analysis.collective_matching import match
+from aorta.analysis.groups import Groups
 from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread
@@ -292,10 +292,10 @@ def check_collectives(
                 rows.append((rank, name, row.seq, row))
     named = list(names)
     ranks, name_of, seq_of = (np.array([row[place] for row in rows], np.int64) for place in range(3))
-    matches = match([name_of, seq_of], ranks)
-    size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[matches.order[matches.starts]]]
-    complete = matches.once_on(size)
-    for number, mine in enumerate(np.split(matches.order, matches.starts[1:]) if rows else []):
+    by = Groups(name_of, seq_of)
+    size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[by.first]]
+    complete = (by.distinct(ranks) == size) & (by.sizes == size)
+    for number, mine in enumerate(by.parts(np.arange(len(rows)))):
         if not complete[number]:
             skipped["not seen on every rank of its group"] += 1
             continue

@@ -19,8 +19,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.report.timeline import EXPOSED, Span, StepSpans
-from aorta.analysis.tables import Floats, Ints
 
 Draw: TypeAlias = Callable[[Path], str | None]
 """Draws to a path; returns None, or why there is nothing to draw."""

@@ -21,17 +21,17 @@ import pandas as pd
 
 from aorta.analysis import steps as steps_of
 from aorta.analysis.compare.launch_set import Subject
+from aorta.analysis.dataframes import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
 from aorta.analysis.documents import known
 from aorta.analysis.documents.summary import Summary
-from aorta.analysis.frames import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.kernels import kernel_files
 from aorta.analysis.report.run_tables import METRICS, MetricRow, PairRow, comparison_table
 from aorta.analysis.report.tables import Column, Table, frame, typed
+from aorta.analysis.run import Run
 from aorta.analysis.table_files import FORMATS, write_table
-from aorta.analysis.tables import Run
 from aorta.records.files import whole_file
 
 TABLES: Final = ("steps", "collectives", "metrics", "comparison", "kernels", "gemms", "gaps", "counters")
@@ -131,10 +131,10 @@ def _steps(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[p
     yield _file_rows(pd.DataFrame(), STEPS)  # a file has its columns even where nobody made a step
     for label, launch, run in _launches(subjects, engine):
         longest = max((len(tables.steps) for tables in run.ranks.values()), default=0)
-        together, ranks = max(1, FRAME_ROWS // max(1, longest)), list(run.ranks)
-        for first in range(0, len(ranks), together):
-            part = {rank: run.ranks[rank] for rank in ranks[first : first + together]}
-            yield _file_rows(steps_of(replace(run, ranks=part)).assign(label=label, launch=launch), STEPS)
+        together = max(1, FRAME_ROWS // max(1, longest))
+        for first in range(0, len(run.ranks), together):
+            part = steps_of(run.of_ranks(first, first + together))
+            yield _file_rows(part.assign(label=label, launch=launch), STEPS)
 
 
 def _collectives(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[pd.DataFrame]:

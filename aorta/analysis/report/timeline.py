@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.dataframes import collectives_frame
 from aorta.analysis.formatting import PAGE, rough_ms
-from aorta.analysis.frames import collectives_frame
 from aorta.analysis.report.figure_data import ChosenStep, chosen_steps
+from aorta.analysis.run import Run
 from aorta.analysis.step_intervals import StepIntervals
-from aorta.analysis.tables import Run
 from aorta.errors import InputError
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from aorta.analysis.tables import Floats, Ints
+from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.network_changes import LONGEST_NS, CommSpeed, NetworkChange, WorldSize
 from aorta.analysis.whatif.program import Change, Changed, Column, Operation, RunProgram, What, compact
 from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth

@@ -24,9 +24,9 @@ import numpy as np
 
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import rough_interval
+from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.straggler import NO_SLOWER_RANKS
-from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.changes import NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.network_changes import CommSpeed
 from aorta.analysis.whatif.prediction import FREE, Base, flags_of, gain_of, predict_from, step_gain_ms, verdict

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from aorta.analysis.tables import Floats
+from aorta.analysis.frames import Floats
 from aorta.analysis.whatif.program import Change, Changed, Column, Issued, RunProgram, compact
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.errors import InputError

@@ -21,8 +21,8 @@ import numpy as np
 
 from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.formatting import rough_ms
+from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.stats import median_or_none
-from aorta.analysis.tables import Floats, Ints
 from aorta.analysis.whatif.changes import apply, in_order
 from aorta.analysis.whatif.network_changes import CommSpeed, WorldSize
 from aorta.analysis.whatif.program import Change, RunProgram

@@ -23,8 +23,8 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.step_intervals import SpanName
-from aorta.analysis.tables import Floats, Ints, Members
+from aorta.analysis.frames import Floats, Ints, SpanName
+from aorta.analysis.run import Members
 from aorta.config.groups.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError

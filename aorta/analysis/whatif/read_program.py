@@ -18,11 +18,12 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from aorta.analysis.frames import NO_TIME, CollectiveName, Collectives, Floats, Ints, SpanName
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.run_facts import FORMAT
-from aorta.analysis.step_intervals import SpanName, StepContents, contents_of
-from aorta.analysis.tables import HOST_TIMER, NO_TIME, CollectiveName, Collectives, Floats, Ints, RankTables, Run
+from aorta.analysis.run import HOST_TIMER, RankTables, Run
+from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.whatif.program import (
     Column,
     Facts,
@@ -56,7 +57,7 @@ def read_program(location: str | Path, last: int | None = None) -> RunProgram:
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
-    return program_of(load_source(location, contents=True), last)
+    return program_of(load_source(location, spans=True), last)
 
 
 def program_of(run: Run, last: int | None = None) -> RunProgram:
@@ -168,10 +169,10 @@ class _Rank:
         Raises:
             InputError: it can no longer be read.
         """
-        if self.tables.contents is not None:
-            return self.tables.contents.of(self.places[index])
-        inside = self.tables.details.step(self.places[index])
-        return contents_of(inside.compute or (), inside.aux or (), inside.stalls or (), inside.waits, inside.ready)
+        place = self.places[index]
+        if self.tables.spans is not None:
+            return contents_of(self.tables.spans, place)
+        return contents_of(self.tables.details.spans(np.array([place])), 0)
 
 
 class _RankStep(NamedTuple):
@@ -269,7 +270,7 @@ class _Reader:
                 f"the record does not say who waited for which collective (rank {number}, global step "
                 f"{self._steps[index]}); record it again with this AORTA",
             )
-        rows = rank.tables.collectives.take(steps.rows_of(place, place + 1))
+        rows = rank.tables.collectives.of_step(place)
         names = [rows.names[name] for name in rows.name.tolist()]
         issued = tuple(self._issued(rank, name) for name in names)
         if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aorta.analysis.step_intervals import SpanName, StepContents
-from aorta.analysis.tables import Bools, Ints
+from aorta.analysis.frames import Bools, Ints, SpanName
+from aorta.analysis.step_intervals import StepContents
 from aorta.analysis.whatif.program import Column, Operation, What, compact
 from aorta.analysis.whatif.schedule import CollectiveBatch, ReplayOrder
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.step_intervals import HAND_OVER
-from aorta.analysis.tables import Bools, Floats, Ints
 from aorta.analysis.whatif.program import RunProgram, StepProgram, What
 from aorta.analysis.whatif.recorded import LONG_AGO
 from aorta.analysis.whatif.schedule import CollectiveBatch, Schedules

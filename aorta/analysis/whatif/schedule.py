@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.tables import Members
+from aorta.analysis.run import Members
 from aorta.analysis.whatif.program import Issued, Operation, RankLayout, What
 from aorta.errors import InputError
 

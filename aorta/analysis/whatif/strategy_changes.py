@@ -20,7 +20,7 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.tables import Floats, Ints
+from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.program import (
     TURN_GAP,
     Change,

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import exposed_breakdown
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, stragglers
-from aorta.analysis.attribution.keys import LateRank, Sums, Totals
+from aorta.analysis.attribution.keys import LateRank, Totals
 from aorta.analysis.load.engines import Local
+from aorta.analysis.run import ExposedSums
 from aorta.errors import InputError
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
 from tests.analysis.builders import append, metrics, step
@@ -136,9 +137,9 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
 )
 def test_how_late_a_straggler_is_is_said_of_what_it_was_named_by(basis: set[str], said: str) -> None:
     late = LateRank("0", (0, 1), 1)
-    candidate = Totals(sums=Sums(rank_steps=10, exposed_ns=10), waits=Counter({("0", 2, 0): 10}))
+    candidate = Totals(sums=ExposedSums(rank_steps=10, exposed_ns=10), waits=Counter({("0", 2, 0): 10}))
     candidate.stragglers[late], candidate.late_ms[late], candidate.bases[late] = 1, [17.225], basis
-    (row,) = stragglers(Means(Totals(sums=Sums(rank_steps=10)), candidate))
+    (row,) = stragglers(Means(Totals(sums=ExposedSums(rank_steps=10)), candidate))
     assert row.what.endswith(f"in the candidate{said}")
 
 

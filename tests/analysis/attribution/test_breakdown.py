@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Breakdowns, Means, ranked
-from aorta.analysis.attribution.keys import Sums, Totals
+from aorta.analysis.attribution.keys import Totals
 from aorta.analysis.documents import known
 from aorta.analysis.load.records import load_run
+from aorta.analysis.run import ExposedSums
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
 from tests.analysis.attribution.test_sentence_numbers import OVERLAP_OFF, held
 from tests.analysis.by_json import attribute
@@ -75,7 +76,7 @@ def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any,
 
 
 def ranks_of(exposed_ns: dict[int, int]) -> Totals:
-    return Totals(sums=Sums(rank_steps=1, exposed_ns=sum(exposed_ns.values())), ranks=Counter(exposed_ns))
+    return Totals(sums=ExposedSums(rank_steps=1, exposed_ns=sum(exposed_ns.values())), ranks=Counter(exposed_ns))
 
 
 def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> None:

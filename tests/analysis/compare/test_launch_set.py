@@ -24,11 +24,12 @@ from aorta.analysis.compare.launch_set import (
     read_set,
     samples,
 )
+from aorta.analysis.frames import Floats
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.load.records import load_run
 from aorta.analysis.locate import locate
 from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.tables import Floats, Run
+from aorta.analysis.run import Run
 from aorta.errors import InputError
 from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
 from tests.analysis.by_json import aggregate

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aorta.analysis.load.traces import load_traces
-from aorta.analysis.tables import Run
+from aorta.analysis.run import Run
 from aorta.errors import InputError
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event
 from tests.analysis.load.nsys_files import TABLES, global_pid, global_tid

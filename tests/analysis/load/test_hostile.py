@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.frames import ranges_frame
+from aorta.analysis.dataframes import ranges_frame
+from aorta.analysis.frames import NO_TIME
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.records import load_run
-from aorta.analysis.tables import NO_TIME
 from aorta.errors import InputError
 from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT
 from aorta.records.schema import BucketReady, Gradient, Step, Wait
-from aorta.records.step_line import DecodedLate, StepLine
+from aorta.records.step_line import StepLine
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
 from tests.rank_records import read_rank
@@ -102,8 +102,6 @@ def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
         (field.encode_name, field.required) for field in written
     ]
     assert StepLine.__struct_config__.tag == Step.__struct_config__.tag
-    late = {field.name.removesuffix("_json") for field in read if field.type is msgspec.Raw}
-    assert all(isinstance(getattr(StepLine, name), DecodedLate) for name in late)
 
 
 @pytest.mark.parametrize(

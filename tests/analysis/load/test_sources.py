@@ -15,7 +15,7 @@ from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.trace_files import READERS, find_units
 from aorta.analysis.load.traces import load_traces
 from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.tables import RankTables
+from aorta.analysis.run import RankTables
 from aorta.errors import InputError
 from aorta.timeline.overlap import OF_UNKNOWN_KIND
 from benchmarks.kineto_traces import Plan, write_traces
@@ -187,7 +187,7 @@ def test_one_bad_file_of_a_folder_is_left_out_and_said(folder):
 def told(tables: RankTables) -> list[object]:
     """Every column of a rank."""
     steps, rows = tables.steps, tables.collectives
-    columns = (steps.global_step, steps.start_mono_ns, steps.end_mono_ns, steps.rows_end, steps.reason)
+    columns = (steps.global_step, steps.start_mono_ns, steps.end_mono_ns, rows.step, steps.reason)
     of_rows = (rows.name, rows.seq, rows.start_ns, rows.end_ns)
     metrics = [(name, column.tobytes()) for name, column in steps.metrics.items()]
     return [rows.names, steps.reasons, metrics, *(column.tobytes() for column in (*columns, *of_rows))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aorta.analysis.frames import Lane
 from aorta.analysis.load.traces import load_traces
 from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
 
@@ -19,8 +20,8 @@ def test_steps_whose_windows_overlap_keep_their_own_segments(tmp_path: Path) -> 
     tables = load_traces(str(path)).ranks[0]
     assert tables.steps.global_step.tolist() == [2, 5]
     metrics = tables.steps.metrics
-    lanes = tables.details.lanes_of(np.arange(2))
-    computing = np.bincount(lanes.compute.step, lanes.compute.end_ns - lanes.compute.start_ns, 2) / 1e6
+    spans = tables.details.spans(np.arange(2)).of_lanes(Lane.COMPUTE)
+    computing = np.bincount(spans.step, spans.end_ns - spans.start_ns, 2) / 1e6
     assert computing.tolist() == metrics["compute_ms"].tolist()
     for place in range(2):
         found = tables.details.step(place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aorta.analysis.step_intervals import SpanName
+from aorta.analysis.frames import SpanName
 from aorta.analysis.whatif.program import (
     Facts,
     Issued,

@@ -212,7 +212,7 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
     head, *lines = path.read_text().splitlines(keepends=True)
     path.write_text(head + "".join(sorted(lines, key=lambda line: '"global_step":7,' not in line)))  # out of order
     again = whatif.program_of(load_run(folder))
-    run = load_run(folder, contents=True)
+    run = load_run(folder, spans=True)
     shutil.rmtree(folder)
     once = whatif.program_of(run)
     assert (once.layouts, once.names) == (again.layouts, again.names)
@@ -229,7 +229,7 @@ def test_a_step_whose_contents_violate_the_schema_is_left_out_with_a_note(runs: 
         if line.get("global_step") == 5:
             line["compute"] = [["block", "forward", 0, 1 << 62]]
 
-    run = load_run(edited(tmp_path / "edited", runs / "ddp", beyond), contents=True)
+    run = load_run(edited(tmp_path / "edited", runs / "ddp", beyond), spans=True)
     assert 5 not in run.ranks[0].steps.global_step
     assert any("not a line of this schema" in problem for problem in run.health.problems)
 

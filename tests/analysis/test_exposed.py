@@ -14,18 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.attribution import accumulate as module
-from aorta.analysis.attribution.accumulate import BRINGING, RankInput, accumulate
+from aorta.analysis import exposed as module
+from aorta.analysis.attribution.attribute import add_exposed
 from aorta.analysis.attribution.keys import (
     BUBBLE_PART,
     TRANSFER,
     UNEXPLAINED,
     UNKNOWN_PART,
     WAIT,
-    RankTotals,
+    Totals,
 )
-from aorta.analysis.step_intervals import Details, StepIntervals, StepLanes, StepPartRows
-from aorta.analysis.tables import NO_TIME, CollectiveName, Collectives, RankTables, Source, Steps
+from aorta.analysis.exposed import BRINGING, exposed_of
+from aorta.analysis.frames import NO_TIME, CollectiveName, Collectives, Lane, SpanRows, Spans, Steps
+from aorta.analysis.join import join
+from aorta.analysis.run import RankTables, Run, Source
 from aorta.errors import IntervalError
 from tests.strategies import interval_lists
 
@@ -52,28 +54,22 @@ class Step:
     warmup: bool = False
 
 
-class Given(Details):
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = steps
-
-    def step(self, place: int) -> StepIntervals:
-        raise NotImplementedError
-
-    def lanes_of(self, places: np.ndarray) -> StepLanes:
-        steps = [self._steps[place] for place in places]
-        regions = list(dict.fromkeys(region for step in steps for *_, region in step.ranges))
-        compute, stalls, bubbles, ranges = (StepPartRows() for _ in range(4))
-        for step in steps:
-            compute.add([part[:2] for part in step.ranges if part[2][1] is not None])
-            stalls.add(step.stalls)
-            bubbles.add(step.bubbles)
-            ranges.add([part[:2] for part in step.ranges])
-        region = np.array([regions.index(part[2]) for step in steps for part in step.ranges], np.int64)
-        return StepLanes(compute.part(), stalls.part(), bubbles.part(), ranges.part(), region, tuple(regions))
+def spans_of(steps: Sequence[Step]) -> Spans:
+    found = SpanRows()
+    rows: list[tuple[int, Lane, tuple[str, str], tuple[int, int]]] = []
+    for place, step in enumerate(steps):
+        for start, end, (phase, block) in step.ranges:
+            lane, name = (Lane.AUX, (phase, "")) if block is None else (Lane.COMPUTE, (block, phase))
+            rows.append((place, lane, name, (start, end)))
+        rows += [(place, Lane.STALL, ("", ""), each) for each in step.stalls]
+        rows += [(place, Lane.BUBBLE, ("", ""), each) for each in step.bubbles]
+    for place, lane, name, (start, end) in rows:
+        found.add(lane, np.array([place]), [name], [start], [end])
+    return found.frame()
 
 
-def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None) -> RankTotals:
-    """Accumulate a rank of these steps, a gap of 5 ns between them; exposed time is what the reference says, if not
+def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None) -> Totals:
+    """Add up a rank of these steps, a gap of 5 ns between them; exposed time is what the reference says, if not
     given."""
     lengths = np.array([step.length for step in steps], np.int64)
     starts = 1_000 + np.cumsum(lengths + 5) - lengths
@@ -92,17 +88,29 @@ def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None
         end_mono_ns=starts + lengths,
         t_start_ns=starts,
         t_end_ns=starts + lengths,
-        rows_end=np.cumsum([len(step.rows) for step in steps]),
         reason=np.zeros(len(steps), np.int64),
         reasons=({},),
         metrics=metrics,
     )
     columns = [np.array([row[place] for row in rows], np.int64) for place in range(4)]
     start, end, name, wait = columns
-    collectives = Collectives(tuple(NAMES), name.astype(np.int32), np.arange(len(rows)), start, start, end)
+    collectives = Collectives(
+        names=tuple(NAMES),
+        step=np.repeat(number, [len(step.rows) for step in steps]),
+        name=name,
+        seq=np.arange(len(rows)),
+        issue_ns=start,
+        start_ns=start,
+        end_ns=end,
+    )
     source = Source(path="", format="aorta", rank=0, world_size=2, lanes=(), timer="", instrument_mode="")
-    tables = RankTables(source=source, steps=table, collectives=collectives, details=Given(steps))
-    return accumulate(RankInput.of(tables, wait, {"0": 2}))
+    pieces, sums = exposed_of(table, collectives, spans_of(steps))
+    tables = RankTables(source, table, collectives, None, exposed=pieces, exposed_sums=sums)
+    run = Run("", join([tables], 1), None, None)
+    added = Totals()
+    added.add(0, sums)
+    add_exposed(added, run, run.frames.exposed, wait)
+    return added
 
 
 def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter]:
@@ -126,7 +134,7 @@ def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter]:
             if end > step.length
         ]
         inward = [(max(part[0], 0), min(part[1], step.length), part[2]) for part in step.ranges]
-        inward = [part for part in inward if part[0] < part[1]]
+        inward = sorted((part for part in inward if part[0] < part[1]), key=lambda part: part[2][1] is None)
         inside: list[tuple[str, str | None] | None] = []
         for at in range(step.length):
             over = [(-part[0], part[1], index) for index, part in enumerate(inward) if part[0] <= at < part[1]]
@@ -216,7 +224,7 @@ def test_the_rule_nanosecond_by_nanosecond(block_steps, steps):
     finally:
         module.BLOCK_STEPS = before
     assert found(steps) == exposed
-    assert {tuple(region): length for region, length in result.computing.items()} == {
+    assert {tuple(region): length for region, length in result.sums.computing.items()} == {
         region or (None, None): length for region, length in computing.items()
     }
     kept = [step for step in steps if not step.warmup]

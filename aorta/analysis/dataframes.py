@@ -1,0 +1,282 @@
+"""Provides tables of a run as pandas frames: steps, collectives matched across ranks, and, over all ranks, the ranges
+and counters that the caller of `aorta.record` named.
+
+Must not: fill the memory without being asked to (`iter_collectives`), hold a run's lines, compute a metric or an
+overlap again (metrics come from the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.collective_matching import (
+    OK,
+    REASONS,
+    CollectiveRows,
+    MatchedCollectives,
+    NumberedNames,
+    matched_pieces,
+)
+from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Collectives, Ints
+from aorta.analysis.host_bound import HOST_BOUND
+from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
+from aorta.analysis.run import Run
+from aorta.errors import InputError
+from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
+
+STEP_COLUMNS = (
+    "rank",
+    "epoch",
+    "step",
+    "global_step",
+    "warmup",
+    "by_kernels",
+    "loss",
+    "lr",
+    "grad_norm",
+    "start_mono_ns",
+    "end_mono_ns",
+    "t_start_ns",
+    "t_end_ns",
+)
+STEP_MS = "step_ms"
+RATIO_BOUNDS = ("overlap_ratio_at_least", "overlap_ratio_at_most")
+"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.host_bound`)."""
+_NO_REASON = "the record gives no reason"
+
+
+def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return one row per rank and step, by rank, then global step.
+
+    Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds), `RATIO_BOUNDS` and one per metric of the record.
+    Times in nanoseconds are int64 (W14); null is NaN. Steps with `by_kernels` are those of a calibration, measured by
+    the profiler's kernels and slowed by it: not to be pooled with the others (W29).
+
+    Args:
+        columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
+    """
+    names = (*STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *metric_names(run)) if columns is None else columns
+    return pd.DataFrame({name: step_column(run, name) for name in names})
+
+
+def step_column(run: Run, name: str) -> np.ndarray:
+    """Return one column of `steps_frame`; all NaN where the source does not have it."""
+    steps = run.steps
+    if name == "rank":
+        return run.rank_of_step.astype(np.int64)
+    if name == STEP_MS:
+        return steps.length_ns / NS_PER_MS
+    if name in RATIO_BOUNDS:
+        return steps.ends("overlap_ratio")[RATIO_BOUNDS.index(name)]
+    if name in STEP_COLUMNS and name not in LOSSES:
+        found = getattr(steps, name)
+        return np.full(len(steps), np.nan) if found is None else found
+    return steps.column(name)
+
+
+def metric_names(run: Run) -> list[str]:
+    """Return the metrics that any step of the run has, in the order of `metrics`, but for `AT_CUTOFFS`."""
+    return in_order(set(run.steps.metrics).difference(AT_CUTOFFS))
+
+
+def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:
+    """Return why a metric (or `loss`) is null, in how many of the `chosen` rank-steps; None: those after warm-up."""
+    steps, reasons = run.steps, Counter[str]()
+    others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+    null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen)
+    found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
+    for place in np.argsort(first):
+        said = steps.reasons[found[place]]
+        of_others = [said[key] for key in others if said.get(key, HOST_BOUND) != HOST_BOUND]
+        reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[place])
+    return reasons
+
+
+ROW_LIMIT = 2_000_000
+"""Most rows of one frame, about 1 GB; a thousand ranks with a thousand steps of ten collectives have ten million."""
+FRAME_ROWS = 1 << 17
+"""Rows of one frame of `iter_collectives`: about 60 MB."""
+
+
+def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int = FRAME_ROWS) -> Iterator[pd.DataFrame]:
+    """Yield the collectives of a run in frames, in order of global step, each by rank, then order of issue.
+
+    Columns: `rank`, `global_step`, `warmup`; those of `records.schema.Collective`, of which the `_ns` offsets count
+    from the start of the rank's own step; `duration_ms` and `queued_ms` (NaN where an end was not seen); and what is
+    known only across ranks: `members` (the group's ranks, None when unknown) and `group_size`, `instance` (rows of one
+    instance are the same collective on different ranks; numbering continues from frame to frame), `transfer_ms`,
+    `wait_ms`, `arrival_skew_ms`, `arrival_skew_bound_ms`, `algbw_gb_per_s`, `busbw_gb_per_s`, and the reasons for
+    nulls.
+
+    Args:
+        steps: a half-open range of global steps; None: all.
+        rows: approximate size of a frame, which has at least one step of all ranks.
+    """
+    names, shift = NumberedNames(run), 0
+    for found, matched in matched_pieces(run, names, steps, rows):
+        yield _frame(run, names, found, matched, shift)
+        shift += len(matched.by)
+
+
+def collectives_frame(
+    run: Run,
+    ranks: Collection[int] | None = None,
+    steps: tuple[int, int] | None = None,
+    kinds: Collection[str] | None = None,
+) -> pd.DataFrame:
+    """Return the collectives that pass the filters, by rank, then order of issue; matched across all ranks first.
+
+    Raises:
+        InputError: more than `ROW_LIMIT` rows are left.
+    """
+    parts, total = [_frame(run, NumberedNames(run), None, None, 0)], 0
+    for frame in iter_collectives(run, steps):
+        keep = pd.Series(data=True, index=frame.index)
+        if ranks is not None:
+            keep &= frame["rank"].isin(list(ranks))
+        if kinds is not None:
+            keep &= frame["kind"].isin(list(kinds))
+        parts.append(frame[keep])
+        total += len(parts[-1])
+        if total > ROW_LIMIT:
+            raise InputError(
+                f"{run.location}: more than {ROW_LIMIT} collectives are left, of {len(run.collectives)} in the run: "
+                "choose with ranks=, steps=, kinds=, or go through aorta.analysis.iter_collectives(...)"
+            )
+    found = pd.concat([part for part in parts if len(part)]) if total else parts[0]
+    return found.sort_values("rank", kind="stable", ignore_index=True)
+
+
+def _frame(
+    run: Run, names: NumberedNames, found: CollectiveRows | None, matched: MatchedCollectives | None, shift: int
+) -> pd.DataFrame:
+    """Return matched rows as a data frame; without any, its columns."""
+    every = run.collectives.names
+    rows: Collectives = run.collectives.take(slice(0)) if found is None else found.frame
+    nothing = np.empty(0, np.int64)
+    rank, step, used = (nothing,) * 3 if found is None else (found.rank, found.global_step, found.used)
+    kind, size_bytes = _told([name.kind for name in every], rows.name), _told([name.bytes for name in every], rows.name)
+    group_size = _nullable(names.size[rows.name], UNKNOWN)
+    per_row, reason, transfer_ns, longest_ns = (
+        (nothing,) * 4
+        if matched is None
+        else (matched.by.of_row, matched.reason, matched.transfer_ns, matched.longest_ns)
+    )
+    clear, duration_ms = reason[per_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
+    transfer_ms = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
+    # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
+    skew_bound_ms = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
+    unmatched = _told([reason or None for reason in REASONS], reason[per_row])
+    return pd.DataFrame(
+        {
+            "rank": rank.astype(np.int64),
+            "global_step": step,
+            "warmup": ~used.astype(bool),
+            "kind": kind,
+            "group": _told([name.group for name in every], rows.name),
+            "seq": rows.seq,
+            "bytes": size_bytes.astype("int64"),
+            "dtype": _told([name.dtype for name in every], rows.name),
+            "issue_ns": _nullable(rows.issue_ns),
+            "start_ns": _nullable(rows.start_ns),
+            "end_ns": _nullable(rows.end_ns),
+            "end_source": _told([name.end_source for name in every], rows.name),
+            "duration_ms": duration_ms,
+            "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
+            "members": _told([members or None for members in run.frames.members], rows.name),
+            "group_size": group_size,
+            "instance": per_row + shift,
+            "transfer_reason": unmatched,
+            "transfer_ms": transfer_ms,
+            "wait_ms": duration_ms - transfer_ms,
+            "arrival_skew_bound_ms": skew_bound_ms,
+            "arrival_skew_ms": skew_bound_ms - transfer_ms,
+            **_bandwidths(kind, size_bytes.astype("int64"), group_size, pd.Series(transfer_ms), unmatched),
+        }
+    )
+
+
+def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
+    table = np.empty(len(words), dtype=object)
+    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
+        table[place] = word
+    return pd.Series(table[codes], dtype="object")
+
+
+def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
+    return pd.Series(pd.arrays.IntegerArray(values, values == null))
+
+
+def _milliseconds(start: Ints, end: Ints) -> np.ndarray:
+    return np.where((start == NO_TIME) | (end == NO_TIME), np.nan, (end - start) / NS_PER_MS)
+
+
+def _bandwidths(
+    kind: pd.Series[Any],
+    size_bytes: pd.Series[int],
+    group_size: pd.Series[int],
+    transfer_ms: pd.Series[float],
+    unmatched: pd.Series[Any],
+) -> dict[str, pd.Series[Any]]:
+    """Return the columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
+    ranks, reason = group_size.astype("float64"), unmatched
+    for applies, why in (
+        (size_bytes < 0, NO_SIZE),
+        (size_bytes == 0, NO_BYTES),
+        (ranks == 1, GROUP_OF_ONE),
+        (transfer_ms == 0, TOO_SHORT),
+    ):
+        reason = reason.mask(reason.isna() & applies, why)
+    algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(reason.isna())
+    busbw = algbw * kind.map(BUSBW_FACTOR) * (ranks - 1) / ranks
+    return {"bandwidth_reason": reason, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}
+
+
+_RANGES = {
+    "rank": "int64",
+    "global_step": "int64",
+    "name": "object",
+    "thread": "int64",
+    "depth": "int64",
+    "start_mono_ns": "int64",
+    "end_mono_ns": "int64",
+    "error": "object",
+    "duration_ms": "float64",
+}
+
+
+def ranges_frame(run: Run) -> pd.DataFrame:
+    """Return one row per range, by rank, step and start: `rank`, `global_step` (the step that ended first after it),
+    `name`, `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock),
+    `error` (type of the exception that ended it, or None), `duration_ms`.
+    """
+    rows = [
+        (
+            rank,
+            marks.global_step,
+            row.name,
+            row.thread,
+            row.depth,
+            origin + row.start_ns,
+            origin + row.end_ns,
+            row.error,
+            (row.end_ns - row.start_ns) / NS_PER_MS,
+        )
+        for rank, tables in run.ranks.items()
+        for marks in tables.details.user_ranges()
+        for origin in (marks.start_mono_ns,)
+        for row in marks.ranges
+    ]
+    return _typed_frame(rows, _RANGES).sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+
+
+def _typed_frame(rows: list[tuple[Any, ...]], columns: dict[str, str]) -> pd.DataFrame:
+    parts = list(zip(*rows, strict=True)) or [()] * len(columns)
+    return pd.DataFrame(
+        {name: pd.Series(part, dtype=dtype) for (name, dtype), part in zip(columns.items(), parts, strict=True)}
+    )

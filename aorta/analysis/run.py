@@ -1,0 +1,306 @@
+"""Defines a run: what recorded each rank, and the frames of all ranks together.
+
+A reader gives a `RankTables` for each rank; `join` puts their frames under one another as they come, each column
+growing in place, so that nothing stands twice. After that a rank's frames are views of the run's.
+
+    run = load_run("artifacts/cuda")
+    run.steps.metrics["exposed_comm_ms"]            # of all ranks, by rank, then global step
+    run.ranks[3].steps.metrics["exposed_comm_ms"]   # of one
+
+Must not: know what a source was, or load pandas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.frames import (
+    PHASES,
+    Collectives,
+    Exposed,
+    Ints,
+    Region,
+    Spans,
+    Steps,
+    declared,
+)
+from aorta.analysis.health import Health
+from aorta.analysis.step_intervals import Details, StepIntervals
+from aorta.records.clocks import RankClock
+from aorta.records.schema import Calibration, CalibrationPlan, DeviceTelemetry, Gradient, StallCutoff
+
+Members: TypeAlias = tuple[int, ...]
+"""The global ranks of a process group, ascending; empty where they are not known."""
+
+HOST_TIMER: Final = "perf_counter"
+"""`Source.timer` of runs whose collectives the host times: there a call on the host can stall what computes."""
+COMPLETED: Final = "completed"
+"""`Source.ending` of a process that ran to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Who recorded a rank, as far as the source says. A fact that it does not state is None.
+
+    Attributes:
+        path: the file, as it was given.
+        format: "aorta" for AORTA's own records, else the reader's name ("kineto", "rocprofv3-json", ...).
+        rank: a negative number stands for a trace of unknown rank.
+        lanes: names of the lanes of this source's timeline; bit `i` of a segment's mask is `lanes[i]`.
+        groups: process group -> its global ranks, as this rank uses the name; groups of unknown ranks are left out.
+        timer: what measured the times.
+        instrument_mode: how collectives were instrumented; for a trace, the tool.
+        stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
+            host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
+        world_size: 0 where the source does not say it and no rank is known.
+        emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
+        ending: how the process ended; None where the source has no end (a trace).
+    """
+
+    path: str
+    format: str
+    rank: int
+    world_size: int
+    lanes: tuple[str, ...]
+    timer: str
+    instrument_mode: str
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    host: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    parallel: str | None = None
+    run_id: str | None = None
+    label: str | None = None
+    attempt: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    start_step: int | None = None
+    warmup_steps: int | None = None
+    manifest_hash: str | None = None
+    device_telemetry: DeviceTelemetry | None = None
+    stall_cutoff: StallCutoff | None = None
+    emulated_ranks: int | None = None
+    ending: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """What the sources of one run share: its id, or the path where there is none."""
+        return self.run_id if self.run_id is not None else self.path
+
+
+_OPTIONAL: Final = ("epoch", "step", "used")
+NO_STEPS: Final = Steps(
+    **{name: np.empty(0, dtype) for name, dtype in declared(Steps).items() if name not in _OPTIONAL}  # type: ignore[arg-type]
+)
+
+
+@dataclass(frozen=True)
+class CoverageFacts:
+    """How completely a rank's collectives were observed.
+
+    Attributes:
+        end_sources: how ends were observed -> number of collectives whose end was observed, warm-up left out.
+        uncovered: number of steps in which not every collective is known to have been seen (R8).
+        reasons: why -> in how many of them.
+        first_missed: the first global step in which fewer or more were seen than issued.
+        outside: number of collectives that are part of no step.
+        unwatched: share of the collectives seen that were issued by a model that is not recorded (`Coverage`).
+    """
+
+    end_sources: Mapping[str | None, int] = field(default_factory=dict)
+    uncovered: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    first_missed: int | None = None
+    outside: int = 0
+    unwatched: float = 0.0
+
+
+@dataclass(kw_only=True)
+class ExposedSums:
+    """Sums over the steps that aggregates use and whose exposed communication is known, in ns.
+
+    Attributes:
+        left_out: steps that aggregates use whose exposed communication is null.
+        unexplained_ns: exposed communication that the record counts and none of its rows covers.
+        computing: time it computed in each pass of each block, stalls excluded.
+    """
+
+    rank_steps: int = 0
+    left_out: int = 0
+    window_ns: int = 0
+    comm_ns: int = 0
+    exposed_ns: int = 0
+    compute_ns: int = 0
+    unexplained_ns: int = 0
+    computing: Counter[Region] = field(default_factory=Counter)
+
+    @property
+    def hidden_ns(self) -> int:
+        """Communication hidden behind computation."""
+        return self.comm_ns - self.exposed_ns
+
+    def add(self, other: ExposedSums) -> None:
+        """Add another rank or launch."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
+    parameters of a DDP model in the order in which their gradients become ready; empty where it is not known.
+    `isolated`: steps of the baselines (R10). `spans`, `exposed` and its sums: what ran inside each step, and what of it
+    was exposed, where they were asked for; otherwise they are made of `details`.
+    """
+
+    source: Source
+    steps: Steps
+    collectives: Collectives
+    details: Details
+    isolated: Steps = field(default=NO_STEPS)
+    spans: Spans | None = None
+    exposed: Exposed | None = None
+    exposed_sums: ExposedSums | None = None
+    covered: CoverageFacts = field(default_factory=CoverageFacts)
+    problems: tuple[str, ...] = ()
+    gradient_order: tuple[Gradient, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
+    calibration_plan: CalibrationPlan | None = None
+
+    def step_intervals(self, global_step: int) -> StepIntervals | None:
+        """Return what ran when inside one step; None where the rank does not have it.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+        place = int(np.searchsorted(self.steps.global_step, global_step))
+        exists = place < len(self.steps) and self.steps.global_step[place] == global_step
+        return self.details.step(place) if exists else None
+
+    def isolated_counts(self) -> dict[str, int]:
+        """Return phase other than `train` -> number of its steps, warm-up included."""
+        return {PHASES[code]: count for code, count in Counter(self.isolated.phase.tolist()).items()}
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of all ranks.
+
+    Attributes:
+        ranks: by rank; their frames are views of those here, but for `Collectives.step`, which counts the rank's steps.
+        first_step, first_row: of each rank, in the order of `ranks`, and one more.
+        members: the ranks of the group of each of `collectives.names`.
+        exposed: None where not every rank has it.
+    """
+
+    ranks: Mapping[int, RankTables]
+    steps: Steps
+    collectives: Collectives
+    first_step: Ints
+    first_row: Ints
+    members: tuple[Members, ...]
+    exposed: Exposed | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: every rank that could be read, by rank, never empty.
+
+    Attributes:
+        location: folder, file, glob or URL.
+        manifest: `run.json`; None where none belongs to the run.
+        clocks: what was measured of each rank's clock against the others'; empty where `clocks_missing` says why.
+        traces: what a loader of traces knows in addition to the frames, as in `summary.json`; None for records.
+    """
+
+    location: str
+    frames: Frames
+    manifest: Mapping[str, object] | None
+    health: Health
+    traces: TraceEntries | None = None
+    clocks: Mapping[int, RankClock] = field(default_factory=dict)
+    clocks_missing: str | None = "traces say nothing of the ranks' clocks against each other"
+
+    @property
+    def ranks(self) -> Mapping[int, RankTables]:
+        """What was read of each rank, by rank."""
+        return self.frames.ranks
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of all ranks."""
+        return self.frames.steps
+
+    @property
+    def collectives(self) -> Collectives:
+        """The collectives of all ranks."""
+        return self.frames.collectives
+
+    def of_ranks(self, first: int, last: int) -> Run:
+        """Return the same of its ranks with the indices `first` to `last` (exclusive) in their order."""
+        ranks = dict(list(self.ranks.items())[first:last])
+        steps, rows = self.frames.first_step[first : last + 1], self.frames.first_row[first : last + 1]
+        collectives = self.collectives.take(slice(int(rows[0]), int(rows[-1])))
+        return replace(
+            self,
+            frames=Frames(
+                ranks,
+                self.steps.take(slice(int(steps[0]), int(steps[-1]))),
+                replace(collectives, step=collectives.step - np.int32(steps[0])),
+                steps - steps[0],
+                rows - rows[0],
+                self.frames.members,
+            ),
+        )
+
+    @property
+    def source(self) -> Source:
+        """The source of the lowest rank, for facts that all ranks share."""
+        return next(iter(self.ranks.values())).source
+
+    @cached_property
+    def rank_of_step(self) -> npt.NDArray[np.int32]:
+        """The rank of each row of `steps`."""
+        return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.frames.first_step))
+
+    @cached_property
+    def shared_start_ns(self) -> Ints:
+        """The start of each row of `steps` on the reference rank's clock, where that is known; else on its own."""
+        found = self.steps.t_start_ns.copy()
+        for place, rank in enumerate(self.ranks):
+            clock = self.clocks.get(rank)
+            mine = found[self.frames.first_step[place] : self.frames.first_step[place + 1]]
+            if clock is not None and clock.known and len(mine):
+                ends = [int(mine[0]), int(mine[-1])]
+                first, last = (clock.correction_ns(end) for end in ends)  # linear in time
+                share = (mine - ends[0]) / max(ends[1] - ends[0], 1)
+                mine += first + np.rint(share * (last - first)).astype(np.int64)
+        return found
+
+
+def global_steps(ranks: Iterable[RankTables]) -> Ints:
+    """Return every global step that at least one rank has, in order."""
+    found = np.empty(0, np.int64)
+    for tables in ranks:
+        if not np.array_equal(tables.steps.global_step, found):
+            found = np.union1d(found, tables.steps.global_step)
+    return found
+
+
+def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
+    """Return the global steps that some of the ranks lack."""
+    steps = global_steps(ranks)
+    missing = np.zeros(len(steps), bool)
+    for tables in ranks:
+        if len(tables.steps) < len(steps):
+            missing |= ~np.isin(steps, tables.steps.global_step)
+    return tuple(steps[missing].tolist())
