@@ -312,7 +312,7 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: Source) ->
     """Return the rows of a trace without any of a device: of a CPU, or of a host whose device was not recorded."""
     host.read_kept()
     kept.counters.update(host.counters)
-    notes, names = list[str](), host.names.strings
+    notes, names = list[str](), tuple(host.names)
     rows, collectives = host_rows(host, _distributed(metadata).world_size, kept.counters, notes)
     on_cpu = any(name.startswith(LABEL) for name in names)
     backend = _distributed(metadata).backend or ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -85,18 +85,17 @@ class HostWork:
     """
 
     def __init__(self, decode: EventDecoder) -> None:
-        self.names = Interner()
-        self.counters: Counter[str] = Counter()
-        self.threads = Identifiers()
+        self.names = Cached[int](lambda _: len(self.names))
         self.inputs = Cached[int](lambda _: len(self.inputs))
+        self.threads = Identifiers()
+        self.counters: Counter[str] = Counter()
         self._decode = decode
         self._at_once = False
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._process: Any = None
         self._roles = Cached(_role)
-        self._operators: list[dict[str, Int64]] = []
-        self._labels: list[dict[str, Int64]] = []
+        self._parts: list[dict[str, Int64]] = []
 
     def add(self, text: bytes | memoryview, host: list[Event]) -> None:
         """Take a piece of the event array, as text, and its events of the host."""
@@ -116,35 +115,31 @@ class HostWork:
         self._held.clear()
 
     @cached_property
-    def operators(self) -> _Rows:
-        """Return the operators and hooks, once all pieces are read."""
-        return _Rows(**joined(self._operators, *_Rows._fields))
-
-    @cached_property
-    def labels(self) -> _Rows:
-        """Return gloo's rows, once all pieces are read."""
-        return _Rows(**joined(self._labels, *_Rows._fields))
+    def rows(self) -> tuple[_Rows, _Rows]:
+        """Return operators and hooks, and gloo's rows, once all pieces are read."""
+        columns = joined(self._parts, *_Rows._fields)
+        label = _begins(self.names, LABEL)[columns["name"]]
+        operators, labels = (_Rows(*(columns[name][chosen] for name in _Rows._fields)) for chosen in (~label, label))
+        return operators, labels
 
     def _read(self, host: list[Event]) -> None:
         by_role: dict[str, list[Event]] = {"operator": [], "hook": [], "label": [], "": []}
         for event in host:
             by_role[self._roles[event.name]].append(event)
-        operators = [event for event in by_role["operator"] if event.cat in OPERATORS] + by_role["hook"]
-        operators, start, end = with_times(operators, self.counters)
-        products = [at for at, event in enumerate(operators) if event.name in GEMM_OPERATORS]
-        origin = np.full(len(operators), NULL, np.int64)
-        origin[products] = idents(externals_of(inputs_of([operators[at] for at in products])))
-        self._operators.append(self._columns(operators, start, end, origin))
-        labels, start, end = with_times(by_role["label"], self.counters)
-        inputs = self.inputs.of((bytes(each.dims), bytes(each.types)) for each in inputs_of(labels))
-        self._labels.append(self._columns(labels, start, end, np.array(inputs, np.int64)))
-
-    def _columns(self, events: list[Event], start: Int64, end: Int64, argument: Int64) -> dict[str, Int64]:
+        operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
+        events, start, end = with_times(operators + by_role["hook"] + by_role["label"], self.counters)
+        names = [event.name for event in events]
+        products = [at for at, name in enumerate(names) if name in GEMM_OPERATORS]
+        labels = [at for at, name in enumerate(names) if self._roles[name] == "label"]
+        argument = np.full(len(events), NULL, np.int64)
+        argument[products] = idents(externals_of(inputs_of([events[at] for at in products])))
+        inputs = inputs_of([events[at] for at in labels])
+        argument[labels] = self.inputs.of((bytes(each.dims), bytes(each.types)) for each in inputs)
         if self._process is None and events:
             self._process = events[0].pid  # threads of other processes are told apart by their process
         ids = [event.tid if event.pid == self._process else (event.pid, event.tid) for event in events]
-        names = np.array([self.names(str(event.name)) for event in events], np.int64)
-        return {"start": start, "end": end, "name": names, "thread": self.threads.codes(ids), "argument": argument}
+        codes, threads = np.array(self.names.of(names), np.int64), self.threads.codes(ids)
+        self._parts.append({"start": start, "end": end, "name": codes, "thread": threads, "argument": argument})
 
 
 def _role(name: object) -> str:
@@ -160,7 +155,7 @@ def host_rows(
     """Return the rows of communication and of compute, without ranks and steps. Gloo's rows without an operator are
     counted.
     """
-    operators, labels, names = host.operators, host.labels, host.names.strings
+    (operators, labels), names = host.rows, tuple(host.names)
     kinds, issuer = _issuers(operators, labels, names, world_size)
     counters["comm_unlinked"] += int((issuer == NULL).sum())
     comm = Spans(labels.start, labels.end)
@@ -268,7 +263,7 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
     return owner[kept], Spans(begin[kept], finish[kept])
 
 
-def _begins(names: Sequence[str], prefix: str | tuple[str, ...]) -> NDArray[np.bool_]:
+def _begins(names: Iterable[str], prefix: str | tuple[str, ...]) -> NDArray[np.bool_]:
     return np.array([name.startswith(prefix) for name in names], bool)
 
 
@@ -323,8 +318,8 @@ def host_gemms(gemms: Gemms, host: HostWork) -> Gemms:
     """Return matrix products with the times of their operators. Of a product that contains another (a DTensor's: that
     of its local part) only the inner one counts.
     """
-    products = host.operators.argument != NULL
-    start, end, _, thread, origin = (column[products] for column in host.operators)
+    operators, _ = host.rows
+    start, end, _, thread, origin = (column[operators.argument != NULL] for column in operators)
     order = np.lexsort((-end, start, thread))
     following = order[1:]
     contains = (thread[following] == thread[order[:-1]]) & (start[following] < end[order[:-1]])
