@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare.effects import estimated, step_medians
+from aorta.analysis.compare.effects import estimated
 from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, Sample, drift_inflation
 from aorta.analysis.compare.rank_tests import mann_whitney
@@ -67,7 +67,7 @@ def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> 
     """The judged metrics of one plan in which nothing differs, and its verdict."""
     chosen = generator.permutation(len(noise))[: 2 * launches]
     halves = chosen[:launches], chosen[launches:]
-    reference, candidate = (_side([_again(noise[at], generator) for at in half], generator) for half in halves)
+    reference, candidate = (side_of([_again(noise[at], generator) for at in half]) for half in halves)
     metrics = pairs(medians_side(reference), medians_side(candidate))
     verdict, _ = judged(metrics, reference, candidate, RULES)
     return metrics, verdict
@@ -80,17 +80,13 @@ def _again(launch: Mapping[str, Floats], generator: np.random.Generator) -> dict
     return {name: values[steps] for name, values in launch.items()}
 
 
-def _side(launches: Sequence[Mapping[str, Floats]], generator: np.random.Generator) -> LaunchSet:
+def side_of(launches: Sequence[Mapping[str, Floats]]) -> LaunchSet:
+    """A side whose launches have these values of every metric."""
     made = [
-        Launch(Path(), str(place), {name: _sample(values, generator) for name, values in each.items()}, {}, ())
+        Launch(Path(), str(place), {name: Sample(float(np.median(values))) for name, values in each.items()}, {}, ())
         for place, each in enumerate(launches)
     ]
     return LaunchSet(Path(), tuple(made), [])
-
-
-def _sample(values: Floats, generator: np.random.Generator) -> Sample:
-    steps = np.repeat(np.arange(len(values)), values.shape[1])
-    return Sample(float(np.median(values)), step_medians(values.ravel(), steps, generator), None)
 
 
 def a_a(noise: Recorded, launches: int, plans: int) -> dict[str, Any]:

@@ -1,17 +1,15 @@
-"""Effects of the candidate against the reference: their size and interval, how far a side's median could have come out
-otherwise (a hierarchical bootstrap), and the effect that these launches could have detected.
+"""Effects of the candidate against the reference: their size and interval, and the effect that these launches could
+have detected; and medians of resampled steps, from which a prediction has its interval.
 
 Interval and test are one: where p is above the level, the interval holds 0 (`estimated` sees to that with ties, too),
-and the other way round without ties. The bootstrap resamples launches, and within each launch its global steps; all
-ranks of a step are drawn together, because they waited for each other. Must not: resample single rank-steps, hold more
-than a bounded block of a large launch, give an interval that the test could not have bounded, or quote the power of
-another design, or of a rule that the verdict does not use.
+and the other way round without ties. Must not: resample single rank-steps (all ranks of a step are drawn together,
+because they waited for each other), hold more than a bounded block of a large run, give an interval that the test could
+not have bounded, or quote the power of another design, or of a rule that the verdict does not use.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from functools import lru_cache
 from math import exp, lgamma, sqrt
 from typing import Final
@@ -23,13 +21,11 @@ from aorta.analysis.documents.comparison import Effect, EffectKind
 from aorta.analysis.frames import Floats, Ints
 
 POOL: Final = 200
-"""Resamples of the steps of one launch, kept as their medians; the outer resample draws one median per launch."""
+"""Resamples of the steps of one run."""
 LEAST_POOL: Final = 48
 _WORK: Final = 1 << 22
-"""Bounds the values touched per metric and launch: a launch of 64 ranks x 1,000 steps gets 65 resamples."""
+"""Bounds the values touched: a run of 64 ranks x 1,000 steps gets 65 resamples."""
 _BLOCK: Final = 1 << 20
-RESAMPLES: Final = 4_000
-"""Outer resamples: with these the ends of a 95 % interval vary by about a hundredth of its width from seed to seed."""
 
 
 def step_medians(values: Floats, steps: Ints, generator: np.random.Generator) -> Floats:
@@ -68,30 +64,6 @@ def _weighted_medians(ordered: Floats, drawn: Ints, cluster: Ints) -> Floats:
     lower = np.argmax(places > (total - 1) // 2, axis=1)
     upper = np.argmax(places > total // 2, axis=1)
     return np.asarray((ordered[lower] + ordered[upper]) / 2)
-
-
-def median_interval(
-    side: Sequence[tuple[float, Floats]], level: float, generator: np.random.Generator
-) -> tuple[float, float]:
-    """Return the percentile interval of the median over the launches of one side: launches are drawn with replacement,
-    then the steps of each (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8).
-
-    Args:
-        side: for each launch its median and its `step_medians`; at least one launch.
-        level: coverage of the interval, for example 0.95.
-    """
-    low, high = np.percentile(
-        _side_medians([pool for _, pool in side], generator), [50 * (1 - level), 50 * (1 + level)]
-    )
-    return float(low), float(high)
-
-
-def _side_medians(pools: Sequence[Floats], generator: np.random.Generator) -> Floats:
-    sizes = np.array([len(pool) for pool in pools])
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    launches = generator.integers(len(pools), size=(RESAMPLES, len(pools)))
-    inner = generator.integers(0, sizes[launches])
-    return np.asarray(np.median(np.concatenate(pools)[starts[launches] + inner], axis=1))
 
 
 def effect_of(kind: EffectKind, reference: float, candidate: float) -> float | None:

@@ -1,8 +1,8 @@
 """Reads launch sets, one launch after another, and decides whether those of two sides took turns in time.
 
-Two parts. *Sets*: a report's labelled locations become runs, traces and launch sets. Of each complete launch a few
-numbers per metric are kept (the median that `aggregate` publishes, and the medians of resampled steps); others are
-listed with the reason. *Order*: where they took turns, a drift falls on both sides alike.
+Two parts. *Sets*: a report's labelled locations become runs, traces and launch sets. Of each complete launch the
+medians that `aggregate` publishes are kept; others are listed with the reason. *Order*: where they took turns, a drift
+falls on both sides alike.
 
     order = launch_order(reference, candidate)
     order.comparable        # True, False, or None where the times of some launch are not known
@@ -23,12 +23,10 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, by_step, single_values
-from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.dataframes import null_reasons
@@ -44,21 +42,17 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import COMPLETED, Run
 from aorta.errors import InputError
 
-SEED: Final = 2027
-"""Seed of every random choice here, so that the same records give the same summary."""
 _NO_VALUES: Final = "no values"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of one launch. `pool` holds medians over resamples of its global steps. It is empty where there are no
-    values; `reason` then says why, and `bounds` what is known none the less: at least and at most. `source`: what
-    the median was measured from.
+    """One metric of one launch. Where `median` is None, `reason` says why, and `bounds` what is known none the less: at
+    least and at most. `source`: what the median was measured from.
     """
 
     median: float | None
-    pool: Floats
-    reason: str | None
+    reason: str | None = None
     source: MeasuredFrom | None = None
     bounds: tuple[float, float] | None = None
 
@@ -69,30 +63,24 @@ class Sample:
 
     def unknown(self) -> Sample:
         """Return the same as bounds, to stand beside launches of which no more is known."""
-        return Sample(None, np.empty(0), self.reason, None, self.ends)
+        return Sample(None, self.reason, None, self.ends)
 
 
 def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
     """Return every metric of one launch that is compared."""
     found = {name: _sample(dataset, name) for name in (*dataset.metrics, JOB_STEP)}
-    for name, entry in single_values(dataset.run).items():
-        pool = np.empty(0) if entry.median is None else np.full(1, entry.median)
-        found[name] = Sample(entry.median, pool, entry.reason)
-    return found
+    return found | {name: Sample(each.median, each.reason) for name, each in single_values(dataset.run).items()}
 
 
 def _sample(dataset: LabelledRun, name: str) -> Sample:
-    values, steps, reason = by_step(dataset, name)
-    known = ~np.isnan(values)
-    basis = dataset.pace.basis(name)
-    if not known.any():
-        if reason is None:
-            reasons = null_reasons(dataset.run, name)
-            reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
-        return Sample(None, np.empty(0), reason, None, basis.bounds)
-    values, steps = values[known], steps[known]
-    generator = np.random.default_rng([SEED, crc32(f"{dataset.run.source.identity}/{name}".encode())])
-    return Sample(float(np.median(values)), step_medians(values, steps, generator), None, basis.source)
+    values, _, reason = by_step(dataset, name)
+    values, basis = values[~np.isnan(values)], dataset.pace.basis(name)
+    if len(values):
+        return Sample(float(np.median(values)), None, basis.source)
+    if reason is None:
+        reasons = null_reasons(dataset.run, name)
+        reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
+    return Sample(None, reason, None, basis.bounds)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import comb
 from typing import Final, TypeAlias, cast
-from zlib import crc32
 
 import numpy as np
 
@@ -22,15 +21,13 @@ from aorta.analysis.compare.effects import (
     detectable,
     estimated,
     launches_needed,
-    median_interval,
     pooled_sd,
 )
-from aorta.analysis.compare.launch_set import SEED, Sample
+from aorta.analysis.compare.launch_set import Sample
 from aorta.analysis.compare.rank_tests import launches_for, mann_whitney, step_down
 from aorta.analysis.compare.verdict import (
     DECIDED,
     GUARD,
-    LEVEL,
     NOT_COMPARABLE,
     NOT_TESTED,
     SEQUENCE,
@@ -63,25 +60,19 @@ def add_statistics(
     Args:
         reference, candidate: the metric in each launch of a side.
     """
-    sides = [
-        [(sample.median, sample.pool) for sample in side if sample.median is not None]
+    left, right = (
+        np.array([sample.median for sample in side if sample.median is not None], np.float64)
         for side in (reference, candidate)
-    ]
-    left, right = (np.array([median for median, _ in side], np.float64) for side in sides)
+    )
     pair.role, pair.margin = rules.role(name), rules.margin
     pair.launches = {"reference": len(left), "candidate": len(right)}
     pair.constant = len(np.unique(np.concatenate([left, right]))) == 1
     pair.p = pair.p_corrected = None
     if not (len(left) and len(right)):
         pair.effect = Effect(_kind(name), None, None, None)
-        pair.reference_interval = pair.candidate_interval = pair.difference_interval = Interval(None, None)
-        pair.interval_level = None
+        pair.difference_interval, pair.interval_level = Interval(None, None), None
         _not_estimated(pair, "not available on one side")
         return
-    seed = [SEED, crc32(name.encode())]
-    pair.reference_interval, pair.candidate_interval = (
-        Interval(*median_interval(launches, LEVEL, np.random.default_rng(seed))) for launches in sides
-    )
     pair.p = mann_whitney(left, right)
     add_intervals(pair, name, left, right, rules.alpha)
     _add_power(pair, name, left, right, rules)

@@ -16,8 +16,6 @@ from aorta.analysis.formatting import TEXT, p_value
 from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
 from aorta.errors import InputError, meant
 
-LEVEL: Final = 0.95
-"""Coverage of the bootstrap interval of one side's median."""
 ALL: Final = "all"
 SEQUENCE: Final = ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms")
 """Metrics that are tested one after the other, behind the primary one: each only where the one before it differed. Time

@@ -96,8 +96,6 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
     margin: Unpublished[float] = ABSENT
     p: float | None = ABSENT
     p_corrected: Unpublished[float | None] = ABSENT
-    reference_interval: Unpublished[Interval] = ABSENT
-    candidate_interval: Unpublished[Interval] = ABSENT
     effect: Unpublished[Effect] = ABSENT
     difference_interval: Interval | None = ABSENT
     interval_level: Unpublished[float | None] = ABSENT
@@ -139,10 +137,6 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
         if self.value(side) is not None or not self.bounded:
             return None
         return self.bounds.reference if side == "reference" else self.bounds.candidate
-
-    def interval(self, side: Side) -> Interval | None:
-        """Return the interval of one side's median; None of single runs."""
-        return (self.reference_interval if side == "reference" else self.candidate_interval) or None
 
 
 class ComparedCollective(Open):

@@ -14,7 +14,7 @@ from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, SHIFTED, Rules
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.metrics import metric_named
-from benchmarks.verdict_error_rates import _side, recorded
+from benchmarks.verdict_error_rates import recorded, side_of
 from tests.analysis import by_json
 
 RULES = Rules()
@@ -233,7 +233,7 @@ def generated(generator: np.random.Generator, noise: list[dict[str, Any]]) -> Co
     for launch in made:
         for name in missing:
             launch.pop(name)
-    sides = [_side(part, generator) for part in (made[:launches], made[launches:])]
+    sides = [side_of(part) for part in (made[:launches], made[launches:])]
     why = "only ratios are judged across platforms" if generator.random() < 0.1 else None
     primary = str(generator.choice([*SEQUENCE[:2], SEQUENCE[0], SEQUENCE[0], GUARD]))
     rules = Rules(primary=SEQUENCE[1] if why else primary)
@@ -306,7 +306,7 @@ def test_a_share_that_changes_alone_is_shifted() -> None:
             }
             for each in level
         ]
-        sides.append(_side(launches, np.random.default_rng(0)))
+        sides.append(side_of(launches))
     metrics = pairs(*map(medians_side, sides))
     verdict, reason = judged(metrics, *sides, RULES)
     assert (verdict, metrics["exposed_comm_ms"].verdict) == (SHIFTED, "equivalent")

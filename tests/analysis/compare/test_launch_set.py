@@ -88,7 +88,6 @@ def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path)
     for name, sample in kept.items():
         assert sample.median == published[name]["median"], name
         assert sample.reason == published[name]["reason"], name
-        assert bool(len(sample.pool)) == (sample.median is not None)
 
 
 def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:
@@ -99,7 +98,6 @@ def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_p
     write_rank(tmp_path, header(0, 2), lines)
     kept = samples(LabelledRun("x", load_run(tmp_path)))["overlap_ratio"]
     assert kept.median == 0.625
-    assert kept.pool.min() >= 0.5
 
 
 def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> None:
@@ -160,11 +158,9 @@ def test_one_run_is_held_at_a_time(tmp_path: Path) -> None:
         alive.append(weakref.ref(run))
         return run
 
-    kept = read_set(tmp_path, launch_folders(tmp_path), load)
+    read_set(tmp_path, launch_folders(tmp_path), load)
     gc.collect()
     assert all(run() is None for run in alive)
-    sizes = [sample.pool.nbytes for launch in kept.launches for sample in launch.samples.values()]
-    assert max(sizes) <= 200 * np.dtype(float).itemsize
 
 
 HIGH = (0.80, 0.81, 0.82, 0.83)

@@ -28,7 +28,7 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
     return LaunchSet(
         Path(),
         tuple(
-            Launch(Path(), str(number), {"job_step_ms": Sample(value, np.array([value]), None)}, {}, ())
+            Launch(Path(), str(number), {"job_step_ms": Sample(value)}, {}, ())
             for number, value in enumerate(map(float, medians))
         ),
         (),
