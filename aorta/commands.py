@@ -112,18 +112,6 @@ COMMANDS: Final[dict[str, Command]] = {
 }
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {one.purpose}" for name, one in COMMANDS.items())
-    examples = "\n".join(f"  aorta {name} {one.example}".rstrip() for name, one in COMMANDS.items())
-    return (
-        "usage: aorta COMMAND [ARGUMENT ...]\n\n"
-        "How well communication hides behind computation in distributed PyTorch training.\n\n"
-        f"commands\n{commands}\n\nexamples\n{examples}\n\n"
-        "aorta COMMAND --help explains a command; aorta --version prints AORTA's version."
-    )
-
-
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 the configuration cannot be run, 2 bad arguments or input, and
@@ -145,7 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
-        to_stdout(_overview())
+        width = max(map(len, COMMANDS))
+        commands = "\n".join(f"  {name:<{width}}  {one.purpose}" for name, one in COMMANDS.items())
+        examples = "\n".join(f"  aorta {name} {one.example}".rstrip() for name, one in COMMANDS.items())
+        to_stdout(
+            "usage: aorta COMMAND [ARGUMENT ...]\n\n"
+            "How well communication hides behind computation in distributed PyTorch training.\n\n"
+            f"commands\n{commands}\n\nexamples\n{examples}\n\n"
+            "aorta COMMAND --help explains a command; aorta --version prints AORTA's version."
+        )
         return EXIT_OK
     if words[0] in {"-V", "--version"}:
         to_stdout(f"aorta {__version__}")

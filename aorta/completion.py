@@ -8,7 +8,7 @@ Only the parser of the command that stands on the line is loaded. Must not impor
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import UnionType
@@ -41,22 +41,19 @@ def complete(parsers: Mapping[str, Callable[[], argparse.ArgumentParser] | None]
     whole.add_argument("--version", action="store_true")
     commands = whole.add_subparsers()
     words = line.split()[1:]
+    chosen = dict(word.split("=", 1) for word in words if "=" in word)
     for name, make in parsers.items():
         if name not in words:
             commands.add_parser(name)
         elif make is None:
-            _training(commands.add_parser(name), words)
+            training = commands.add_parser(name)
+            for option, purpose in _TRAIN:
+                training.add_argument(option, help=purpose)
+            keys = training.add_argument("overrides", nargs="*")
+            keys.completer = lambda **_: list(overrides(chosen))  # type: ignore[attr-defined]  # for argcomplete
         else:
             commands.add_parser(name, parents=[make()], add_help=False, conflict_handler="resolve")
     argcomplete.autocomplete(whole, always_complete_options=False)
-
-
-def _training(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    for option, purpose in _TRAIN:
-        parser.add_argument(option, help=purpose)
-    keys = parser.add_argument("overrides", nargs="*")
-    chosen = dict(word.split("=", 1) for word in words if "=" in word)
-    keys.completer = lambda **_: list(overrides(chosen))  # type: ignore[attr-defined]  # argcomplete looks for it
 
 
 def overrides(chosen: Mapping[str, str]) -> Iterator[str]:
@@ -77,7 +74,9 @@ def overrides(chosen: Mapping[str, str]) -> Iterator[str]:
 def _keys(kind: type[Any], prefix: str) -> Iterator[str]:
     hints = get_type_hints(kind)
     for field in fields(kind):
-        key, types = f"{prefix}{field.name}", _types(hints[field.name])
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        types = [part for part in parts if isinstance(part, type)]
         if key in GROUPS or key in NAMES:
             continue
         section: Any = field.default_factory
@@ -89,8 +88,3 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[str]:
         yield from (f"{key}={value}" for value in values)
         if not values:
             yield f"{key}="
-
-
-def _types(hint: Any) -> list[type[Any]]:
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return [part for part in parts if isinstance(part, type)]

@@ -118,7 +118,10 @@ def table(
         widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * (len(widths) - 1)))
     lines = []
     for row in rows:
-        cells = [_padded(cell, widths[column], right=column in right) for column, cell in enumerate(row)]
+        cells = []
+        for column, cell in enumerate(row):
+            space = " " * (widths[column] - _shown_width(cell))
+            cells.append(f"{space}{cell}" if column in right else f"{cell}{space}")
         if _shown_width(row[0]) > widths[0]:
             cells[0] += f"\n{indent}{'':<{widths[0]}}"
         lines.append(f"{indent}{(' ' * gap).join(cells)}".rstrip())
@@ -140,11 +143,6 @@ def printable(text: str) -> str:
 
 def _shown_width(text: str) -> int:
     return len(_ESCAPE.sub("", text))
-
-
-def _padded(text: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _shown_width(text))
-    return f"{space}{text}" if right else f"{text}{space}"
 
 
 def filled(lines: Iterable[str]) -> str:

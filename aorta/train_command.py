@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import hydra
 from hydra._internal import hydra as _hydra
@@ -53,7 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     ranks, overrides = split_ranks(arguments)
     if ranks is not None and not any(map(is_multirun, overrides)):
-        _become_torchrun(ranks, overrides)
+        # This process becomes torchrun, whose ranks run this command without the option.
+        torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
+        sys.stdout.flush()
+        os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])
     sys.argv[1:] = overrides  # where Hydra reads them
     return compose(run, CONFIG_DIR, partial(sweep, ranks=ranks))
 
@@ -101,13 +104,6 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError("--nproc_per_node inside torchrun, which has started the ranks already; give it to torchrun")
     return ranks, words
-
-
-def _become_torchrun(ranks: str, overrides: Sequence[str]) -> NoReturn:
-    """Replace this process by torchrun, whose ranks run this command without the option."""
-    torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
-    sys.stdout.flush()
-    os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])
 
 
 class Sweep(Protocol):
@@ -282,39 +278,23 @@ def _compose(config_dir: Path, task: _Task) -> None:
 
 def explain(error: Exception) -> str:
     """Return one message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
-    chain = list(_chain(error))
-    text = _no_such_option(chain[0]) or _without_internals(str(chain[0]))
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = [known for known in error.options if not known.startswith("base_")]
+        hint = meant(option, options, "; ")
+        text = f"{group}={option}: there is no such {group}{hint}\n  there are: {', '.join(options)}"
+    else:  # Hydra's search path, AORTA's `base_*` schemas and the advice to append are no choices
+        visible = str(error).partition("Config search path:")[0].replace("To append to your config use +", "  in: ")
+        text = "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
     if inner and inner not in text:
         text += f"\n  {inner}"
-    if isinstance(chain[0], OverrideParseException):
-        text += f"\n  in: {chain[0].override}"
+    if isinstance(error, OverrideParseException):
+        text += f"\n  in: {error.override}"
         text += "\n  a value with '=', braces or commas needs quotes of its own: \"KEY='VALUE'\""
     key = next((str(found) for link in chain if (found := getattr(link, "full_key", None))), "")
     started = sys.argv[0] if sys.argv[0].startswith("aorta ") else "python train.py"
     return "\n".join([text, *choices(key), f"  see: {started} --help, {started} --cfg job"])
-
-
-def _no_such_option(error: BaseException) -> str | None:
-    """Return the choices in place of what a group does not have; None for another error."""
-    if not isinstance(error, MissingConfigException) or not error.missing_cfg_file or not error.options:
-        return None
-    group, _, option = error.missing_cfg_file.rpartition("/")
-    options = [each for each in error.options if not each.startswith("base_")]
-    return (
-        f"{group}={option}: there is no such {group}{meant(option, options, '; ')}\n  there are: {', '.join(options)}"
-    )
-
-
-def _without_internals(text: str) -> str:
-    """Drop Hydra's search path, AORTA's `base_*` schemas and the advice to append: none of them is a choice."""
-    visible, _, _ = text.partition("Config search path:")
-    visible = visible.replace("To append to your config use +", "  in: ")
-    return "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__

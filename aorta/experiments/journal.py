@@ -121,20 +121,15 @@ class Journal:
         """
         data = redact(msgspec.json.Encoder().encode_lines(lines).decode()).encode()
         try:
-            if self._torn():
-                data = b"\n" + data
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":  # the last line has no end
+                    data = b"\n" + data
             while data:
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise RecordWriteError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-
-    def _torn(self) -> bool:
-        """Return whether the last line has no end."""
-        if not self._file.seek(0, os.SEEK_END):
-            return False
-        self._file.seek(-1, os.SEEK_END)
-        return self._file.read(1) != b"\n"
 
 
 @dataclass(frozen=True)

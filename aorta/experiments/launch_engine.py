@@ -127,7 +127,27 @@ def run_plan(plan: Plan, journal: Journal) -> Finished:
     """
     history = read_plan_history(plan.output)
     journal.write(PlanOpened(now(), host(), os.getpid()))
-    _end_lost_launches(plan, journal, history)
+    # What a killed runner left of launches: processes are ended, folders put aside.
+    by_name = {one.name: one for one in plan.order()}
+    for start in history.open_starts():
+        lost = by_name.get(start.launch)
+        left_behind = end_marked(start.id)
+        journal.write(
+            Ended(
+                now(),
+                start.id,
+                start.launch,
+                start.order,
+                start.attempt,
+                outcome=LOST,
+                exit_code=None,
+                seconds=None,
+                run_id=None,
+                reason="the runner was gone before the launch ended",
+                kept=None if lost is None else put_aside(plan, lost, LOST),
+                left_behind=left_behind,
+            )
+        )
     done = history.done()
     launches = list(plan.order())
     missing = [one for one in launches if run_of(plan.run_folder(one))[0] != done.get(one.name, "")]
@@ -223,30 +243,6 @@ def _lacking(folder: Path, side: Side) -> str | None:
     if side.command is not None and any("{output}" in word for word in side.command):
         hint = "; the program has to give {output} of its command to aorta.record"
     return f"exit code 0, but {lacks}{hint}"
-
-
-def _end_lost_launches(plan: Plan, journal: Journal, history: PlanHistory) -> None:
-    """End what a killed runner left of a launch: its processes are ended, its folder is put aside."""
-    launches = {one.name: one for one in plan.order()}
-    for start in history.open_starts():
-        lost = launches.get(start.launch)
-        left_behind = end_marked(start.id)
-        journal.write(
-            Ended(
-                now(),
-                start.id,
-                start.launch,
-                start.order,
-                start.attempt,
-                outcome=LOST,
-                exit_code=None,
-                seconds=None,
-                run_id=None,
-                reason="the runner was gone before the launch ended",
-                kept=None if lost is None else put_aside(plan, lost, LOST),
-                left_behind=left_behind,
-            )
-        )
 
 
 class LaunchProgress:

@@ -61,7 +61,23 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
     Raises:
         ConfigError: an interpreter does not run, or has no torch.
     """
-    return {side.name: _side_facts(side, plan) for side in plan.sides}
+    found: dict[str, dict[str, str | None]] = {}
+    for side in plan.sides:
+        if not side.uses_python:
+            found[side.name] = {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
+            continue
+        done = _run([side.python, "-c", _PROBE], side, plan)
+        commit = commit_of(None if side.tree is None else Path(side.tree))
+        try:
+            versions = json.loads(done.stdout)
+            own = {"python": versions["python"], "torch": versions["torch"], "commit": commit, "reason": None}
+        except (ValueError, KeyError, TypeError):
+            message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ConfigError(
+                f"{side.name}.python={side.python}: cannot tell its torch ({message}). Name a Python that has torch"
+            ) from None
+        found[side.name] = own
+    return found
 
 
 def inherited() -> dict[str, str]:
@@ -92,21 +108,6 @@ def check_words(plan: Plan) -> None:
             message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
             words = shlex.join(hide(plan.words_of(side)))
             raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{message}")
-
-
-def _side_facts(side: Side, plan: Plan) -> dict[str, str | None]:
-    if not side.uses_python:
-        return {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
-    done = _run([side.python, "-c", _PROBE], side, plan)
-    tree = None if side.tree is None else Path(side.tree)
-    try:
-        versions = json.loads(done.stdout)
-        return {"python": versions["python"], "torch": versions["torch"], "commit": commit_of(tree), "reason": None}
-    except (ValueError, KeyError, TypeError):
-        message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ConfigError(
-            f"{side.name}.python={side.python}: cannot tell its torch ({message}). Name a Python that has torch"
-        ) from None
 
 
 def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:

@@ -160,21 +160,12 @@ def publish(plan: Plan) -> str:
     """
     floor = noise_floor(plan)
     path = plan.output / NOISE_FILE
-    write_json(path, msgspec.to_builtins(floor))
-    return noise_table(floor, path)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a result of launches into their folder.
-
-    Raises:
-        RunIncomplete: it cannot be written.
-    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(msgspec.to_builtins(floor), indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
+    return noise_table(floor, path)
 
 
 def noise_table(floor: NoiseFloor, path: Path) -> str:

@@ -142,7 +142,10 @@ class Plan:
         }
         words: list[str] = []
         for word in side.command or side.launcher or (TORCHRUN,):
-            words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [_filled(word, values)]
+            filled = word
+            for mark, value in values.items():
+                filled = filled.replace(mark, value)
+            words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [filled]
         if side.command is not None:
             recorded = any("{output}" in word for word in side.command)
             return words if recorded else [sys.executable, "-m", "aorta", "record", str(output), "--", *words]
@@ -172,12 +175,6 @@ def _output_word(folder: Path) -> str:
     from aorta.config.override_words import quoted  # brings Hydra along, for which --help need not wait
 
     return quoted("training.output_dir", str(folder))
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    for mark, value in values.items():
-        word = word.replace(mark, value)
-    return word
 
 
 VARIABLE: Final = "env."
@@ -241,7 +238,15 @@ def grid(varied: Sequence[str]) -> list[Setting]:
             raise InputError(f"--vary {word}: expected KEY=VALUE,VALUE,... with different values")
         if key in axes:
             raise InputError(f"--vary {word}: {key} is varied twice")
-        _refuse_other_work(key, values)
+        from aorta.analysis.compare.run_comparison import changes_the_work
+        from aorta.analysis.documents.comparison import FactDifference
+
+        if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
+            raise InputError(
+                f"--vary {key}={','.join(values)}: its candidates would do other work than the base, and step times of "
+                "different work are not compared; look at them with a sweep: aorta train -m "
+                f"{key}={','.join(values)}"
+            )
         axes[key] = [f"{key}={value}" for value in values]
     return [Setting.of(words) for words in product(*axes.values())] if axes else []
 
@@ -258,17 +263,3 @@ def _values(word: str) -> list[str]:
         return [str(value) for value in override.sweep_string_iterator()] if override.is_sweep_override() else [text]
     except HydraException as error:
         raise InputError(f"--vary {word}: {str(error).splitlines()[0]}; give its values one by one") from None
-
-
-def _refuse_other_work(key: str, values: Sequence[str]) -> None:
-    """Raises:
-    InputError: candidates would do other work than the base, so that no step time of theirs could be held to its.
-    """
-    from aorta.analysis.compare.run_comparison import changes_the_work
-    from aorta.analysis.documents.comparison import FactDifference
-
-    if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
-        raise InputError(
-            f"--vary {key}={','.join(values)}: its candidates would do other work than the base, and step times of "
-            f"different work are not compared; look at them with a sweep: aorta train -m {key}={','.join(values)}"
-        )

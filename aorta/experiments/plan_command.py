@@ -11,14 +11,14 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
-from aorta.experiments.launch_plan import Plan, PlannedLaunch
+from aorta.experiments.launch_plan import Plan
 from aorta.redaction import hide, shown_variables
 
 _DESCRIPTION: Final = """\
@@ -67,12 +67,29 @@ DEMO_OVERRIDES: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    words = command_parser(_DESCRIPTION, _EXAMPLES)
+    words = argparse.ArgumentParser(
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     words.add_argument(
         "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
     )
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
-    add_plan_arguments(words, "YAML with the same keys; options here win, overrides are added")
+    words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, overrides are added")
+    words.add_argument(
+        "--launches",
+        type=int,
+        metavar="N",
+        help="launches per side (default: 5; with 7 candidates or more as many as a verdict takes)",
+    )
+    words.add_argument(
+        "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
+    )
+    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
+    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
+    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
     words.add_argument(
         "--report",
@@ -124,53 +141,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    return parse_mixed(parser(), arguments)
-
-
-def parse_mixed(words: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = words.parse_intermixed_args(arguments[:split])
+    options = parser().parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
     return options
-
-
-def command_parser(description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of a command that launches plans; the texts are printed as they stand."""
-    return argparse.ArgumentParser(
-        description=description,
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
-def add_plan_arguments(words: argparse.ArgumentParser, plan_help: str) -> None:
-    """Add options of how launches are made, for `read_plan`. `plan_help`: what the file of `--plan` has."""
-    words.add_argument("--plan", metavar="FILE", help=plan_help)
-    words.add_argument(
-        "--launches",
-        type=int,
-        metavar="N",
-        help="launches per side (default: 5; with 7 candidates or more as many as a verdict takes)",
-    )
-    words.add_argument(
-        "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
-    )
-    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
-    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
-    words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
-
-
-def launch_line(plan: Plan, launch: PlannedLaunch) -> str:
-    """Format a launch and its command for `--dry-run`, with the variables of its side; secrets are hidden."""
-    words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
-    return f"{launch.name}: {shlex.join(words)}"
-
-
-def print_launches(plan: Plan) -> None:
-    for launch in plan.order():
-        to_stdout(launch_line(plan, launch))
 
 
 @command()
@@ -180,22 +155,31 @@ def main(arguments: Sequence[str]) -> int:
 
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
-        print_launches(plan)
+        for launch in plan.order():
+            words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
+            to_stdout(f"{launch.name}: {shlex.join(words)}")
         return EXIT_OK
-    lacking = no_verdict(plan)
-    if lacking is not None:
-        to_stderr(f"note: {lacking}")
-    return _carry_out(plan, report=options.report)
-
-
-def no_verdict(plan: Plan) -> str | None:
-    """Return why no verdict can come of an A/B with so few launches; None of others."""
     from aorta.analysis.compare.verdict import Rules, least_launches
 
     least = least_launches(Rules().alpha)
-    if len(plan.sides) < len(SIDES) or plan.launches >= least:
-        return None
-    return f"--launches {plan.launches}: numbers, but no verdict, can come of it; a verdict takes {least} a side"
+    if len(plan.sides) >= len(SIDES) and plan.launches < least:
+        to_stderr(f"note: --launches {plan.launches}: too few for a significance test; a verdict takes {least} a side")
+    stopped = launch_all(plan)
+    if stopped is not None:
+        return stopped
+    to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
+    if plan.aa:
+        from aorta.experiments.launch_medians import publish
+
+        to_stdout(f"\n{publish(plan)}")
+    command = report_command(plan)
+    if not options.report:
+        to_stdout(f"\nNext: {shlex.join(command)}")
+        return EXIT_OK
+    from aorta.analysis.report.report_command import overlap_report
+
+    to_stdout("")
+    return overlap_report(command[2:])
 
 
 def launch_all(plan: Plan) -> int | None:
@@ -232,25 +216,6 @@ def launch_all(plan: Plan) -> int | None:
             "the same command tries them again"
         )
     return None
-
-
-def _carry_out(plan: Plan, *, report: bool) -> int:
-    stopped = launch_all(plan)
-    if stopped is not None:
-        return stopped
-    to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
-    if plan.aa:
-        from aorta.experiments.launch_medians import publish
-
-        to_stdout(f"\n{publish(plan)}")
-    command = report_command(plan)
-    if not report:
-        to_stdout(f"\nNext: {shlex.join(command)}")
-        return EXIT_OK
-    from aorta.analysis.report.report_command import overlap_report
-
-    to_stdout("")
-    return overlap_report(command[2:])
 
 
 def report_command(plan: Plan) -> list[str]:
@@ -293,7 +258,18 @@ def demo(arguments: Sequence[str]) -> int:
 
     plan = read_plan(asked, Path.cwd())
     to_stderr(f"AORTA demo: DDP with overlap (reference) against without (candidate), {DEMO_LAUNCHES} launches each")
-    stopped = _demo_launched(plan)
+    try:
+        stopped = launch_all(plan)
+    except AnotherPlan:  # as after an update: the earlier demo is moved aside
+        from aorta.records.files import unused
+
+        kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
+        with suppress(OSError):
+            plan.output.rename(kept)
+        if plan.output.exists():
+            raise
+        to_stderr(f"{plan.output} held a demo of another version or with other overrides: it is now {kept}")
+        stopped = launch_all(plan)
     if stopped is not None:
         return stopped
     from aorta.analysis.report.report_command import overlap_report
@@ -301,21 +277,3 @@ def demo(arguments: Sequence[str]) -> int:
     code = overlap_report([shown(plan.output), "--output", options.report])
     to_stderr("The demo turns overlap off in the candidate on purpose: a loss is what it should find.")
     return code
-
-
-def _demo_launched(plan: Plan) -> int | None:
-    """Run `launch_all`; a different demo in the folder, as after an update, is moved aside."""
-    try:
-        return launch_all(plan)
-    except AnotherPlan:
-        from aorta.records.files import unused
-
-        kept = unused(plan.output.with_name(f"{plan.output.name}-earlier"))
-        try:
-            plan.output.rename(kept)
-        except OSError:
-            pass
-        else:
-            to_stderr(f"{plan.output} held a demo of another version or with other overrides: it is now {kept}")
-            return launch_all(plan)
-        raise

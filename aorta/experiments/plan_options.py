@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -105,11 +105,22 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     for number, own in enumerate(candidates, start=1):
         sides.append(_side(CANDIDATE if len(candidates) == 1 else f"{CANDIDATE}-{number}", asked, own, folder))
     _check_commands(asked, sides)
+    launches = LAUNCHES if asked.launches is None else asked.launches
+    if len(candidates) > 1:
+        from aorta.analysis.compare.verdict import Rules, least_launches
+
+        least = least_launches(Rules().alpha / len(candidates))
+        if asked.launches is not None and asked.launches < least:
+            raise ConfigError(
+                f"launches={asked.launches}: with {len(candidates)} candidates no verdict is possible from fewer than "
+                f"{least} a side; give more launches, or fewer candidates"
+            )
+        launches = launches if asked.launches is not None else max(LAUNCHES, least)
     return Plan(
         output=_absolute(folder, asked.output),
         folder=folder,
         sides=tuple(sides),
-        launches=_launches(asked.launches, len(candidates)),
+        launches=launches,
         words=_for_training(words_in(asked.words, "words"), "words"),
         nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
         torchrun=words_in(asked.torchrun, "torchrun"),
@@ -132,21 +143,6 @@ def _candidates(asked: PlanFile) -> list[SideFile]:
         replace(shared, words=[*words, *one.words], environment={**shared.environment, **one.environment}, **one.launch)
         for one in settings
     ]
-
-
-def _launches(asked: int | None, candidates: int) -> int:
-    """Return the launches of each side: as many as were asked for, or as a verdict on so many candidates takes."""
-    if candidates < 2:
-        return LAUNCHES if asked is None else asked
-    from aorta.analysis.compare.verdict import Rules, least_launches
-
-    least = least_launches(Rules().alpha / candidates)
-    if asked is not None and asked < least:
-        raise ConfigError(
-            f"launches={asked}: with {candidates} candidates no verdict is possible from fewer than {least} a side; "
-            "give more launches, or fewer candidates"
-        )
-    return max(LAUNCHES, least) if asked is None else asked
 
 
 def words_in(value: Any, key: str) -> tuple[str, ...]:
@@ -240,12 +236,16 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
     launcher = words_in(own.launcher, f"{name}.launcher") or words_in(shared.launcher, "launcher")
     command = words_in(own.command, f"{name}.command") or words_in(shared.command, "command")
     tree, here = own.tree or shared.tree, checkout()
+    environment = {**shared.environment, **own.environment}
+    for variable, value in environment.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{name}.environment.{variable}={value!r}: must be a text; put it in quotes")
     side = Side(
         name=name,
         words=_for_training(words_in(own.words, f"{name}.words"), f"{name}.words"),
         python=_interpreter(python, folder, f"{name}.python") if not launcher or python else sys.executable,
         launcher=launcher,
-        environment=_environment({**shared.environment, **own.environment}, f"{name}.environment"),
+        environment={variable: str(value) for variable, value in environment.items()},
         tree=str(_absolute(folder, tree)) if tree else None if here is None else str(here),
         command=command or None,
     )
@@ -311,13 +311,6 @@ def _interpreter(word: str | None, folder: Path, key: str) -> str:
 
 def _absolute(folder: Path, word: str) -> Path:
     return Path(os.path.normpath(folder / Path(word).expanduser()))
-
-
-def _environment(values: Mapping[str, Any], key: str) -> dict[str, str]:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise ConfigError(f"{key}.{name}={value!r}: must be a text; put it in quotes")
-    return {name: str(value) for name, value in values.items()}
 
 
 def _for_training(words: tuple[str, ...], key: str) -> tuple[str, ...]:

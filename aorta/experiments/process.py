@@ -119,10 +119,6 @@ def launch_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     }
 
 
-def _nothing() -> None:
-    pass
-
-
 def launch(
     command: Sequence[str],
     *,
@@ -133,7 +129,7 @@ def launch(
     log: Path | None = None,
     timeout_s: float | None = None,
     grace_s: float = GRACE_S,
-    tick: Callable[[], None] = _nothing,
+    tick: Callable[[], None] = lambda: None,
 ) -> LaunchEnd:
     """Run `command` to its end.
 
@@ -173,17 +169,14 @@ def launch(
                 stop.pass_on(stop.signal)
             timed_out = _wait(process, began, timeout_s, grace_s, stop, tick)
         except BaseException:  # an error of ours: still nothing may be left
-            _wait(process, began, 0.0, grace_s, stop, _nothing)
+            _wait(process, began, 0.0, grace_s, stop, lambda: None)
             end_marked(id_, grace_s)
             raise
         finally:
             stop.process = None
-    seconds = time.monotonic() - began
-    return LaunchEnd(_shell_code(process.returncode), seconds, timed_out, end_marked(id_, grace_s))
-
-
-def _shell_code(code: int) -> int:
-    return code if code >= 0 else SIGNAL_EXIT_BASE - code
+    seconds, code = time.monotonic() - began, process.returncode
+    exit_code = code if code >= 0 else SIGNAL_EXIT_BASE - code
+    return LaunchEnd(exit_code, seconds, timed_out, end_marked(id_, grace_s))
 
 
 def _wait(
@@ -205,17 +198,13 @@ def _wait(
             stop.pass_on(signal.SIGTERM)
         since = stop.asked_s if stop.asked_s is not None else asked_s
         if since is not None and now - since > grace_s:
-            _kill_descendants(process)
+            # Its children too: ranks have sessions of their own, and a program may have unset the mark for them.
+            with suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        child.kill()
             stop.pass_on(signal.SIGKILL)
         tick()
-
-
-def _kill_descendants(process: subprocess.Popen[bytes]) -> None:
-    """Kill its children too: ranks have sessions of their own, and a program may have unset the mark for them."""
-    with suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                child.kill()
 
 
 def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
@@ -224,7 +213,11 @@ def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
     Returns:
         How many processes had to be signalled.
     """
-    left = _marked(id_)
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # another user's, or gone by now
+            if process.environ().get(MARK) == id_ and process.pid != os.getpid():
+                left.append(process)
     if left:
         _, left = psutil.wait_procs(left, _SETTLE_S)
     for process in left:
@@ -236,12 +229,3 @@ def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
             process.kill()
     psutil.wait_procs(stubborn, _SETTLE_S)
     return len(left)
-
-
-def _marked(id_: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # another user's, or gone by now
-            if process.environ().get(MARK) == id_ and process.pid != os.getpid():
-                found.append(process)
-    return found

@@ -63,13 +63,22 @@ class SweepJobs:
         if self._stop.signal is not None:
             return math.nan
         if self._journal is None:
-            self._journal = self._open(folder)
+            if (folder / SWEEP_FILE).exists() or any(folder.glob("[0-9][0-9]/")) or any(folder.glob("rank_*")):
+                raise ConfigError(f"{folder}: holds an earlier sweep or a run; give this sweep another label=NAME")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}") from error
+            in_use = "another process runs a sweep there; give this one another label=NAME"
+            self._journal = Journal(folder / SWEEP_FILE, in_use)
         name, self.count = f"{self.count:02d}", self.count + 1
         to_stderr(f"job {name}: {' '.join(words)}")
+        parsed = zip(words, OverridesParser.create().parse_overrides(list(words)), strict=True)
+        own = [word for word, override in parsed if override.key_or_group not in _PLACING_KEYS]
         placed = [quoted("training.output_dir", str(folder)), quoted("label", name)]
         with self._stop.on_signals():
             found = attempt(
-                [*self._command, *_without_placing_keys(words), *placed, "hydra.mode=RUN"],
+                [*self._command, *own, *placed, "hydra.mode=RUN"],
                 id_=str(folder / name),  # no two launches of one machine write to one folder at a time
                 stop=self._stop,
                 missing=lambda: run_of(folder / name)[1],
@@ -101,17 +110,3 @@ class SweepJobs:
         if self._failed:
             raise RunIncomplete(f"{len(self._failed)} of {self.count} jobs failed: {'; '.join(self._failed)}")
         return EXIT_OK
-
-    def _open(self, folder: Path) -> Journal:
-        if (folder / SWEEP_FILE).exists() or any(folder.glob("[0-9][0-9]/")) or any(folder.glob("rank_*")):
-            raise ConfigError(f"{folder}: holds an earlier sweep or a run; give this sweep another label=NAME")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}") from error
-        return Journal(folder / SWEEP_FILE, "another process runs a sweep there; give this one another label=NAME")
-
-
-def _without_placing_keys(words: Sequence[str]) -> list[str]:
-    parsed = OverridesParser.create().parse_overrides(list(words))
-    return [word for word, override in zip(words, parsed, strict=True) if override.key_or_group not in _PLACING_KEYS]

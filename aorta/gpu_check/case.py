@@ -44,7 +44,6 @@ from aorta.gpu_check.check_table import (
 )
 from aorta.records.schema import Step
 from aorta.runner.manual_loop import Loop
-from aorta.timeline.intervals import Interval
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10
@@ -97,7 +96,14 @@ class StrategyCheck:
         """Measure everything and return its rows, in this order: the profiler slows what comes after it."""
         for _ in range(WARM_UP):
             self.loop.step()
-        waits = self._no_synchronisation()
+        torch.accelerator.synchronize()
+        waited = "none"
+        try:
+            with cuda.no_synchronisation():
+                for _ in range(PROFILED):
+                    self.loop.step()
+        except RuntimeError as error:
+            waited = str(error).splitlines()[0]
         cost, block_ms = self._cost()
         trace = self._profiled()
         self.loop.finish()
@@ -111,6 +117,14 @@ class StrategyCheck:
         found = f"{median(pair[0] for pair in cost):.4f} (off again: {median(pair[1] for pair in cost):.4f})"
         blocks = [
             [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
+        ]
+        collectives = [
+            [
+                (line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns)
+                for row in line.collectives
+                if row.start_ns is not None and row.end_ns is not None
+            ]
+            for line in own
         ]
         ratios = ratio_row(self.name, ratio, pooled_ratio(seen, blocks), share, lead_ms)
         taken = time_row(
@@ -127,23 +141,12 @@ class StrategyCheck:
             busy_row(self.name, share, lead_ms),
             lead_row(self.name, lead_ms, undecided),
             taking_turns(ratios) if self.turns else ratios,
-            *collective_rows(self.name, matched([_intervals(line) for line in own], seen), share),
+            *collective_rows(self.name, matched(collectives, seen), share),
             taking_turns(taken) if self.turns else taken,
             _row(self.name, "coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
-            waits,
+            _row(self.name, f"synchronisations in {PROFILED} steps", waited, "none", waited == "none"),
             _row(self.name, "host waits in the trace", str(sum(w.host_waits for w in seen)), "for information", None),
         ]
-
-    def _no_synchronisation(self) -> CheckRow:
-        torch.accelerator.synchronize()
-        found = "none"
-        try:
-            with cuda.no_synchronisation():
-                for _ in range(PROFILED):
-                    self.loop.step()
-        except RuntimeError as error:
-            found = str(error).splitlines()[0]
-        return _row(self.name, f"synchronisations in {PROFILED} steps", found, "none", found == "none")
 
     def _cost(self) -> tuple[list[tuple[float, float]], float]:
         """Return (on / off, off again / off) of each pair of blocks, and a step's milliseconds in the last one off."""
@@ -186,16 +189,6 @@ class StrategyCheck:
 def _row(case: str, what: str, finding: str, bound: str, passed: bool | None) -> CheckRow:
     verdict = CheckVerdict.INFORMATION if passed is None else CheckVerdict.OK if passed else CheckVerdict.FAILED
     return CheckRow(case, what, finding, bound, verdict)
-
-
-def _intervals(line: Step) -> list[Interval]:
-    """Return the collectives of a step that have an end, in nanoseconds of the Unix epoch."""
-    begin = line.t_start_ns
-    return [
-        (begin + row.start_ns, begin + row.end_ns)
-        for row in line.collectives
-        if row.start_ns is not None and row.end_ns is not None
-    ]
 
 
 def _median(lines: list[Step], name: str) -> float | None:

@@ -37,7 +37,10 @@ def main(words: Sequence[str]) -> int:
     asked = parse(words)
     count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)
     for strategy in asked.strategies:
-        _check_words(chosen(strategy, asked.words, count))
+        try:
+            resolved(*chosen(strategy, asked.words, count))
+        except HydraException as error:
+            raise ConfigError(str(error).splitlines()[0]) from error
     # torchrun ends with 1 whatever its ranks end with, so the exit code comes from the report.
     report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs, asked.ranks_per_device)
     to_stdout(f"the same as JSON: {asked.json}")
@@ -83,13 +86,6 @@ def checked(
     if code or not path.exists():
         raise RunIncomplete(f"the ranks ended with {code} before the table was made; see their output above")
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)
-
-
-def _check_words(words: Sequence[str]) -> None:
-    try:
-        resolved(*words)
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -74,7 +74,10 @@ def read_run(folder: Path) -> RpcRecords:
     lists: Counter[int] = Counter()
     for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_GLOB}")):
         calls += _calls(path)
-        lists[_caller(path)] += 1
+        number = re.search(r"[0-9]{1,9}", path.parent.name)
+        if number is None:
+            raise InputError(f"{path}: which worker made these calls? Its folder has no number in its name; rename it")
+        lists[int(number[0])] += 1
     if not traces and not calls:
         raise InputError(
             f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
@@ -82,34 +85,24 @@ def read_run(folder: Path) -> RpcRecords:
     workers = {worker.id: worker.name for worker in facts.workers} if facts else _workers(calls, traces)
     profiled = facts.profiled if facts else bool(traces)
     saved = Counter(trace.rank for trace in traces)
-    windows = _windows(facts, calls)
+    windows = facts.finished_windows if facts else 1 + max((call.window or 0 for call in calls), default=0)
     for worker, name in workers.items():
         if lists[worker] < windows:
             missing.append(f"worker {name} (node {worker}): {lists[worker]} of {windows} lists of the calls it made")
         if profiled and saved[worker] < windows:
             missing.append(f"worker {name} (node {worker}): {saved[worker]} of {windows} traces")
-    missing += _ending(facts, workers) if facts else []
+    if facts:
+        for rank, why in facts.lost.items():
+            name = next((name for worker, name in workers.items() if str(worker) == rank), "?")
+            missing.append(f"worker {name} (node {rank}): lost: {why}")
+        if facts.cut_short:
+            missing.append(f"the run was cut short: {facts.cut_short}")
+        if not facts.ended:
+            name = workers.get(facts.driver, "?")
+            missing.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
+        if facts.finished_windows < facts.windows:
+            missing.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
     return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
-
-
-def _windows(facts: RpcFacts | None, calls: list[Call]) -> int:
-    if facts is None:
-        return 1 + max((call.window or 0 for call in calls), default=0)
-    return facts.finished_windows
-
-
-def _ending(facts: RpcFacts, workers: dict[int, str]) -> list[str]:
-    """Return what the driver says is missing, or that it does not say."""
-    names = {str(worker): name for worker, name in workers.items()}
-    problems = [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
-    if facts.cut_short:
-        problems.append(f"the run was cut short: {facts.cut_short}")
-    if not facts.ended:
-        name = workers.get(facts.driver, "?")
-        problems.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
-    if facts.finished_windows < facts.windows:
-        problems.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
-    return problems
 
 
 def _facts(folder: Path, missing: list[str]) -> RpcFacts | None:
@@ -136,13 +129,6 @@ def _calls(path: Path) -> list[Call]:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise InputError(f"{path}: not a list of calls ({error}); the file is cut off or corrupt") from error
-
-
-def _caller(path: Path) -> int:
-    number = re.search(r"[0-9]{1,9}", path.parent.name)
-    if number is None:
-        raise InputError(f"{path}: which worker made these calls? Its folder has no number in its name; rename it")
-    return int(number[0])
 
 
 def _workers(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
@@ -205,7 +191,12 @@ def read_operators(trace: TraceFile, nested: Mapping[str, Sequence[Call]] | None
                 raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
     found: list[RemoteOperator] = []
     for operators in threads.values():
-        waits = [wait for operator in operators for wait in _waits(operator, nested or {})]
+        waits = [
+            RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)
+            for operator in operators
+            for call in (nested or {}).get(operator.call_id or "", ())
+            if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns
+        ]
         _nest(sorted([*operators, *waits], key=lambda operator: (operator.start_ns, -operator.end_ns)))
         found += operators
     return found
@@ -218,12 +209,6 @@ def nested_waits(calls: Iterable[Call]) -> dict[str, list[Call]]:
         if call.parent is not None and call.kind == "rpc_sync" and call.reply_ns is not None:
             found[call.parent].append(call)
     return found
-
-
-def _waits(operator: RemoteOperator, nested: Mapping[str, Sequence[Call]]) -> Iterator[RemoteOperator]:
-    for call in nested.get(operator.call_id or "", ()):
-        if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns:
-            yield RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)
 
 
 def memory_of(trace: TraceFile) -> dict[str, CallMemory]:

@@ -18,7 +18,7 @@ import msgspec
 
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load import microseconds
-from aorta.analysis.merge.alignment import KnownClocks, RankAlignment, align_ranks, describe_alignment, find_clocks
+from aorta.analysis.merge.alignment import RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
 from aorta.analysis.merge.tracks import Causality
@@ -204,27 +204,6 @@ def rpc_report(arguments: Sequence[str]) -> int:
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
     clocks = find_clocks(None, run.traces, [run.path])
     alignments = align_ranks(run.traces, clocks, options.align, notes)
-    found = _merge(run, output, options, clocks, alignments)
-    for note in notes:
-        to_stderr(f"note: {note}")
-    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
-    if run.traces:
-        last += f", {describe_alignment(options.align, alignments)}"
-    to_stdout("\n".join([*found.lines(), last]))
-    if options.check and found.violations:
-        raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
-    if options.check and not found.pairs:
-        raise Inconclusive("there was nothing to check causality by")
-    return EXIT_OK
-
-
-def _merge(
-    run: RpcRecords,
-    output: Path,
-    options: argparse.Namespace,
-    clocks: KnownClocks,
-    alignments: Mapping[int, RankAlignment],
-) -> Causality:
     base_ns = min((trace.base_ns or 0 for trace in run.traces), default=0)
     with trace_file(output, overwrite=options.overwrite) as writer:
         found, slices = write_trace(writer, run, alignments, base_ns)
@@ -244,7 +223,17 @@ def _merge(
                 },
             }
         )
-    return found
+    for note in notes:
+        to_stderr(f"note: {note}")
+    last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
+    if run.traces:
+        last += f", {describe_alignment(options.align, alignments)}"
+    to_stdout("\n".join([*found.lines(), last]))
+    if options.check and found.violations:
+        raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
+    if options.check and not found.pairs:
+        raise Inconclusive("there was nothing to check causality by")
+    return EXIT_OK
 
 
 def parser() -> argparse.ArgumentParser:

@@ -283,17 +283,14 @@ class RpcRun:
             try:
                 yield
             finally:
-                self._shut_down()
-
-    def _shut_down(self) -> None:
-        # A graceful shutdown waits for all workers, which a dead one would block.
-        graceful = not (self.lost or self.cut_short or self.stop.stopped_by)
-        if self.rank == DRIVER or graceful:
-            graceful = bool(self.peers.from_rank_zero("rpc/graceful", graceful))
-        try:
-            rpc.shutdown(graceful=graceful)
-        except RuntimeError as error:  # everything recorded is kept: only the shutdown failed
-            _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
+                # A graceful shutdown waits for all workers, which a dead one would block.
+                graceful = not (self.lost or self.cut_short or self.stop.stopped_by)
+                if self.rank == DRIVER or graceful:
+                    graceful = bool(self.peers.from_rank_zero("rpc/graceful", graceful))
+                try:
+                    rpc.shutdown(graceful=graceful)
+                except RuntimeError as error:  # everything recorded is kept: only the shutdown failed
+                    _log.warning("rpc: the workers did not part in order: %s", str(error).splitlines()[0])
 
     def _hear(self, key: str, limit_s: float, why: str | None = None) -> None:
         """Rank 0: wait until every living worker confirms, or counts as lost."""

@@ -58,7 +58,8 @@ KINDS = {"rpc_sync": "rpc_sync", "rpc_async": "rpc_async", "remote": "rpc_remote
 _here = threading.local()
 _CONFIG = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
 """Its third value asks for memory."""
-_window: MemoryWindow | None = None
+_window: dict[str, Sequence[Any]] | None = None
+"""Call -> its events: summed up later, off the thread that has to answer; None where memory is not measured."""
 
 
 class Ticket(NamedTuple):
@@ -138,7 +139,10 @@ class TracedRpc:
     def _wrapper(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-            callee = _worker(to)
+            try:
+                callee = rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
+            except (RuntimeError, ValueError, TypeError):
+                callee = None
             if not callable(func) or callee is None:
                 return original(to, func, args, kwargs, timeout)  # torch raises its own error
             return self._call(kind, original, to, callee, func, args, kwargs, timeout)
@@ -178,7 +182,8 @@ class TracedRpc:
         return result
 
     def _new(self, kind: str, func: Any, callee: Any, parent: Ticket | None) -> Call:
-        function = _find_builtin(func) or str(getattr(func, "__qualname__", type(func).__name__))
+        builtin = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]  # aten::add of torch.add
+        function = str(builtin or getattr(func, "__qualname__", type(func).__name__))
         name = f"{kind}#{function}({self._me.name} -> {callee.name})"
         if parent is not None:
             name = f"{parent.name}#remote_op: {name}"
@@ -213,19 +218,6 @@ class TracedRpc:
             self._changed.notify_all()
 
 
-def _find_builtin(func: Any) -> str | None:
-    """Return torch's name of an operator (`aten::add` for torch.add); None for anything else."""
-    name: str | None = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
-    return name
-
-
-def _worker(to: Any) -> Any:
-    """Return the worker that `to` names; None where torch will reject it."""
-    with suppress(RuntimeError, ValueError, TypeError):
-        return rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
-    return None
-
-
 def _acknowledged(reference: Any) -> Any:
     """Return the future that completes when the owner has created the value; None where torch does not expose it."""
     with suppress(AttributeError, RuntimeError):
@@ -241,31 +233,16 @@ def _error_of(future: Any) -> str | None:
     return None
 
 
-class MemoryWindow:
-    """The calls measured in this process between `open_window` and `close_window`."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, Sequence[Any]] = {}
-
-    def add(self, call_id: str, parts: Sequence[Any]) -> None:
-        """Keep the events of one call; they are summed up later, off the thread that has to answer."""
-        self._events[call_id] = parts
-
-    def calls(self) -> Mapping[str, CallMemory]:
-        """Return the calls by id. Calls that are still served may be added meanwhile."""
-        return {call_id: summed(_events(parts)) for call_id, parts in list(self._events.items())}
-
-
 def open_window() -> None:
     global _window
-    _window = MemoryWindow()
+    _window = {}
 
 
 def close_window() -> Mapping[str, CallMemory]:
     """Measure no further call; returns those that ended since `open_window`."""
     global _window
     window, _window = _window, None
-    return {} if window is None else window.calls()
+    return {call_id: summed(_events(parts)) for call_id, parts in list((window or {}).items())}
 
 
 @contextmanager
@@ -283,7 +260,7 @@ def measured(call_id: str) -> Iterator[None]:
     finally:
         _here.parts = None
         parts.append(_disable_profiler_legacy())
-        window.add(call_id, parts)
+        window[call_id] = parts
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -57,24 +57,27 @@ _log = logging.getLogger(__name__)
 
 def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
     """Return the whole text; the knee's cell has a star, and is bold on a terminal."""
-    return "\n".join(_lines(report, knee_tolerance, style))
-
-
-def _lines(report: StreamsRank, knee_tolerance: float, style: Style) -> Iterator[str]:
     counts = sorted({point.streams for pattern in report.patterns for point in pattern.points})
     variables = ", ".join(f"{name} {report.environment.get(name, 'not set')}" for name in QUEUE_VARIABLES)
-    yield f"rank {report.rank}, {report.device}; {variables}"
-    yield "throughput against one stream, by number of streams; kernels at once, at the knee: mean and most"
     heads = ("streams", *(f"{count} " for count in counts), "knee", "mean", "most")
     rows = [_row(pattern, counts, style) for pattern in report.patterns if pattern.skipped is None]
-    yield from table([heads, *rows], right=range(1, len(heads)))
-    for pattern in report.patterns:
-        if pattern.skipped is not None:
-            yield f"{pattern.name} {style.faint('skipped: ' + pattern.skipped)}"
-    yield f"* the knee: more streams gain at most {knee_tolerance:.0%}"
+    lines = [
+        f"rank {report.rank}, {report.device}; {variables}",
+        "throughput against one stream, by number of streams; kernels at once, at the knee: mean and most",
+        *table([heads, *rows], right=range(1, len(heads))),
+    ]
+    left_out = {pattern.name: pattern.skipped for pattern in report.patterns if pattern.skipped is not None}
+    lines += [f"{name} {style.faint(f'skipped: {why}')}" for name, why in left_out.items()]
+    lines.append(f"* the knee: more streams gain at most {knee_tolerance:.0%}")
     if not all(point.issued_in_time for pattern in report.patterns for point in pattern.points):
-        yield "! the host issued too late, the device can do more"
-    yield from _queues(report, style)
+        lines.append("! the host issued too late, the device can do more")
+    streams, shared = sum(map(len, report.queues)), [queue for queue in report.queues if len(queue) > 1]
+    if shared:
+        some = f"hardware queues: {len(report.queues)} for {streams} streams; these streams share one:"
+        lines += [style.bold(some), *(f"  {', '.join(map(str, queue))}" for queue in shared)]
+    else:
+        lines.append(f"hardware queues: none of {streams} streams shared one")
+    return "\n".join(lines)
 
 
 def _row(pattern: StreamsPattern, counts: list[int], style: Style) -> tuple[str, ...]:
@@ -88,17 +91,6 @@ def _row(pattern: StreamsPattern, counts: list[int], style: Style) -> tuple[str,
     there = by_count[pattern.knee_streams]
     knee = style.bold(str(pattern.knee_streams))
     return (pattern.name, *cells, knee, f"{there.concurrency:.2f}", str(there.most_at_once))
-
-
-def _queues(report: StreamsRank, style: Style) -> Iterator[str]:
-    streams = sum(map(len, report.queues))
-    shared = [queue for queue in report.queues if len(queue) > 1]
-    if not shared:
-        yield f"hardware queues: none of {streams} streams shared one"
-        return
-    yield style.bold(f"hardware queues: {len(report.queues)} for {streams} streams; these streams share one:")
-    for queue in shared:
-        yield "  " + ", ".join(map(str, queue))
 
 
 _TRIES = 3
@@ -116,21 +108,19 @@ def shared_queues(issuer: Issuer, streams: Sequence[torch.Stream]) -> list[list[
     """
     queues: list[list[int]] = []
     for place, stream in enumerate(streams):
-        own = next((queue for queue in queues if _share(issuer, streams[queue[0]], stream)), None)
-        if own is None:
-            queues.append([place])
+        for own in queues:
+            pair = (streams[own[0]], stream)
+
+            def spread(kernel: Kernel, pair: tuple[torch.Stream, torch.Stream] = pair) -> torch.Stream:
+                return pair[kernel.stream]
+
+            timed = (issuer.run([Kernel(0), Kernel(1)], spread) for _ in range(_TRIES))
+            if not any(ran_together(*each.kernels) for each in timed):
+                own.append(place)
+                break
         else:
-            own.append(place)
+            queues.append([place])
     return queues
-
-
-def _share(issuer: Issuer, one: torch.Stream, other: torch.Stream) -> bool:
-    pair = (one, other)
-    for _ in range(_TRIES):
-        timed = issuer.run([Kernel(0), Kernel(1)], lambda kernel: pair[kernel.stream])
-        if ran_together(*timed.kernels):
-            return False
-    return True
 
 
 def distinct_streams(device: torch.device, number: int, priority: int) -> list[torch.Stream]:
@@ -249,6 +239,9 @@ class _PatternRuns:
         self._peers.gather(f"point/{name}/{streams}", True)
         serial = self._typical(kernels, lambda _kernel: everything[0])
         timed = self._typical(kernels, spread)
+        by_queue: dict[int, list[int]] = {}
+        for stream, place in enumerate(places):
+            by_queue.setdefault(queue_of[place], []).append(stream)
         serial_ns, spread_ns = elapsed_ns(serial.kernels), elapsed_ns(timed.kernels)
         return StreamsPoint(
             streams=streams,
@@ -259,7 +252,7 @@ class _PatternRuns:
             elapsed_ns=spread_ns,
             gain=serial_ns / spread_ns,
             issued_in_time=timed.issued_in_time,
-            shared_queues=_shared(places, queue_of),
+            shared_queues=[sharing for sharing in by_queue.values() if len(sharing) > 1],
         )
 
     def _typical(self, kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
@@ -271,10 +264,3 @@ class _PatternRuns:
         """Return the index among all streams: those of normal priority first, then the urgent ones."""
         urgent_before = sum(map(pattern.urgent, range(stream)))
         return len(self._normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
-
-
-def _shared(places: Sequence[int], queue_of: dict[int, int]) -> list[list[int]]:
-    by_queue: dict[int, list[int]] = {}
-    for stream, place in enumerate(places):
-        by_queue.setdefault(queue_of[place], []).append(stream)
-    return [streams for streams in by_queue.values() if len(streams) > 1]

@@ -37,7 +37,7 @@ def test_every_launch_in_its_order_folder_and_journal(bench: Bench) -> None:
     for name in ORDER:
         assert load_run(bench.home / "plan" / name).source.world_size == 2
     first, *launches = err.splitlines()
-    assert first == "note: --launches 2: numbers, but no verdict, can come of it; a verdict takes 4 a side"
+    assert first == "note: --launches 2: too few for a significance test; a verdict takes 4 a side"
     assert [line.split(":")[0] for line in launches] == [f"[{n}/4] {name}" for n, name in enumerate(ORDER, 1)]
     assert "left" in launches[0]
     assert "left" not in err.splitlines()[-1]

@@ -201,21 +201,16 @@ def selected_ranks(asked: Any) -> frozenset[int] | None:
     Raises:
         ValueError: names the part that is not a rank.
     """
+    parts = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
     if isinstance(asked, str):
-        text = asked.strip().lower()
-        if text == "all":
+        if asked.strip().lower() == "all":
             return None
-        return frozenset(_rank(part) for part in text.split(",") if part.strip())
-    if isinstance(asked, Iterable):
-        return frozenset(_rank(part) for part in asked)
-    return frozenset({_rank(asked)})
-
-
-def _rank(part: Any) -> int:
-    text = str(part).strip()
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{part!r} is not a rank: give all, a list such as [0,2], or a string such as '0, 2'")
-    return int(text)
+        parts = [part for part in asked.split(",") if part.strip()]
+    for part in parts:
+        text = str(part).strip()
+        if not (text.isascii() and text.isdigit()):
+            raise ValueError(f"{part!r} is not a rank: give all, a list such as [0,2], or a string such as '0, 2'")
+    return frozenset(int(str(part).strip()) for part in parts)
 
 
 COMPRESSIONS = ("none", "gz", "tar.gz")
@@ -226,7 +221,21 @@ _LOCAL = ("profiling.filename", "profiling.memory_filename")
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
-    yield from _schedule_rules(profiling)
+    yield from number_rules("profiling", profiling)
+    period, wait, cycle = profiling.period, profiling.wait, profiling.warmup + profiling.active
+    if period is None and wait is None:
+        yield "profiling.period=None, profiling.wait=None: give one of them"
+    if period is not None and wait is None and period < cycle:
+        yield (
+            f"profiling.period={period}: must be at least profiling.warmup={profiling.warmup} + "
+            f"profiling.active={profiling.active} = {cycle}"
+        )
+    if period is not None and wait is not None and period != wait + cycle:
+        yield (
+            f"profiling.period={period}: disagrees with profiling.wait={wait} + "
+            f"profiling.warmup={profiling.warmup} + profiling.active={profiling.active} = {wait + cycle}; "
+            "set profiling.wait=null, or leave period out"
+        )
     try:
         selected = selected_ranks(profiling.ranks)
     except ValueError as error:
@@ -234,28 +243,14 @@ def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
         selected = None
     several = world_size > 1 and (selected is None or len(selected) > 1)
     yield from _name_rules(profiling, several)
-    yield from _memory_rules(profiling)
+    if profiling.memory_filename is not None:
+        yield from _template_rules("profiling.memory_filename", profiling.memory_filename, ending=(".html",))
+        if not (profiling.with_stack and profiling.record_shapes and profiling.profile_memory):
+            yield (
+                f"profiling.memory_filename={profiling.memory_filename!r}: needs profiling.with_stack, "
+                "profiling.record_shapes and profiling.profile_memory, all three true"
+            )
     yield from _upload_rules(profiling, several)
-
-
-def _schedule_rules(profiling: Profiling) -> Iterator[str]:
-    yield from number_rules("profiling", profiling)
-    if profiling.period is None:
-        if profiling.wait is None:
-            yield "profiling.period=None, profiling.wait=None: give one of them"
-        return
-    cycle = profiling.warmup + profiling.active
-    if profiling.wait is None and profiling.period < cycle:
-        yield (
-            f"profiling.period={profiling.period}: must be at least profiling.warmup={profiling.warmup} + "
-            f"profiling.active={profiling.active} = {cycle}"
-        )
-    if profiling.wait is not None and profiling.period != profiling.wait + cycle:
-        yield (
-            f"profiling.period={profiling.period}: disagrees with profiling.wait={profiling.wait} + "
-            f"profiling.warmup={profiling.warmup} + profiling.active={profiling.active} = {profiling.wait + cycle}; "
-            "set profiling.wait=null, or leave period out"
-        )
 
 
 def _name_rules(profiling: Profiling, several: bool) -> Iterator[str]:
@@ -292,17 +287,6 @@ def _template_rules(
         yield f"{key}={template!r}: must end in {' or '.join(ending) or 'a name'}"
     elif key != "profiling.folder" and (".." in template.split("/") or (key in _LOCAL and template.startswith("/"))):
         yield f"{key}={template!r}: must stay inside its folder"
-
-
-def _memory_rules(profiling: Profiling) -> Iterator[str]:
-    if profiling.memory_filename is None:
-        return
-    yield from _template_rules("profiling.memory_filename", profiling.memory_filename, ending=(".html",))
-    if not (profiling.with_stack and profiling.record_shapes and profiling.profile_memory):
-        yield (
-            f"profiling.memory_filename={profiling.memory_filename!r}: needs profiling.with_stack, "
-            "profiling.record_shapes and profiling.profile_memory, all three true"
-        )
 
 
 def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:

@@ -231,21 +231,48 @@ _NOT_IN_RPC = (
 
 
 def workload_rules(config: Config) -> Iterator[str]:
-    """Yield one message per broken rule."""
-    if isinstance(shape := config.workload, Ranking) and shape.num_heads >= 1 and shape.model_dim % shape.num_heads:
-        yield f"workload.model_dim={shape.model_dim}: must be a multiple of workload.num_heads={shape.num_heads}"
-    if isinstance(config.workload, Gpt):
-        yield from _gpt_rules(config.workload)
-    if isinstance(config.workload, Moe):
-        yield from _moe_rules(config, config.workload)
-    if isinstance(config.workload, Resnet18):
-        yield from _resnet18_rules(config, config.workload)
-    if isinstance(config.workload, Rpc):
-        yield from _rpc_rules(config, config.workload)
-    if isinstance(config.workload, Streams):
-        yield from _streams_rules(config, config.workload)
-    if isinstance(config.workload, Rpc | Streams):
-        yield from _trains_nothing(config, config.workload)
+    workload, training = config.workload, config.training
+    if isinstance(workload, Ranking) and workload.num_heads >= 1 and workload.model_dim % workload.num_heads:
+        yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
+    if isinstance(workload, Gpt):
+        yield from _gpt_rules(workload)
+    if isinstance(workload, Moe):
+        if workload.top_k > workload.num_experts >= 1:
+            yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
+        if training.mixed_precision is Precision.fp16:
+            yield (
+                "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
+                "scaled loss, so that the two would not fit; use bf16"
+            )
+    if isinstance(workload, Resnet18):
+        yield from _resnet18_rules(config, workload)
+    if isinstance(workload, Rpc):
+        try:
+            distinct = len({workload.worker_name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
+        except (KeyError, IndexError, ValueError):
+            distinct = False
+        if not distinct:
+            name = workload.worker_name
+            yield f"workload.worker_name={name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
+        if (root := config.profiling.remote_root) is not None:
+            yield f"profiling.remote_root={root!r}: workload=rpc uploads nothing; set it to null"
+    if isinstance(workload, Streams):
+        if not workload.streams or not all(1 <= number <= MOST_STREAMS for number in workload.streams):
+            yield f"workload.streams={list(workload.streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
+        if 1 not in workload.streams:
+            yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
+        if not 0 < workload.kernel_us <= 1e6:
+            yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
+        if training.device == "cpu":
+            yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
+    if isinstance(workload, Rpc | Streams):
+        this = f"workload={workload.name}"
+        if config.baseline.enabled:
+            yield f"baseline=true: {this} has no training steps to isolate; leave it out"
+        if isinstance(config.fabric, EmulatedFabric):
+            yield f"fabric=emulated: delays collectives of a training, and {this} is none; use fabric=none"
+        if config.profiling.enabled and isinstance(workload, Streams):  # workers of RPC profile their calls
+            yield f"profiling.enabled=true: {this} takes no traces; leave it out"
 
 
 def _gpt_rules(workload: Gpt) -> Iterator[str]:
@@ -264,16 +291,6 @@ def _gpt_rules(workload: Gpt) -> Iterator[str]:
         yield (
             f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
             "keys and values serves as many heads of queries"
-        )
-
-
-def _moe_rules(config: Config, workload: Moe) -> Iterator[str]:
-    if workload.top_k > workload.num_experts >= 1:
-        yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
-    if config.training.mixed_precision is Precision.fp16:
-        yield (
-            "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
-            "scaled loss, so that the two would not fit; use bf16"
         )
 
 
@@ -309,35 +326,3 @@ def workload_notes(config: Config) -> Iterator[str]:
             f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself, samples no device and "
             "has no steps"
         )
-
-
-def _trains_nothing(config: Config, workload: Rpc | Streams) -> Iterator[str]:
-    this = f"workload={workload.name}"
-    if config.baseline.enabled:
-        yield f"baseline=true: {this} has no training steps to isolate; leave it out"
-    if isinstance(config.fabric, EmulatedFabric):
-        yield f"fabric=emulated: delays collectives of a training, and {this} is none; use fabric=none"
-    if config.profiling.enabled and not isinstance(workload, Rpc):  # whose workers profile their calls
-        yield f"profiling.enabled=true: {this} takes no traces; leave it out"
-
-
-def _rpc_rules(config: Config, workload: Rpc) -> Iterator[str]:
-    try:
-        distinct = len({workload.worker_name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
-    except (KeyError, IndexError, ValueError):
-        distinct = False
-    if not distinct:
-        yield f"workload.worker_name={workload.worker_name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
-    if config.profiling.remote_root is not None:
-        yield f"profiling.remote_root={config.profiling.remote_root!r}: workload=rpc uploads nothing; set it to null"
-
-
-def _streams_rules(config: Config, workload: Streams) -> Iterator[str]:
-    if not workload.streams or not all(1 <= number <= MOST_STREAMS for number in workload.streams):
-        yield f"workload.streams={list(workload.streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
-    if 1 not in workload.streams:
-        yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
-    if not 0 < workload.kernel_us <= 1e6:
-        yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
-    if config.training.device == "cpu":
-        yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
