@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.autopsy.dump_writer import write_dumps
 from aorta.autopsy.ras import read_ras
-from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, verdict_on
+from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, verdict_on, write_dumps
 from aorta.autopsy.verdict import verdict_text
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError

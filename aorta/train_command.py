@@ -27,10 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from aorta.command_line import command, to_stdout, tolerate_closed_terminal
 from aorta.config import CONFIG_DIR, schema
-from aorta.config.override_words import is_multirun, options_of_a_job, translate
+from aorta.config.override_words import is_multirun, load_yaml, options_of_a_job, translate
 from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
 from aorta.config.schema import Rpc, Streams
-from aorta.config.yaml_files import load_yaml
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
 from aorta.records.files import write_whole

@@ -1,20 +1,23 @@
-"""Translates command-line arguments into Hydra's syntax.
+"""Translates command-line arguments into Hydra's syntax, and reads YAML files that a user wrote.
 
 `sys.argv[1:]` may be in the older style (`--config FILE --override KEY=VALUE ...`), in Hydra's, or mixed. Must not
-compose or read a configuration (only check that the file named by `--config` exists).
+compose a configuration, know what a file is for, or build what a few aliases of aliases unfold to.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from aorta.config import CONFIG_DIR
 from aorta.errors import ConfigError
@@ -137,3 +140,44 @@ def _rename(word: str) -> str:
     if bare in SHORT and equals and not value.startswith("{"):  # Hydra itself handles a whole section
         return f"{SHORT[bare]}={value}"
     return f"{ALSO[bare]}={value}" if bare in ALSO and equals else word
+
+
+_LONGEST_BYTES: Final = 1 << 20
+_MOST_VALUES: Final = 100_000
+"""Of a file with its aliases unfolded; the whole configuration has some 200."""
+
+
+def load_yaml(path: Path) -> Any:
+    """Return the configuration in a file, as `OmegaConf.load` gives it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no plain file, longer than a configuration, not YAML, or unfolds to more values than one has.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("a folder, a pipe or a device, not a file")
+    with path.open("rb") as file:
+        content = file.read(_LONGEST_BYTES + 1)
+    if len(content) > _LONGEST_BYTES:
+        raise ValueError(f"longer than {_LONGEST_BYTES >> 20} MiB, which no configuration is")
+    text = content.decode("utf-8")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None and _unfolded(node, {}) > _MOST_VALUES:
+            raise ValueError(f"its aliases unfold to more than {_MOST_VALUES} values")
+        return OmegaConf.load(io.StringIO(text))
+    except RecursionError:
+        raise ValueError("nested too deeply, or in itself") from None
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # nothing of ours runs in there: whatever it raises is about the file
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of values in a node with its aliases unfolded, each node counted once."""
+    if id(node) not in known:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
+        known[id(node)] = 1 + sum(_unfolded(part, known) for part in parts)
+    return known[id(node)]

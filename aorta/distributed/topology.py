@@ -113,9 +113,6 @@ def share_device(rank: int, nccl_version: str | None) -> dict[str, str]:
 
     From NCCL 2.30 on there is a variable for it. Before, each rank names a host of its own, and NCCL then talks over
     sockets, here on the loopback device. Few thread blocks, so that computation has room beside them.
-
-    Args:
-        nccl_version: as `cuda.nccl_version` gives it.
     """
     wanted = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
     if tuple(int(part) for part in (nccl_version or "0").split(".")[:2]) >= (2, 30):

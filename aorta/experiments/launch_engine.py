@@ -248,11 +248,6 @@ def _lacking(folder: Path, side: Side) -> str | None:
 class LaunchProgress:
     """One bar over all launches on a terminal, otherwise a line for each; on stderr, for stdout holds what a plan says
     at its end.
-
-    Args:
-        total: launches of the plan.
-        done: how many of them were done before.
-        seconds: how long those lasted.
     """
 
     def __init__(self, total: int, done: int, seconds: list[float]) -> None:

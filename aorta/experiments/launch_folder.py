@@ -131,10 +131,6 @@ def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProc
 def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Make the plan's folder, or find that it holds this very plan.
 
-    Args:
-        facts: of each side, what `facts` found.
-        environment: what `inherited` found.
-
     Raises:
         AnotherPlan: the folder holds another plan; the message has each key with both values.
         ConfigError: the folder holds something else.
@@ -256,12 +252,7 @@ _NOTHING: Final = _Nothing()
 
 
 def differences(existing: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return where two requests differ, a line per key with both values, as in `  words: ['a=2'] there, nothing now`.
-
-    Args:
-        existing: as it was read from a file.
-        now: JSON values.
-    """
+    """Return where two requests differ, a line per key, as in `  words: ['a=2'] there, nothing now`."""
     before, after = dict(flatten(existing)), dict(flatten(json.loads(json.dumps(now))))
     values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
     return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)

@@ -116,11 +116,7 @@ def noise_floor(plan: Plan) -> NoiseFloor:
 
 
 def variation(medians: Sequence[float | None], sides: Sequence[str], unit: Unit) -> MetricNoise:
-    """Return how the medians of launches vary.
-
-    Args:
-        medians: one per launch, None where it has none. sides: the side of each launch.
-    """
+    """Return how the medians of launches vary."""
     import numpy as np
 
     known = np.array([value for value in medians if value is not None], np.float64)

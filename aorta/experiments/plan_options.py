@@ -77,10 +77,6 @@ class PlanFile(SideFile):
 def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     """Return the plan that the options ask for, and `--plan FILE` where they say nothing; overrides of both are joined.
 
-    Args:
-        options: of `plan_command.parser`.
-        folder: the caller's; relative paths are seen from it.
-
     Raises:
         ConfigError: a value is missing, impossible or of another type, or a file is not there.
     """
@@ -170,7 +166,7 @@ def _file(path: str | None) -> PlanFile:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from aorta.config.yaml_files import load_yaml
+    from aorta.config.override_words import load_yaml
 
     try:
         loaded = load_yaml(Path(path))

@@ -170,9 +170,9 @@ def parallelize(
 
             return ddp.parallelize(model, settings, precision, device)
         case FSDP1() as settings:
-            from aorta.parallel import fsdp1
+            from aorta.parallel import fsdp
 
-            return fsdp1.parallelize(model, blocks, settings, precision, device)
+            return fsdp.parallelize_fsdp1(model, blocks, settings, precision, device)
         case FSDP() | TP() as settings:
             from aorta.parallel import meshes
 

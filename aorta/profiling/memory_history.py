@@ -132,9 +132,6 @@ def by_category(results: Any) -> dict[str, dict[str, Any]]:
     torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
     whole step. It reads every event in Python: never on the training thread.
 
-    Args:
-        results: of Kineto, of one window.
-
     Raises:
         Exception: this torch does not offer it, or cannot make it of this window.
     """

@@ -251,9 +251,6 @@ def _size(number: int) -> str:
 def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
     """Draw the page in a separate process: reading a large trace would hold the GIL.
 
-    Args:
-        categories: as `memory_history.by_category` gives them.
-
     Raises:
         OSError: it failed; includes its error output.
     """

@@ -220,11 +220,7 @@ def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int
 
 
 def trace_path(naming: Naming, place: TracePlace, window: TraceWindow, filename: str) -> PurePosixPath:
-    """Return the path of an uncompressed trace below the trace folder.
-
-    Args:
-        filename: the template of `Naming.template`.
-    """
+    """Return the path of an uncompressed trace below the trace folder."""
     match naming:
         case Naming.mesh:
             where = "-".join(map(str, place.coordinate)) if place.coordinate else ""

@@ -56,10 +56,6 @@ _TOO_MANY_REQUESTS, _REQUEST_TIMEOUT = 429, 408
 class Destination:
     """One upload destination.
 
-    Args:
-        address: a URL, or a local path.
-        template: of names there.
-
     Raises:
         ConfigError: fsspec does not know the scheme, or its package is not installed; says what to install.
     """

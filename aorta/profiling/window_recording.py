@@ -332,11 +332,7 @@ MARK = "iteration#{step}"
 
 
 class StepMarkers:
-    """The step ranges of one rank.
-
-    Args:
-        asked: True or False as configured; None: when nsys or rocprofv3 traces this process.
-    """
+    """The step ranges of one rank."""
 
     def __init__(self, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
         tracer = tracer_present(environment)

@@ -101,10 +101,6 @@ class WorkerWindow:
 
     Start it, let calls happen, stop it; all on the main thread: a profiler that a thread of the RPC server starts and
     another stops ends the process (torch 2.13).
-
-    Args:
-        options: a value for each of `OPTIONS`.
-        metadata: further top-level keys of the trace (JSON types).
     """
 
     def __init__(self, options: Mapping[str, bool], metadata: Mapping[str, Any]) -> None:

@@ -253,12 +253,7 @@ _LONGEST_GATE_NS = 1e9
 
 
 class Issuer:
-    """Issues kernels to one device, the current one.
-
-    Args:
-        settings: lengths and sizes of kernels.
-        with_peers: whether there are other ranks to reduce with.
-    """
+    """Issues kernels to one device, the current one."""
 
     def __init__(self, device: torch.device, settings: Streams, *, with_peers: bool) -> None:
         self._device, self._unit_ns = device, settings.kernel_us * 1e3

@@ -46,13 +46,7 @@ ISSUES: Final = frozenset(
 
 
 class Faults:
-    """The faults of one rank.
-
-    Args:
-        planned: those of all ranks.
-        rank: this one.
-        phase: announces a phase to whoever watches; a `with` block.
-    """
+    """The faults of one rank."""
 
     def __init__(
         self,

@@ -116,10 +116,6 @@ class DecoderLayer(nn.Module):
 class GptModel(Model):
     """`embed`, `layers` (keyed by the index of the layer, as a string), `norm` and `head`; the first and the last two
     are None in a stage of a pipeline that has not got them.
-
-    Args:
-        dims: of the whole decoder.
-        feed_forward: makes the feed-forward part of the layer with this index.
     """
 
     def __init__(self, dims: Dimensions, feed_forward: Callable[[int], nn.Module] | None = None) -> None:
@@ -216,13 +212,7 @@ class ExpertFeedForward(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Sends each token to `top_k` experts, and adds their outputs with the router's probabilities as weights.
-
-    Args:
-        dims: of the decoder.
-        settings: of the experts.
-        balance_weight: of the load-balancing loss of one micro-batch.
-    """
+    """Sends each token to `top_k` experts, and adds their outputs with the router's probabilities as weights."""
 
     def __init__(self, dims: Dimensions, settings: Moe, balance_weight: float) -> None:
         super().__init__()

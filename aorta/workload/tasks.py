@@ -184,13 +184,7 @@ class Images:
 
 
 class FixedBatch:
-    """The same micro-batch again and again; it differs between ranks and depends only on seed and rank.
-
-    Args:
-        config: of the run.
-        shape: its workload section.
-        rank, device: as for any batches.
-    """
+    """The same micro-batch again and again; it differs between ranks and depends only on seed and rank."""
 
     def __init__(self, config: Config, shape: Resnet18, rank: int, world_size: int, device: torch.device) -> None:
         training = config.training

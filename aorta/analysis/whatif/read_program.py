@@ -50,10 +50,6 @@ _REMEMBERED_STEPS: Final = 2
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
     """Return the program of one run folder.
 
-    Args:
-        location: where the records are.
-        last: only the last so many steps; None: all.
-
     Raises:
         InputError: it cannot be read, or not be replayed.
     """
@@ -184,12 +180,7 @@ class _RankStep(NamedTuple):
 
 
 class _Reader:
-    """Builds the program, step by step over all ranks.
-
-    Args:
-        network: the emulated network of the run; None: it was real.
-        steps: global steps.
-    """
+    """Builds the program, step by step over all ranks."""
 
     def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
         offsets_ns = _clock_offsets(run)

@@ -66,10 +66,6 @@ class ReplayOrder:
 def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
     """Return the schedule of a step.
 
-    Args:
-        ranks: global ranks, in the order of the columns.
-        layouts: of each of them.
-
     Raises:
         InputError: ranks of a group issue different collectives, or some wait for each other for ever.
     """
@@ -98,11 +94,7 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder
 
 
 class Schedules:
-    """The schedules of a program's steps; steps in which all ranks have the same layouts share one.
-
-    Args:
-        ranks: global ranks, in the order of the columns.
-    """
+    """The schedules of a program's steps; steps in which all ranks have the same layouts share one."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
