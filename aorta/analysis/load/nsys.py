@@ -36,7 +36,7 @@ _RANGES: Final = "(59, 60)"
 _PROCESS: Final = ~0xFFFFFF
 """What the `globalPid` of a process and the `globalTid` of its threads have in common."""
 _SPAN: Final = "start_ns=start end_ns=end"
-_COPY: Final = ("start_ns", "end_ns", "device", "stream", "bytes")
+_WHEN_WHERE: Final = ("start_ns", "end_ns", "device", "stream")
 _PLACE: Final = "device=deviceId stream=streamId"
 
 
@@ -49,15 +49,12 @@ def _read(source: Source) -> Iterator[Trace]:
             "were traced: nsys profile --trace=cuda,nvtx --cuda-graph-trace=node, then nsys export --type sqlite"
         )
     strings = db.texts("StringIds", "id", "value")
-    stored = db.stored(
-        _KERNEL,
-        f"{_SPAN} {_PLACE}",
-        "correlation=correlationId process=globalPid demangledName mangledName shortName",
-    )
+    names = "demangledName mangledName shortName"
+    stored = db.stored(_KERNEL, f"{_SPAN} {_PLACE}", f"correlation=correlationId process=globalPid {names}")
     ran = db.select(
         _KERNEL,
         "SELECT start_ns, end_ns, device, stream, correlation, process, "
-        f"COALESCE(demangledName, mangledName, shortName) AS name FROM {stored}",
+        f"COALESCE({names.replace(' ', ', ')}) AS name FROM {stored}",
     )
     calls = db.columns(_RUNTIME, "start_ns=start", "correlation=correlationId thread=globalTid")
     ranges = db.select(
@@ -90,10 +87,7 @@ def _read(source: Source) -> Iterator[Trace]:
             place,
             source.classifier,
             *coded(mine["name"], strings),
-            start_ns=mine["start_ns"],
-            end_ns=mine["end_ns"],
-            device=mine["device"],
-            stream=mine["stream"],
+            **{column: mine[column] for column in _WHEN_WHERE},
             launch_ns=launched,
         )
         rows = _issued(rows, look_up(mine["correlation"], own_calls["correlation"], own_calls["thread"]), own_ranges)
@@ -105,7 +99,13 @@ def _read(source: Source) -> Iterator[Trace]:
             source,
             "nsys",
             Process(where, pid=pid, host=host, shared=len(owners) > 1),
-            [rows, *(copies(place, table["text"], **{name: table[name] for name in _COPY}) for table in own_copies)],
+            [
+                rows,
+                *(
+                    copies(place, table["text"], **{name: table[name] for name in (*_WHEN_WHERE, "bytes")})
+                    for table in own_copies
+                ),
+            ],
             Ranges(own_ranges["start_ns"], own_ranges["end_ns"], own_ranges["text"]),
             clock=clock,
             since_ns=since_ns,

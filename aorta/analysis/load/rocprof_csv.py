@@ -85,7 +85,8 @@ def _read(source: Source) -> Iterator[Trace]:
         parts[kind].append(columns)
     tables = {
         kind: {
-            name: np.concatenate([part[name] for part in found] or [np.zeros(0, np.int64)]) for name in _columns(kind)
+            name: np.concatenate([part.pop(name) for part in found] or [np.zeros(0, np.int64)])
+            for name in _columns(kind)
         }
         for kind, found in parts.items()
     }
@@ -213,7 +214,7 @@ def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str
             except _Refused as refused:
                 row, wanted = refused.args
                 raise InputError(f"{path}:{rows[row][0]}: {column} is {values[row][:60]!r}; {wanted}") from None
-    return kind, {name: np.concatenate(found or [np.zeros(0, np.int64)]) for name, found in parts.items()}
+    return kind, {name: np.concatenate(parts.pop(name) or [np.zeros(0, np.int64)]) for name in list(parts)}
 
 
 class _Refused(ValueError):

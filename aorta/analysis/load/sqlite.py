@@ -174,6 +174,8 @@ class Database:
 
 def rows_of(table: Mapping[str, Any], chosen: NDArray[np.bool_]) -> dict[str, Any]:
     """Return the rows of a table from `Database.select` that a mask selects."""
+    if chosen.all():
+        return dict(table)
     return {
         name: list(compress(column, chosen.tolist())) if isinstance(column, list) else column[chosen]
         for name, column in table.items()

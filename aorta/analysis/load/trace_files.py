@@ -71,12 +71,7 @@ def _is_kineto(head: Head) -> bool:
     return bool(_CHROME.search(text) or _BARE_EVENTS.match(text)) and not hint(text)
 
 
-KINETO: Final = Reader(
-    "kineto",
-    "Kineto .json, .json.gz, .tar.gz",
-    _is_kineto,
-    read_kineto,
-)
+KINETO: Final = Reader("kineto", "Kineto .json, .json.gz, .tar.gz", _is_kineto, read_kineto)
 READERS: Final = (KINETO, ROCPD, ROCPROF_JSON, ROCPROF_CSV, RPD, NSYS)
 """Every format that is read. Of files with the same content (`Reader.process`) the format that comes first is read."""
 _NAMES: Final = [reader.name for reader in READERS]
@@ -102,6 +97,7 @@ def is_record(head: bytes) -> bool:
 
 def reader_of(head: Head) -> Reader | None:
     """Return the reader of a file that begins so; None for what is not read."""
+    head = head._replace(text=text_of(head.text))
     return next((reader for reader in READERS if reader.matches(head)), None)
 
 
@@ -159,7 +155,7 @@ def find_units(
                 raise
             notes.append(str(error))
             continue
-        reader = reader_of(Head(text_of(head.text), head.tables))
+        reader = reader_of(head)
         if reader is None and not is_tar(head.text):
             records = records or is_record(head.text)
             unknown.append(f"{file}{hint(head.text)}")
@@ -209,7 +205,7 @@ def _of_archive(
     """Yield the traces in an archive, but of formats that need more than one file, or a file on a disk."""
     seen = 0
     for where, content in members(archive, place):
-        reader = reader_of(Head(text_of(content.head())))
+        reader = reader_of(Head(content.head()))
         if reader is not None and reader.together is None:
             seen += 1
             yield from reader.read(Source({where: content}, classifier, headers))

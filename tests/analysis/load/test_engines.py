@@ -126,16 +126,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(found)]
         started.append(subprocess.Popen([*start, command.format("scheduler"), *words], **quiet))
-        words = [
-            "--scheduler-file",
-            str(found),
-            "--host",
-            "127.0.0.1",
-            "--nthreads",
-            "1",
-            "--no-nanny",
-            "--no-dashboard",
-        ]
+        words = ["--scheduler-file", str(found), "--host", "127.0.0.1"]
+        words += ["--nthreads", "1", "--no-nanny", "--no-dashboard"]
         started += [subprocess.Popen([*start, command.format("worker"), *words], **quiet) for _ in range(2)]
         deadline = time.monotonic() + 600
         while not found.exists():
