@@ -27,6 +27,8 @@ from aorta.errors import EXIT_OK, InputError
 from aorta.terminal_style import PLAIN, Style, style_of, wrapped
 
 SHOWN: Final = 10
+"""Rows of a table that are read without asking for more."""
+_ON_PAGE: Final = 40
 """Rows of a table on the page; all are in `summary.json`, and `--tables` writes them."""
 _COMPARED: Final = (
     *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
@@ -189,7 +191,7 @@ def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
         ("counters", "hardware counters by kernel", _COUNTERS, found.counters),
     )
     return [
-        Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=SHOWN)
+        Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
         for key, caption, columns, rows in told
         if rows
     ]

@@ -20,6 +20,7 @@ from aorta.autopsy.report import verdict_on, write_verdict
 from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank
 from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
+from tests.analysis.report.pages import sampled
 from tests.autopsy.hangs import ddp, run, stuck_in
 
 REFERENCE_MS: Final = 4.0
@@ -87,7 +88,7 @@ def save_autopsy(folder: Path, evidence: Sequence[RankEvidence]) -> None:
 
 
 STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
-    "single": lambda folder: {"cuda": _run(folder / "cuda", 6.0)},
+    "single": lambda folder: {"cuda": sampled(_run(folder / "cuda", 6.0))},
     "traces": _traces,
     "launch_set": lambda folder: {"cuda": _set(folder / "cuda", SLOW_MS, 0)},
     "regression": lambda folder: _sets(folder, REFERENCE_MS, SLOW_MS),

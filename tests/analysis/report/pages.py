@@ -8,9 +8,11 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import bokeh.plotting  # noqa: F401  the class Figure is known from here on
 import msgspec
+from bokeh.core import has_props
 from bokeh.document import Document
 
 from aorta.analysis.aggregate import LabelledRun
@@ -105,9 +107,16 @@ def sampled(folder: Path) -> Path:
 
 
 def as_bokeh(charts: Sequence[Chart]) -> list[Any]:
-    """The figures of charts as the package bokeh has them, which refuses a name or a value that it does not know."""
-    content, _ = document([chart.model for chart in charts])
-    return Document.from_json(content).roots
+    """The figures of charts as the package bokeh has them (`read_document`)."""
+    return read_document(document([chart.model for chart in charts])[0])
+
+
+def read_document(content: Any) -> list[Any]:
+    """The roots of a document, read by the package, which refuses a class and a value that it does not know; a name of
+    an attribute it only warns of.
+    """
+    with mock.patch.object(has_props.log, "warning", side_effect=AssertionError):
+        return Document.from_json(content).roots
 
 
 def text_of(html: str) -> str:

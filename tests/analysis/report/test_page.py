@@ -32,6 +32,7 @@ from tests.analysis.report.pages import (
     as_bokeh,
     compared,
     page,
+    read_document,
     subjects,
     text_of,
     two_runs,
@@ -74,6 +75,15 @@ def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[di
     ]
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in run}
     assert hashes == set(rules["script-src"].split())
+
+
+def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
+    """Classes, names and values, of a run with samples of its devices and of two compared."""
+    datasets = two_runs(tmp_path, steps=20)
+    html = page(datasets, compared(datasets), tmp_path / "r.html")
+    data = json.loads(Parts(html).scripts[0])
+    assert [figure.name for figure in read_document(data["document"])] == list(data["roots"])
+    assert {"breakdown", "timeline-1", "steps-device_sclk_mhz", "map-0", "bandwidth"} <= set(data["roots"])
 
 
 def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,13 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 
 from selenium.webdriver import Chrome
 
-from tests.analysis.report.browsing import NEEDED, asked, complaints, opened, settled
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.report.html.page_content import write_page
+from aorta.analysis.summary import summarize
+from tests.analysis.load.kineto_files import document, kernel
+from tests.analysis.load.kineto_files import step as kineto_step
+from tests.analysis.report.browsing import NEEDED, asked, clicked, complaints, opened, settled
 from tests.analysis.report.page_states import STATES, write_state
 
 pytestmark = NEEDED
@@ -43,6 +50,23 @@ def any_screen(browser: Chrome) -> Iterator[Chrome]:
 
 
 @pytest.mark.thorough
+def test_of_many_kernels_ten_are_shown_until_somebody_asks(browser: Chrome, tmp_path: Path) -> None:
+    kernels = [kernel(f"kernel_{at:02d}", 100 * at, 10 + at) for at in range(14)]
+    (tmp_path / "rank0.json").write_text(json.dumps(document([kineto_step(0, 0, 10_000), *kernels])))
+    subjects = read_subjects({"x": tmp_path / "rank0.json"}, Rules())
+    page = tmp_path / "page.html"
+    write_page({"x": subjects["x"].dataset}, summarize(subjects), page)
+    opened(browser, page)
+    rows = "[...document.querySelectorAll('#kernels .scroll tbody')[0].rows].filter((row) => row.checkVisibility())"
+    longest = f"{rows}.map((row) => row.cells[0].textContent.trim())"
+    assert asked(browser, longest) == [f"kernel_{at:02d}" for at in range(13, 3, -1)]
+    clicked(browser, "#kernels thead button")  # by name: the first ten of that order
+    assert asked(browser, longest) == [f"kernel_{at:02d}" for at in range(10)]
+    clicked(browser, "#kernels .scroll + button")
+    assert asked(browser, f"{rows}.length") == 14
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STATES)
 def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
     any_screen: Chrome, states: dict[str, Path], name: str
@@ -59,6 +83,13 @@ def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
         assert asked(browser, "document.querySelector('.bar').offsetHeight") < 60  # one line
         assert asked(browser, "isDark()") is (theme == "dark")
         assert asked(browser, "document.querySelector('.cards').innerText.includes('\u2013')") is False  # no dashes
+        wide = width >= 1024
+        assert asked(browser, "document.querySelector('.menu').open") is wide
+        if not wide:
+            clicked(browser, ".menu summary")
+        links = asked(browser, "[...document.querySelectorAll('nav a')].map((each) => each.checkVisibility())")
+        assert links == [True] * len(links)
+        settled(browser, _HINTED)
         if width == 1400:
             ends = asked(browser, _LOWER_EDGES)
             if name == "hung":  # which rank and why comes first, charts after it
@@ -75,6 +106,11 @@ def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
     assert complaints(browser) == []
 
 
+_HINTED = (
+    "[...document.querySelectorAll('.scroll')].filter((each) => each.checkVisibility())"
+    ".every((each) => each.classList.contains('more') === each.scrollWidth > each.clientWidth + 1)"
+)
+"""A table that goes on to the right says so."""
 _WIDER = (
     "[...document.querySelectorAll('main *')].filter((each) => !each.closest('.scroll') && each.checkVisibility() && "
     "each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 80))"

@@ -66,6 +66,7 @@ def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
             attributes = {name: encoded(value) for name, value in item.attributes.items()}
             return {"type": "object", "name": item.kind, **reference, "attributes": attributes}
         if isinstance(item, np.ndarray):
+            item = item.astype(np.float64) if item.dtype == np.int64 else item  # a script has no such integers
             packed = gzip.compress(item.astype(item.dtype.newbyteorder("<")).tobytes(), mtime=0)
             data = base64.b64encode(packed).decode("ascii")
             array = {"type": "bytes", "data": data}
@@ -92,8 +93,8 @@ def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
 def script() -> str:
     """Return Bokeh's own script: without widgets, tables, MathJax and WebGL."""
     spec = find_spec("bokeh")
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'bokeh'", name="bokeh")
     return Path(spec.origin).with_name("server").joinpath("static/js/bokeh.min.js").read_text(encoding="utf-8")
 
 
