@@ -47,15 +47,17 @@ CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime
 """Calls of the host that launch kernels and copies, which have the same `correlation`."""
 
 
-class _Linked(msgspec.Struct, gc=False):
+class Linked(msgspec.Struct, gc=False):
+    """The arguments that tie a call, and any other event, to others."""
+
     external_id: Number = msgspec.field(default=None, name="External id")
     old_external_id: Number = msgspec.field(default=None, name="external id")
-
-
-class Arguments(_Linked, gc=False):
-    """The arguments that are used of a kernel, a copy, a call or `record_param_comms`."""
-
     correlation: Number = None
+
+
+class Arguments(Linked, gc=False):
+    """The arguments that are used of a kernel, a copy or `record_param_comms`."""
+
     device: Number = None
     stream: Number = None
     bytes: Number = None
@@ -69,7 +71,7 @@ class Arguments(_Linked, gc=False):
     seq: Number = msgspec.field(default=None, name="Seq")
 
 
-class Inputs(_Linked, gc=False):
+class Inputs(Linked, gc=False):
     """The arguments that are used of a matrix product or of gloo's row: shapes and data types, as JSON."""
 
     dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
@@ -101,12 +103,12 @@ def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
     named = [("ph", str | None, None), ("name", Number, None)]
     begun = [*named, ("ts", time, nothing)]
     timed = [*begun, ("dur", time, nothing), ("pid", Number, None), ("tid", Number, None)]
-    raw, arguments = ("args", msgspec.Raw, _NOTHING), ("args", Arguments | None, None)
+    raw = ("args", msgspec.Raw, _NOTHING)
     if kind == "whole":
         structs = [msgspec.defstruct("Event", [("cat", str | None, None), *timed, raw], gc=False)]
     else:
-        members = {category: [*timed, arguments] for category in DEVICE}
-        members |= {category: [*begun, arguments] for category in CALLS}
+        members = {category: [*timed, ("args", Arguments | None, None)] for category in DEVICE}
+        members |= {category: [*begun, ("args", Linked | None, None)] for category in CALLS}
         members |= {category: [*timed, raw] for category in HOST}
         members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
         members |= {category: [] for category in _NEVER_READ}
@@ -224,7 +226,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw], n
         return [nothing] if len(texts) == 1 else [_decoded(decoder, [text], nothing)[0] for text in texts]
 
 
-def externals_of(arguments: Iterable[_Linked]) -> list[Number]:
+def externals_of(arguments: Iterable[Linked]) -> list[Number]:
     """Return the ids that rows on a device share with the host operators that launched them."""
     return [new if (new := each.external_id) is not None else each.old_external_id for each in arguments]
 
