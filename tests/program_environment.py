@@ -1,4 +1,4 @@
-"""What a rank begins with, as `FOLDER/RANK.json` (a program). Run by `test_ranks.py` on two ranks."""
+"""What a rank begins with, as `FOLDER/RANK.json` (a program). Run by `test_gate_rules.py` on two ranks."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 scenes with captures. `python -m tests.device_path.program_by_runtime` builds that interceptor.
 
 Enters: a folder. Leaves: `rank_<r>.json`: what times collectives, what each scene told, and how often the runtime was
-asked in the last one. Run by `test_by_runtime`.
+asked in the last one. Run by `test_rules`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Python's tap and the compiled one, in both modes, are held to the same; the refe
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -28,6 +30,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def peers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of three ranks says of every way."""
     return on_devices("tests.device_path.program_peers", tmp_path_factory.mktemp("peers"), ranks=3)
+
+
+@pytest.fixture(scope="module")
+def told_by_runtime(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank says whose compiled interceptor asks the runtime; the library is kept, as the ordinary one is."""
+    program = "tests.device_path.program_by_runtime"
+    subprocess.run([sys.executable, "-m", program], check=True)
+    return on_devices(program, tmp_path_factory.mktemp("by_runtime"))
 
 
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -126,6 +136,18 @@ def test_a_step_may_begin_or_end_while_a_graph_is_captured(told: list[dict[str, 
         for _, reason, comm_ms in lines[1:4]:
             assert "a CUDA graph was being captured when the step began or ended" in reason
             assert comm_ms is None
+
+
+@pytest.mark.parametrize("mode", ["dedicated", "observe"])
+def test_captures_are_noticed_by_asking_the_runtime(told_by_runtime: list[dict[str, Any]], mode: str) -> None:
+    """Torch 2.11's streams do not say whether they are captured; the simulated device answers the runtime's question
+    (`cudaStreamIsCapturing`), and captures are as with newer ones.
+    """
+    for rank in told_by_runtime:
+        assert rank["by"] == "native"
+        assert rank["asked"] > 10
+    test_what_is_captured_into_a_graph_is_left_alone_and_said(told_by_runtime, f"{mode}-compiled")
+    test_a_step_may_begin_or_end_while_a_graph_is_captured(told_by_runtime, f"{mode}-compiled")
 
 
 @every_way

@@ -1,7 +1,10 @@
-"""What the instrument must leave as it is on a device: values, memory, and a host that never waits."""
+"""What the instrument must leave as it is on a device: values, memory, and a host that never waits; and the
+examples of the documentation, round a loop of one's own.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 
 from tests.device_path.launch import launched, on_devices
 from tests.runner import talking_threads
-from tests.runs import record
+from tests.runs import ROOT, record
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -92,3 +95,20 @@ def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: P
         )
         assert list(seen.values()) == [count] * talking_threads.THREADS
         assert [step.global_step for step in read.steps if not step.coverage.complete] == []
+
+
+@pytest.mark.parametrize("example", ["ddp", "fsdp2"])
+def test_an_example_records_on_a_device(example: str, tmp_path: Path) -> None:
+    launched(ROOT / f"docs/examples/{example}.py", str(tmp_path))
+    ranks = json.loads((tmp_path / "run.json").read_text())["topology"]
+    assert [rank["interceptor"] for rank in ranks] == ["native", "native"]
+    for rank in (0, 1):
+        written = record(tmp_path, rank)
+        assert (written.header.platform, written.header.timer) == ("cuda", "cuda_event")
+        assert written.footer is not None
+        assert written.footer.device_clock is not None
+        for step in written.steps:
+            assert step.coverage.complete, step.coverage.reason
+            assert {row.end_source for row in step.collectives} == {"event"}
+            assert step.overlap["overlap_ratio"] is not None
+            assert step.overlap["compute_stall_ms"] is not None
