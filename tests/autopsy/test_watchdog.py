@@ -112,7 +112,7 @@ def test_a_rank_at_work_goes_on_however_often_its_stacks_are_asked_for(host: Hos
     while not all(each.phase == "forward" for each in progress_evidence(host.folder)):
         pass
     answers = Counter[tuple[str, ...]]()
-    for _ in range(100):
+    for _ in range(40):
         working, asleep = progress_evidence(host.folder, stacks=True)
         for stack in working.stacks:  # a thread that has just been started has no frame yet
             assert not stack.frames or stack.frames[-1].endswith((" _run_module_as_main", " _bootstrap"))
@@ -120,7 +120,7 @@ def test_a_rank_at_work_goes_on_however_often_its_stacks_are_asked_for(host: Hos
         answers[tuple(stack.name for stack in working.stacks)] += 1
     # A rank that got no processor time within a second answers for its main thread, or not at all.
     assert set(answers) <= {("MainThread", "worker"), ("MainThread",), ()}
-    assert answers["MainThread", "worker"] > 50
+    assert answers["MainThread", "worker"] > 20
     assert all(rank.poll() is None for rank in host.ranks)
 
 
