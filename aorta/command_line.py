@@ -36,7 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, ParamSpec
 
-from aorta.errors import SIGNAL_EXIT_BASE, AortaError, ToolMissing
+from aorta.errors import SIGNAL_EXIT_BASE, AortaError, InputError, ToolMissing
 from aorta.installation import what_to_install
 from aorta.redaction import redact
 from aorta.terminal_style import printable, style_of
@@ -141,6 +141,9 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
             except AortaError as error:
                 _say_error(speaker, str(error))
                 return error.exit_code
+            except PermissionError as error:
+                _say_error(speaker, f"{error.filename}: no permission ({error.strerror}); run as its owner")
+                return InputError.exit_code
             except ModuleNotFoundError as missing:
                 advice = what_to_install(missing.name)
                 if advice is None:

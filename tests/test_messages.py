@@ -6,9 +6,11 @@ error; that of another rank is in the launcher's summary, and none is lost.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import sys
+import os
 from pathlib import Path
 from typing import Final
 
@@ -37,9 +39,15 @@ ROWS: Final = [
     ("train fabric=emulatd", 1, "did you mean emulated?"),
     # Nothing there, or not what was asked for.
     ("report", 2, "name a run or traces"),
-    ("report nowhere", 2, "or give a folder in place of the label"),
+    ("report nowhere", 2, "no records for 'nowhere'. Runs here: artifacts/cuda, hollow, one, other, "),
     ("report ./nowhere", 2, "No such file or directory"),
-    ("report empty", 2, "nothing that can be read as a trace"),
+    (
+        "report empty",
+        2,
+        "error: empty: nothing that can be read as a trace (no files). Expected an AORTA run",
+    ),
+    ("report above", 2, "above: no rank_<rank>_metrics.jsonl in this folder; there are some in above/a/b. Give"),
+    ("report twice", 2, "twice: none of its 2 records can be read: the file is empty"),
     ("report empty.json", 2, "empty.json"),
     ("report cut.json.gz", 2, "cut.json.gz"),
     ("report hollow", 2, "the file is empty"),
@@ -84,6 +92,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rank(here / "zero", header(), [])
     for name in ("empty", "hollow", "torn"):
         (here / name).mkdir()
+    simulated_run(here / "above" / "a" / "b", label="b", ranks=1, steps=5)
+    (here / "twice").mkdir()
+    for rank in range(2):
+        (here / "twice" / f"rank_{rank}_metrics.jsonl").touch()
     (here / "hollow" / "rank_0_metrics.jsonl").touch()
     (here / "torn" / "rank_0_metrics.jsonl").write_text('{"kind": "header", "schema_ver')
     (here / "empty.json").touch()
@@ -171,3 +183,15 @@ def test_aorta_train_adds_nothing_to_the_error_and_passes_the_exit_code_on(tmp_p
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.removeprefix("error: ").removeprefix("rank 1: ").startswith("training.start_step=3: no checkpoint")
+
+
+def test_a_folder_that_may_not_be_read_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(self: Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Path, "stat", denied)
+    assert commands.main(["report", "run"]) == 2
+    assert capsys.readouterr().err.startswith("error: run/sweep.jsonl: no permission (Permission denied)")

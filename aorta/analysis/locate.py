@@ -20,6 +20,7 @@ from aorta.records.run_files import rank_files
 
 OUTPUTS: Final = "artifacts"
 """Where a run writes by default; `label=NAME` makes it `artifacts/NAME`."""
+_LISTED: Final = 8
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
@@ -101,16 +102,30 @@ def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str |
 def _nowhere(missing: dict[str, list[str]], cwd: Path) -> str:
     paths = [f"  {path}" for searched in missing.values() for path in searched]
     commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
-    folders = [*cwd.glob(f"{OUTPUTS}/*/"), *cwd.glob(f"{OUTPUTS}_*/")]
-    made = [path.name.removeprefix(f"{OUTPUTS}_") for path in folders]
+    there = runs_below(cwd)
+    made = [path.name.removeprefix(f"{OUTPUTS}_") for path in there]
     hints = [meant(label, made, f"{label}: ") for label in missing]
+    named = [str(path) for path in there[:_LISTED]] + ([f"{len(there) - _LISTED} more"] if len(there) > _LISTED else [])
     return "\n".join(
         [
-            f"no records for {' and '.join(map(repr, missing))}. Searched:",
-            *dict.fromkeys(paths),
-            "Make them with",
-            *commands,
-            "or give a folder in place of the label",
+            f"no records for {' and '.join(map(repr, missing))}. Runs here: {', '.join(named) or 'none'}",
             *filter(None, hints),
+            "Searched:",
+            *dict.fromkeys(paths),
+            "Give one of the runs or a folder, or make them with",
+            *commands,
         ]
     )
+
+
+def runs_below(cwd: Path) -> list[Path]:
+    """Return the runs and launch sets directly below a folder and its `artifacts`, as a command takes them."""
+    folders = sorted(path for pattern in ("*/", f"{OUTPUTS}/*/") for path in cwd.glob(pattern))
+    return [path.relative_to(cwd) for path in folders if path.name != OUTPUTS and _holds_run(path)]
+
+
+def _holds_run(folder: Path) -> bool:
+    try:
+        return bool(rank_files(folder) or launch_folders(folder))
+    except (InputError, OSError):  # the folder of a plan; or one that may not be read
+        return True

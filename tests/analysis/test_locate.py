@@ -53,7 +53,7 @@ def test_nothing_found_lists_each_path_and_the_commands(here: Path, root: Path) 
         locate(["cuda", "rocm"], here, root)
     message = str(caught.value)
     for label in ("cuda", "rocm"):
-        assert f"aorta train --nproc_per_node 2 label={label}\n" in message
+        assert f"aorta train --nproc_per_node 2 label={label}" in message
         for place in (here, root):
             assert f"  {place / f'artifacts_{label}'}  " in message
             assert f"  {place / 'artifacts' / label}  " in message

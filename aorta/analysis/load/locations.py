@@ -39,11 +39,11 @@ from aorta.analysis.load.open import (
     opened,
     reading,
 )
-from aorta.analysis.load.records import load_run
+from aorta.analysis.load.records import load_run, nothing_found
 from aorta.analysis.load.trace_files import NoTraces, is_record
 from aorta.analysis.run import Run
 from aorta.errors import InputError
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_NAME, rank_files
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.redaction import redact
 
 Location: TypeAlias = str | Path | tuple[Path, ...]
@@ -84,10 +84,9 @@ def load_source(
     except NoTraces as nothing:
         if is_url(text) or not path.is_dir():
             raise
-        try:
-            return load_run(path, engine, spans=spans, exposed=exposed)
-        except InputError as error:
-            raise InputError(f"{error}. {nothing}") from nothing
+        if next(path.rglob(RANK_FILE_GLOB), None) is None:
+            raise  # nothing of a run is below it either
+        raise InputError(nothing_found(path)) from nothing
 
 
 def launch_folders(location: Location) -> list[Path]:

@@ -82,7 +82,7 @@ def load_run(
     files = [file for each in folders for file in rank_files(each)]
     folder = next((each for each in folders if (each / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
     if not files:
-        raise InputError(_nothing_found(folder))
+        raise InputError(nothing_found(folder))
     left_out: list[str] = []
     headers: dict[Path, Header] = {}
     for file in files:
@@ -117,7 +117,9 @@ def load_run(
 
 def _unreadable(folder: Path, files: int, left_out: Sequence[str]) -> InputError:
     which = "its record cannot" if files == 1 else f"none of its {files} records can"
-    return InputError(f"{folder}: {which} be read:\n  " + "\n  ".join(left_out))
+    reason, *others = dict.fromkeys(said.partition(": ")[2].removeprefix("cannot be read: ") for said in left_out)
+    why = "\n  ".join(["", *left_out]) if others else f" {reason}"
+    return InputError(f"{folder}: {which} be read:{why}")
 
 
 def _health(
@@ -169,7 +171,7 @@ def _held(ranks: Mapping[int, RankTables]) -> EmulationCounts:
     return EmulationCounts(sources.total(), slower)
 
 
-def _nothing_found(folder: Path) -> str:
+def nothing_found(folder: Path) -> str:
     wanted = RANK_FILE.format(rank="<rank>")
     try:
         mode = folder.stat().st_mode
