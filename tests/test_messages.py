@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import sys
 import os
+import sys
 from pathlib import Path
 from typing import Final
 

@@ -191,6 +191,11 @@ def whole_percent(share: float | None) -> str:
     return TEXT.unknown if share is None else f"{share:.0%}"
 
 
+def group_title(name: str) -> str:
+    """Return a process group as a person calls it; torch names the one of `init_process_group` 0."""
+    return "default group" if name == "0" else f"group {name}"
+
+
 def first_upper(sentence: str) -> str:
     """Return a sentence that begins with a capital letter."""
     return sentence[:1].upper() + sentence[1:]

@@ -37,7 +37,7 @@ import numpy as np
 from aorta.analysis.collective_matching import CollectiveRows, MatchedCollectives, NumberedNames
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import DatasetEntry, Straggler
-from aorta.analysis.formatting import TEXT, rough_interval, rough_ms, whole_percent
+from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms, whole_percent
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.groups import Groups
 from aorta.analysis.run import HOST_TIMER, Run
@@ -302,7 +302,7 @@ def sentences(entry: DatasetEntry) -> list[str]:
 def _sentence(entry: Straggler) -> str:
     late, share = lateness(entry.late_ms, entry.basis), whole_percent(entry.last_share)
     why = f", because it {entry.because.removeprefix(f'rank {entry.rank} ')}" if entry.because else ""
-    said = f"rank {entry.rank} is a straggler of group {entry.group}: {late}{why}"
+    said = f"rank {entry.rank} is a straggler of {group_title(entry.group)}: {late}{why}"
     if entry.basis == "issue times":
         clocks = f"clocks known to {rough_ms(entry.clock_bound_ms or 0.0)}"
         return f"{said}; queueing masks it in wait_ms; last in {share} of the steps, {clocks}"

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from aorta.analysis.formatting import TEXT
+from aorta.analysis.formatting import TEXT, group_title
 from aorta.analysis.frames import Region
 from aorta.analysis.run import ExposedSums
 
@@ -97,9 +97,8 @@ _NO_PLACE: Final = "not known"
 
 
 def group_name(group: str, size: int | None) -> str:
-    """Return the group's name, with its size; torch names the one of `init_process_group` 0."""
-    name = "default group" if group == "0" else f"group {group}"
-    return f"{name} ({'size unknown' if size is None else f'{size} ranks'})"
+    """Return the group's name, with its size."""
+    return f"{group_title(group)} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
 def collective_name(key: ExposedKey) -> str:

@@ -36,7 +36,7 @@ from aorta.analysis.documents.dataset import (
     WhatIf,
 )
 from aorta.analysis.documents.summary import MetricDefinition
-from aorta.analysis.formatting import PAGE, TEXT, is_zero, json_text
+from aorta.analysis.formatting import PAGE, TEXT, group_title, is_zero, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table
 from aorta.analysis.summary import SHOWN_MARGINALS
@@ -47,17 +47,10 @@ _FILE: Final = (IN_FILE,)
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
 """Above a column; a longer label is not that of a column."""
-_DEFAULT_GROUP: Final = "0"
-"""What torch names the process group of `init_process_group`."""
 
 
 def _text(key: str, **more: Any) -> Column:
     return Column(key, unit="text", **more)
-
-
-def group_title(name: str) -> str:
-    """Return a process group as a person calls it."""
-    return "default group" if name == _DEFAULT_GROUP else name
 
 
 class MetricRow(NamedTuple):
@@ -343,16 +336,15 @@ def named_ranks(entry: DatasetEntry) -> list[Straggler]:
 
 
 def rank_table(label: str, entry: DatasetEntry) -> Table | None:
-    """Return where the step of each rank goes, the named stragglers first, and why they are late; None for one rank."""
+    """Return where the step of each rank goes, the named stragglers first; None for one rank."""
     late = {each.rank for each in named_ranks(entry)}
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
-    why = "; ".join(each.because for each in named_ranks(entry) if each.because)
     columns = [
         replace(_RANK_COLUMNS[0], tone=lambda row: "bad" if row.rank in late else None),
         *(column for column in _RANK_COLUMNS[1:] if any(column.value(row) is not None for row in rows)),
     ]
-    caption, note = f"{label}: a step of each rank, medians", f"Because {why}." if why else None
-    return Table(f"ranks-{label}", caption, columns, rows, note) if len(rows) > 1 and len(columns) > 1 else None
+    caption = f"{label}: a step of each rank, medians"
+    return Table(f"ranks-{label}", caption, columns, rows) if len(rows) > 1 and len(columns) > 1 else None
 
 
 class CollectiveRow(NamedTuple):
@@ -399,7 +391,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry], definitions: Mapping[
     columns = (
         _text("kind", of="entry.kind"),
         _text("run", media=PEOPLE if len(entries) > 1 else _PAGE),
-        _text("group", of=lambda row: group_title(row.entry.group), drop=1),
+        _text("group", of=lambda row: group_title(row.entry.group).removeprefix("group "), drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
         Column("bytes", "size", lambda row: "B" if row.exact else "bytes", "entry.bytes"),
         Column("count", unit="count", of="entry.collectives", drop=2),
@@ -434,7 +426,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
         return None
     columns = [
         _text("kind"),
-        _text("group", of=lambda row: group_title(row.group), drop=3),
+        _text("group", of=lambda row: group_title(row.group).removeprefix("group "), drop=3),
         Column("ranks", unit="count", of="group_size"),
         Column("bytes", "size", "bytes"),
     ]

@@ -78,7 +78,7 @@ def names_a_slow_kind(pair: Pair) -> None:
 
 def names_a_straggler(pair: Pair) -> None:
     found = against_even(pair)
-    assert re.search(r"[Ww]aiting for rank 1, a straggler of group ", found["sentence"])
+    assert re.search(r"[Ww]aiting for rank 1, a straggler of (default )?group ", found["sentence"])
     assert found["causes"][0]["dimension"] == "straggler"
     assert found["causes"][0]["rank"] == 1
     assert found["dimensions"]["rank"][0]["rank"] == 0  # the one that waits

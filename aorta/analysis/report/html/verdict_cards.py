@@ -92,7 +92,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         word,
         tone,
         symbol,
-        f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}",
+        first_upper(f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}"),
         str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
         _basis(comparison),
         tuple(
