@@ -28,7 +28,7 @@ from aorta.analysis.documents.summary import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.kernels import kernel_files
-from aorta.analysis.report.run_tables import METRICS, MetricRow, PairRow, comparison_table
+from aorta.analysis.report.run_tables import METRICS, comparison_table, metric_row, pair_row
 from aorta.analysis.report.tables import Column, Table, frame, typed
 from aorta.analysis.run import Run
 from aorta.analysis.table_files import FORMATS, write_table
@@ -82,7 +82,7 @@ def write_tables(
     """
     folder.mkdir(parents=True, exist_ok=True)
     described = [
-        MetricRow(label, name, entry)
+        metric_row(label, name, entry)
         for label, dataset in summary.datasets.items()
         for name, entry in dataset.described.items()
     ]
@@ -93,8 +93,8 @@ def write_tables(
     }
     compared = known(summary.comparison)
     if compared is not None:
-        pairs = [PairRow(name, pair, compared) for name, pair in compared.metrics.items()]
-        tables["comparison"] = iter([frame(replace(comparison_table(compared, {}), rows=pairs))])
+        pairs = [pair_row(name, pair, compared) for name, pair in compared.metrics.items()]
+        tables["comparison"] = iter([frame(replace(comparison_table(compared), rows=pairs))])
     traces = {label: kernel_files(each.traces) for label, each in summary.datasets.items() if each.traces}
     for name in next(iter(traces.values()), {}):
         tables[name] = (_labelled(frame(found[name]), label) for label, found in traces.items())

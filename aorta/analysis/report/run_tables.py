@@ -7,10 +7,10 @@ Must not compute anything but the duration that transfer and wait add up to, or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final
 
 from aorta.analysis.aggregate import NO_PIPELINE
 from aorta.analysis.compare.headline import is_comparable, verdict_label
@@ -23,18 +23,8 @@ from aorta.analysis.documents.comparison import (
     ComparedMetric,
     Comparison,
     Effect,
-    Side,
 )
-from aorta.analysis.documents.dataset import (
-    MEANS,
-    CollectiveEntry,
-    DatasetEntry,
-    Described,
-    Ends,
-    ExposedRow,
-    Straggler,
-    WhatIf,
-)
+from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition
 from aorta.analysis.formatting import PAGE, TEXT, group_title, is_zero, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
@@ -47,61 +37,32 @@ _FILE: Final = (IN_FILE,)
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
 """Above a column; a longer label is not that of a column."""
+_DENOMINATORS: Final = {
+    "overlap_ratio": "hidden/comm",
+    "exposed_share": "exposed/step",
+    "overlap_efficiency": "saved/min(Tc,Tm)",
+    "compute_slowdown": "added/isolated",
+}
 
 
-def _text(key: str, **more: Any) -> Column:
-    return Column(key, unit="text", **more)
-
-
-class MetricRow(NamedTuple):
-    """A metric of a dataset."""
-
-    label: str
-    metric: str
-    entry: Described
-    definition: str | None = None
-
-    @property
-    def unit(self) -> str:
-        return metric_named(self.metric).unit
-
-    @property
-    def middle(self) -> float | Ends | None:
-        return known(self.entry.bounds) if self.entry.median is None else self.entry.median
-
-    @property
-    def better(self) -> str | None:
-        return metric_named(self.metric).better
-
-    @property
-    def basis(self) -> str | None:
-        by_kernels = self.entry.source == "kernels"
-        return "of the steps measured by the profiler's kernels" if by_kernels else self.entry.reason
-
-    @property
-    def says(self) -> bool:
-        """Whether people are shown it: it has a value, and is not 0 throughout."""
-        return self.middle is not None and not self.zero
-
-    @property
-    def zero(self) -> bool:
-        return self.entry.min == self.entry.max == self.entry.nulls == 0
-
-
-def _statistic(key: str, title: str | None = None, media: Sequence[str] = PEOPLE, **more: Any) -> Column:
-    """Return the column of a statistic, in the unit of the metric."""
-    return Column(key, title, lambda row: row.unit, f"entry.{key}", media=media, **more)
+def _text(key: str, title: str | None = None, of: Any = None, **more: Any) -> Column:
+    return Column(key, title, "text", of, **more)
 
 
 def _in_files(prefix: str, *keys: str, unit: str = "") -> list[Column]:
     return [Column(key, unit=unit, of=f"{prefix}{key}", media=_FILE) for key in keys]
 
 
+def _statistic(key: str, title: str | None = None, media: Sequence[str] = PEOPLE, **more: Any) -> Column:
+    """Return the column of a statistic, in the unit of the metric."""
+    return Column(key, title, itemgetter("unit"), f"entry.{key}", media=media, **more)
+
+
 METRICS: Final = (
     *_in_files("", "label", unit="text"),
     _text("metric", why="definition"),
     *_in_files("", "unit", "better", unit="text"),
-    Column("median", None, lambda row: row.unit, "middle", why="basis", media=PEOPLE),
+    Column("median", None, itemgetter("unit"), "middle", why="basis", media=PEOPLE),
     _statistic("over_all", "over all", (TERMINAL,), drop=1),
     _statistic("p5"),
     _statistic("p95"),
@@ -119,27 +80,35 @@ METRICS: Final = (
 )
 
 
-def metrics_table(label: str, entry: DatasetEntry, definitions: Mapping[str, MetricDefinition]) -> Table:
+def metric_row(label: str, name: str, entry: Described) -> dict[str, Any]:
+    """Return the row of a metric; people are shown those that have a value, and are not 0 throughout."""
+    metric, bounds = metric_named(name), known(entry.bounds)
+    middle = bounds if entry.median is None else entry.median
+    zero = entry.min == entry.max == entry.nulls == 0
+    basis = "of the steps measured by the profiler's kernels" if entry.source == "kernels" else entry.reason
+    facts = {"unit": metric.unit, "better": metric.better, "definition": metric.definition, "basis": basis}
+    shown = {"middle": middle, "zero": zero, "shown": middle is not None and not zero}
+    return {"label": label, "metric": name, "entry": entry} | facts | shown
+
+
+def metrics_table(label: str, entry: DatasetEntry) -> Table:
     """Return every metric of one dataset over its steps and ranks."""
-    rows = [MetricRow(label, name, each, _definition(definitions, name)) for name, each in entry.shown.items()]
-    told = [row for row in rows if row.says]
-    kinds = [row for row in told if row.metric in {f"exposed_{kind}_ms" for kind in KINDS}]
-    exposed = entry.described.get("exposed_comm_ms")
-    notes = _notes({row.metric: row.entry.reason for row in rows if row.middle is None})
-    notes += (
-        [f"0 throughout: {', '.join(row.metric for row in rows if row.zero)}."] if any(r.zero for r in rows) else []
-    )
-    by_kernels = [row.metric for row in told if row.entry.source == "kernels"]
-    notes += [f"Of the steps measured by kernels alone: {', '.join(by_kernels)}."] if by_kernels else []
-    if exposed and exposed.mean and sum(row.entry.mean or 0 for row in kinds) > 1.001 * exposed.mean:
+    rows = [metric_row(label, name, each) for name, each in entry.shown.items()]
+    told = {row["metric"]: row["entry"] for row in rows if row["shown"]}
+    exposed = sum(told[name].mean or 0 for kind in KINDS if (name := f"exposed_{kind}_ms") in told)
+    notes = _unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None})
+    notes += _listed("0 throughout", [row["metric"] for row in rows if row["zero"]])
+    by_kernels = [name for name, each in told.items() if each.source == "kernels"]
+    notes += _listed("Of the steps measured by kernels alone", by_kernels)
+    if "exposed_comm_ms" in told and exposed > 1.001 * (told["exposed_comm_ms"].mean or 0) > 0:
         notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
-    notes += _denominators([row.metric for row in told])
-    caption = f"{label}: metrics over steps and ranks"
+    notes += _denominators(told)
     columns = [column for column in METRICS if column.key != "over_all" or entry.few_steps]
-    return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, lambda row: row.says)
+    caption = f"{label}: metrics over steps and ranks"
+    return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
 
 
-def _notes(reasons: Mapping[str, str | None]) -> list[str]:
+def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
     """Return which metrics have no value, by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
@@ -148,21 +117,13 @@ def _notes(reasons: Mapping[str, str | None]) -> list[str]:
     return [f"Not available: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
 
 
-_DENOMINATORS: Final = {
-    "overlap_ratio": "hidden/comm",
-    "exposed_share": "exposed/step",
-    "overlap_efficiency": "saved/min(Tc,Tm)",
-    "compute_slowdown": "added/isolated",
-}
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what}: {', '.join(names)}."] if names else []
 
 
-def _denominators(names: Sequence[str]) -> list[str]:
+def _denominators(names: Collection[str]) -> list[str]:
     told = "; ".join(f"{name} = {_DENOMINATORS[name]}" for name in names if name in _DENOMINATORS)
     return [f"{told}."] if told else []
-
-
-def _definition(definitions: Mapping[str, MetricDefinition], name: str) -> str | None:
-    return definitions[name].definition if name in definitions else None
 
 
 _SIGNS: Final = {"improvement": "▲", "regression": "▼", "better": "▲", "worse": "▼", "equivalent": "=", "equal": "="}
@@ -176,78 +137,6 @@ def signed(word: str) -> str:
     return word if sign is None else f"{sign}\u00a0{word}"
 
 
-@dataclass(frozen=True)
-class PairRow:
-    """A metric of both sides of a comparison."""
-
-    metric: str
-    pair: ComparedMetric
-    comparison: Comparison
-    definition: str | None = None
-
-    @property
-    def reference(self) -> Any:
-        return self._side("reference")
-
-    @property
-    def candidate(self) -> Any:
-        return self._side("candidate")
-
-    def _side(self, side: Side) -> Any:
-        """Return the value of a side, its bounds, or `none` where this kind was not used."""
-        value, ends = self.pair.value(side), self.pair.ends(side)
-        if value is None and ends is None and f"{side}: {NOT_USED}" in (self.pair.judgement_reason or ""):
-            return "none"
-        return value if ends is None else ends
-
-    @property
-    def change(self) -> Effect | None:
-        return change_of(self.pair) if is_comparable(self.comparison) else None
-
-    @property
-    def interval(self) -> Effect | None:
-        return None if self.change is None or self.change.low is None else self.change
-
-    @property
-    def corrected(self) -> str | None:
-        corrected = known(self.pair.p_corrected)
-        return None if corrected is None else f"{corrected:.3g} among all that were tested together (minP)"
-
-    @property
-    def told(self) -> str:
-        if self.pair.tested:
-            return verdict_label(self.pair) if self.pair.verdict else "not judged"
-        return str(self.pair.judgement)
-
-    @property
-    def signed(self) -> str:
-        return signed(self.pair.verdict or self.told) + self.told[len(self.pair.verdict or self.told) :]
-
-    @property
-    def marked(self) -> str:
-        return f"{mark_of(self.pair.verdict)} {self.pair.verdict}" if self.pair.verdict else self.told
-
-    @property
-    def reason(self) -> str | None:
-        return self.pair.verdict_reason or self.pair.judgement_reason
-
-    @property
-    def reference_label(self) -> str:
-        return self.comparison.reference
-
-    @property
-    def candidate_label(self) -> str:
-        return self.comparison.candidate
-
-    @property
-    def reference_launches(self) -> int | None:
-        return (self.pair.launches or {}).get("reference")
-
-    @property
-    def candidate_launches(self) -> int | None:
-        return (self.pair.launches or {}).get("candidate")
-
-
 def change_of(pair: ComparedMetric) -> Effect | None:
     """Return the effect of a pair; of one launch a side its difference in points, or its change in per cent."""
     if pair.tested:
@@ -257,71 +146,84 @@ def change_of(pair: ComparedMetric) -> Effect | None:
     return None if pair.quotient is None else Effect("quotient", pair.quotient - 1, None, None)
 
 
-def comparison_table(comparison: Comparison, definitions: Mapping[str, MetricDefinition]) -> Table:
+def pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[str, Any]:
+    """Return the row of a metric of both sides, without a change where the sides did other work or did not take turns.
+    People are shown those with a value, or bounds, that is not 0 on both sides.
+    """
+    change = change_of(pair) if is_comparable(comparison) else None
+    verdict, corrected = known(pair.verdict), known(pair.p_corrected)
+    word = verdict or ("not judged" if pair.tested else str(pair.judgement))
+    values: dict[str, Any] = {side: pair.value(side) if pair.ends(side) is None else pair.ends(side) for side in SIDES}
+    for side in SIDES:
+        if values[side] is None and f"{side}: {NOT_USED}" in (pair.judgement_reason or ""):
+            values[side] = "none"  # this kind of communication
+    return values | {
+        "metric": name,
+        "pair": pair,
+        "unit": pair.unit,
+        "definition": metric_named(name).definition,
+        "change": change,
+        "interval": None if change is None or change.low is None else change,
+        "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
+        "signed": signed(word) + (verdict_label(pair)[len(word) :] if verdict else ""),
+        "marked": f"{mark_of(verdict)} {word}".strip(),
+        "tone": _TONES.get(word, "open" if verdict else None),
+        "reason": pair.verdict_reason or pair.judgement_reason,
+        "labels": {f"{side}_label": comparison.label(side) for side in SIDES},
+        "launches": {f"{side}_launches": (pair.launches or {}).get(side) for side in SIDES},
+        "interval_of_difference": {
+            f"difference_{end}": pair.difference_interval and getattr(pair.difference_interval, end)
+            for end in ("low", "high")
+        },
+        "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
+    }
+
+
+def comparison_table(comparison: Comparison) -> Table:
     """Return every metric of both sides: the primary and the job step first, then what has a verdict, then the rest."""
     tested, metrics = comparison.tested, comparison.shown
-    sides = [
-        Column(side, _title(comparison, side), lambda row: row.pair.unit, why="pair.judgement_reason", media=PEOPLE)
-        for side in SIDES
-    ]
-    direction = None if tested else "of the difference; not tested for significance"
-    title = "verdict" if tested else "direction"
+    labels = {side: comparison.label(side) for side in SIDES}
+    titles = {side: label if len(label) <= _LONGEST_LABEL else side for side, label in labels.items()}
+    tip = None if tested else "of the difference; not tested for significance"
+    verdict = partial(_text, "told", "verdict" if tested else "direction", tone=itemgetter("tone"), tip=tip)
     columns = (
-        *_in_files("", "reference_label", "candidate_label", unit="text"),
+        *_in_files("labels.", "reference_label", "candidate_label", unit="text"),
         _text("metric", why="definition"),
-        _text("told", title=title, of="signed", tip=direction, why="reason", tone=_tone, media=_PAGE),
+        verdict("signed", why="reason", media=_PAGE),
         *_in_files("pair.", "unit", "better", "role", unit="text"),
         *_in_files("pair.", *SIDES, "difference"),
-        *(
-            Column(f"difference_{end}", unit="", of=f"pair.difference_interval.{end}", media=_FILE)
-            for end in ("low", "high")
-        ),
+        *_in_files("interval_of_difference.", "difference_low", "difference_high"),
         *_in_files("pair.", "quotient", "p", "p_corrected", "margin"),
-        *sides,
+        *(Column(side, titles[side], itemgetter("unit"), why="pair.judgement_reason", media=PEOPLE) for side in SIDES),
         Column("change", unit="effect", media=PEOPLE, why="pair.quotient_reason"),
         Column("interval", unit="interval", media=PEOPLE),
         Column("p", unit="p", of="pair.p", media=PEOPLE, drop=1, tip="of the metric alone", why="corrected"),
-        _text("told", title=title, of="marked", tone=_tone, media=(TERMINAL,)),
-        *_in_files("", "reference_launches", "candidate_launches", unit="count"),
+        verdict("marked", media=(TERMINAL,)),
+        *_in_files("launches.", "reference_launches", "candidate_launches", unit="count"),
         *_in_files("pair.", "verdict", unit="text"),
         *_in_files("", "reason", unit="text"),
         _text("role", of="pair.role", media=_PAGE if tested else ()),
     )
     primary = comparison.deciding
     order = sorted(metrics, key=lambda name: (name != primary, name != JOB_STEP, known(metrics[name].verdict) is None))
-    rows = [PairRow(name, metrics[name], comparison, _definition(definitions, name)) for name in order]
-    zeros = [row.metric for row in rows if is_zero(row.pair)]
-    notes = [f"0 on both sides: {', '.join(zeros)}."] if zeros else []
-    notes += _notes({row.metric: row.pair.judgement_reason for row in rows if not _says(row) and not is_zero(row.pair)})
-    needs = [needed for row in rows if (needed := known(row.pair.needs_launches)) is not None]
+    rows = [pair_row(name, metrics[name], comparison) for name in order]
+    zeros = [name for name in order if is_zero(metrics[name])]
+    absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
+    needs = [needed for pair in metrics.values() if (needed := known(pair.needs_launches)) is not None]
+    notes = _listed("0 on both sides", zeros) + _unavailable({name: metrics[name].judgement_reason for name in absent})
     notes += [f"Not tested: needs {max(needs)} launches per side."] if needs else []
-    notes += _denominators([row.metric for row in rows if _says(row)])
+    notes += _denominators([row["metric"] for row in rows if row["shown"]])
     of = (
-        "medians of the medians of launches"
+        MEANS.rstrip(",")
+        if comparison.statistic == MEANS
+        else "medians of the medians of launches"
         if tested
         else "medians"
-        if comparison.statistic == "median"
-        else MEANS.rstrip(",")
     )
-    return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, _says)
-
-
-def _title(comparison: Comparison, side: Side) -> str:
-    label = comparison.label(side)
-    return label if len(label) <= _LONGEST_LABEL else side
-
-
-def _says(row: PairRow) -> bool:
-    return row.pair.bounded or not (row.pair.unknown or is_zero(row.pair))
-
-
-def _tone(row: PairRow) -> str | None:
-    word = row.pair.verdict if row.pair.tested else row.pair.judgement
-    return _TONES.get(word or "", "open" if row.pair.verdict else None)
+    return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, itemgetter("shown"))
 
 
 _RANK_COLUMNS: Final = (
-    _text("rank", of=lambda row: f"rank {row.rank}"),
     Column("compute_ms"),
     Column("idle_ms"),
     Column("wait_ms", tip="blocked on a collective"),
@@ -339,84 +241,65 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
     """Return where the step of each rank goes, the named stragglers first; None for one rank."""
     late = {each.rank for each in named_ranks(entry)}
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
-    columns = [
-        replace(_RANK_COLUMNS[0], tone=lambda row: "bad" if row.rank in late else None),
-        *(column for column in _RANK_COLUMNS[1:] if any(column.value(row) is not None for row in rows)),
-    ]
-    caption = f"{label}: a step of each rank, medians"
-    return Table(f"ranks-{label}", caption, columns, rows) if len(rows) > 1 and len(columns) > 1 else None
+    times = [column for column in _RANK_COLUMNS if any(column.value(row) is not None for row in rows)]
+    rank = _text("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
+    told = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows)
+    return told if times and len(rows) > 1 else None
 
 
-class CollectiveRow(NamedTuple):
-    """Collectives of one kind, group and size of a run."""
+def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
+    """Return the collectives of every dataset, by kind, group, size of the group and bytes. None without any.
 
-    run: str
-    entry: CollectiveEntry
-    exact: bool
-    """Whether another row would look the same, were its size rounded."""
-
-    @property
-    def duration_ms(self) -> float | None:
-        """What mean transfer and mean wait add up to; where either is unknown, the mean duration."""
-        transfer, wait = self.entry.transfer_ms.mean, self.entry.wait_ms.mean
-        return self.entry.duration_ms.mean if transfer is None or wait is None else transfer + wait
-
-    @property
-    def over_all(self) -> str | None:
-        mean = self.entry.duration_ms.mean
-        return None if mean is None else f"of all, matched on every rank or not: {TEXT.quantity(mean, 'ms')}"
-
-    @property
-    def bound(self) -> str | None:
-        entry = self.entry
-        bound = f"transfer is an upper bound: {entry.why_upper_bound}" if entry.transfer_is_upper_bound else None
-        return entry.transfer_ms.reason or bound
-
-
-def collectives_table(entries: Mapping[str, DatasetEntry], definitions: Mapping[str, MetricDefinition]) -> Table | None:
-    """Return the collectives of every dataset, by kind, group, size of the group and bytes. None without any."""
-    alike = Counter(_named(label, row) for label, entry in entries.items() for row in entry.matched)
-    rows = [
-        CollectiveRow(label, row, alike[_named(label, row)] > 1)
-        for label, entry in entries.items()
-        for row in sorted(entry.matched, key=lambda row: (row.duration_ms.mean or 0) * row.rows, reverse=True)
-    ]
+    The duration is what mean transfer and mean wait add up to; where either is unknown, the mean duration.
+    """
+    rows: list[dict[str, Any]] = []
+    for label, dataset in entries.items():
+        for entry in sorted(dataset.matched, key=lambda row: (row.duration_ms.mean or 0) * row.rows, reverse=True):
+            transfer, wait, whole = entry.transfer_ms.mean, entry.wait_ms.mean, entry.duration_ms.mean
+            bound = f"transfer is an upper bound: {entry.why_upper_bound}" if entry.transfer_is_upper_bound else None
+            rows.append(
+                {
+                    "run": label,
+                    "entry": entry,
+                    "group": group_title(entry.group).removeprefix("group "),
+                    "alike": (label, entry.kind, entry.group, entry.group_size, TEXT.size(entry.bytes)),
+                    "duration_ms": whole if transfer is None or wait is None else transfer + wait,
+                    "all": whole and f"of all, matched on every rank or not: {TEXT.quantity(whole, 'ms')}",
+                    "bound": entry.transfer_ms.reason or bound,
+                }
+            )
     if not rows:
         return None
+    alike = Counter(row["alike"] for row in rows)
 
-    def column(name: str, title: str, statistic: str = "mean", drop: int = 0) -> Column:
-        tip = _definition(definitions, name)
-        return Column(name, title, of=f"entry.{name}.{statistic}", why=f"entry.{name}.reason", tip=tip, drop=drop)
+    def statistic(name: str, title: str, of: str = "mean", why: str | None = None, drop: int = 0) -> Column:
+        tip = metric_named(name).definition
+        return Column(name, title, of=f"entry.{name}.{of}", why=why or f"entry.{name}.reason", tip=tip, drop=drop)
 
     columns = (
         _text("kind", of="entry.kind"),
         _text("run", media=PEOPLE if len(entries) > 1 else _PAGE),
-        _text("group", of=lambda row: group_title(row.entry.group).removeprefix("group "), drop=1),
+        _text("group", drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
-        Column("bytes", "size", lambda row: "B" if row.exact else "bytes", "entry.bytes"),
+        Column("bytes", "size", lambda row: "B" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
         Column("count", unit="count", of="entry.collectives", drop=2),
-        Column("duration_ms", "duration", why="over_all"),
-        Column(
-            "transfer_ms",
-            "= transfer",
-            of="entry.transfer_ms.mean",
-            why="bound",
-            tip=_definition(definitions, "transfer_ms"),
-        ),
-        column("wait_ms", "+ wait"),
-        column("queued_ms", "queued before", drop=4),
-        column("algbw_gb_per_s", "algbw", "median", 3),
-        column("busbw_gb_per_s", "busbw", "median"),
+        Column("duration_ms", "duration", why="all"),
+        statistic("transfer_ms", "= transfer", why="bound"),
+        statistic("wait_ms", "+ wait"),
+        statistic("queued_ms", "queued before", drop=4),
+        statistic("algbw_gb_per_s", "algbw", "median", drop=3),
+        statistic("busbw_gb_per_s", "busbw", "median"),
     )
-    entries_of = [row.entry for row in rows]
-    reasons = {f"No transfer time of {e.kind}: {e.transfer_ms.reason}." for e in entries_of if e.transfer_ms.reason}
-    reasons |= {f"{row.entry.kind}: {row.bound}." for row in rows if row.bound and not row.entry.transfer_ms.reason}
+    reasons = {
+        f"No transfer time of {row['entry'].kind}: {row['entry'].transfer_ms.reason}."
+        for row in rows
+        if row["entry"].transfer_ms.reason
+    }
+    reasons |= {
+        f"{row['entry'].kind}: {row['bound']}." for row in rows if row["bound"] and not row["entry"].transfer_ms.reason
+    }
     caption = "Collectives: means per collective and rank, bandwidths medians, after warm-up"
     return Table("collectives", caption, columns, rows, " ".join(sorted(reasons)) or None)
-
-
-def _named(label: str, row: CollectiveEntry) -> tuple[object, ...]:
-    return label, row.kind, row.group, row.group_size, TEXT.size(row.bytes)
 
 
 def pairs_table(comparison: Comparison) -> Table | None:
@@ -471,7 +354,7 @@ def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
         # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
         times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
         columns = (
-            _text("what", title=title.lower()),
+            _text("what", title.lower()),
             Column("exposed_ms", "exposed", of=partial(_times, times)),
             Column("share", unit="ratio"),
         )
@@ -512,12 +395,12 @@ def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]
     for name in dict.fromkeys(name for facts in sides.values() for name in facts):
         texts = {label: json_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
         rows.append({"": name, "differs": "yes" if len(set(texts.values())) > 1 else ""} | texts)
-    columns = [_text(""), *map(_text, sides), *([_text("differs", tone=_if_yes)] if mark else [])]
+    columns = [
+        _text(""),
+        *map(_text, sides),
+        *([_text("differs", tone=lambda row: "open" if row["differs"] else None)] if mark else []),
+    ]
     return Table(key, caption, columns, rows)
-
-
-def _if_yes(row: Mapping[str, str]) -> str | None:
-    return "open" if row["differs"] else None
 
 
 def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:

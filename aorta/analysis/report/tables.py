@@ -46,8 +46,7 @@ class Column:
         title: above the column, where people read it; by default the key without its unit.
         unit: `text`, `count`, `bytes`, `flag`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
             default from the end of the key. A function of a row where rows differ: cells then name their unit.
-        of: where the value is in a row: a path of attributes, the key of a mapping, or a function of the row;
-            by default the key.
+        of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
         tip: says more about the column.
         why: says more about a cell; of an unknown value, why.
         tone: good, bad, even or open.
@@ -99,10 +98,10 @@ def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
     """Return what is at a place of a row; None where it, or what it is part of, is unknown."""
     if callable(place):
         return known(place(row))
-    if isinstance(row, Mapping):
-        return row.get(place)
+    if isinstance(row, Mapping) and place in row:
+        return known(row[place])
     for name in place.split("."):
-        row = None if row is None else known(getattr(row, name))
+        row = None if row is None else known(row.get(name) if isinstance(row, Mapping) else getattr(row, name))
     return row
 
 

@@ -115,8 +115,8 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
     if entry.count:
         middle = "over_all" if entry.few_steps else "median"
         of = f"{MEANS if entry.few_steps else 'medians'} of {TEXT.steps_used(entry)} of {entry.source.path}"
-        table = metrics_table(label, entry, {})
-        rows = {row.metric: row for row in table.visible()}
+        table = metrics_table(label, entry)
+        rows = {row["metric"]: row for row in table.visible()}
         shown = replace(table, rows=[rows[name] for name in _SHOWN if name in rows], note=None)
         lines = text_lines(shown, style, only=("metric", middle, "p5", "p95"), titled=False)
         blocks += [_Block(of), _Block("\n".join(["", *lines, ""]))]
@@ -162,8 +162,8 @@ def _notes(notes: Sequence[str], style: Style) -> list[_Block]:
 
 def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:
     """Return verdict, metrics, cause, the first note, what differs, and gains."""
-    table = comparison_table(comparison, {})
-    rows = {row.metric: row for row in table.visible()}
+    table = comparison_table(comparison)
+    rows = {row["metric"]: row for row in table.visible()}
     names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in rows][: len(_COMPARED)]
     shown = replace(table, rows=[rows[name] for name in names], note=None)
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
@@ -195,8 +195,8 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
     for label, dataset in datasets.items():
         entry = entries[label]
         blocks.append(run_block(dataset, entry, style))
-        told = [metrics_table(label, entry, {}), rank_table(label, entry)] if entry.count else []
-        told += [collectives_table({label: entry}, {}), *exposed_tables(label, entry)]
+        told = [metrics_table(label, entry), rank_table(label, entry)] if entry.count else []
+        told += [collectives_table({label: entry}), *exposed_tables(label, entry)]
         blocks += [_lines(each, style) for each in told if each is not None]
         blocks.append(gain_block(label, entry.what_if, style))
         blocks += [kernel_block(label, entry.traces, style)] if entry.traces else []
@@ -247,7 +247,7 @@ def _comparison_blocks(comparison: Comparison, style: Style) -> list[str]:
         attribution_table("causes", "Where exposed communication differs: mean ms per step and rank", causes),
         pairs_table(comparison),
     ]
-    metrics = "\n".join(text_lines(comparison_table(comparison, {}), style))
+    metrics = "\n".join(text_lines(comparison_table(comparison), style))
     said = style.faint(wrapped([" ".join(notes)], style.width, indent=""))
     return ["\n".join(lines), f"{metrics}\n{said}", *(_lines(each, style) for each in tables if each is not None)]
 

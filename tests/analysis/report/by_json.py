@@ -23,22 +23,22 @@ _metrics_table = by_json(run_tables.metrics_table)
 
 def comparison_text(comparison: Any, style: Style = PLAIN) -> str:
     """Return the table of a comparison as a terminal shows it."""
-    return "\n".join(tables.text_lines(_comparison_table(comparison, {}), style))
+    return "\n".join(tables.text_lines(_comparison_table(comparison), style))
 
 
 def page_comparison(comparison: Any) -> tables.PageTable:
     """Return the table of a comparison as the page shows it."""
-    return tables.page_table(_comparison_table(comparison, {}))
+    return tables.page_table(_comparison_table(comparison))
 
 
 def metrics_text(label: str, entry: Any) -> str:
     """Return the metrics of a dataset as a terminal shows them."""
-    return "\n".join(tables.text_lines(_metrics_table(label, entry, {})))
+    return "\n".join(tables.text_lines(_metrics_table(label, entry)))
 
 
 def collectives_text(label: str, entry: Any) -> str:
     """Return the collectives of a dataset as a terminal shows them."""
-    return "\n".join(tables.text_lines(_collectives_table({label: entry}, {})))
+    return "\n".join(tables.text_lines(_collectives_table({label: entry})))
 
 
 def write_page(datasets: Any, summary: Any, path: Path) -> None:

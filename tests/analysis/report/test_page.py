@@ -132,7 +132,7 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     assert verdict.word == "Not enough launches for a verdict (1 of 4)"
     assert verdict.tone == "open"
     assert re.match(
-        r"exposed [\d.]+ -> [\d.]+ ms, step [\d.]+ -> [\d.]+ ms\. Hidden \d+ % -> \d+ %; ", verdict.sentence
+        r"Exposed [\d.]+ -> [\d.]+ ms, step [\d.]+ -> [\d.]+ ms\. Hidden \d+ % -> \d+ %; ", verdict.sentence
     )
     assert "One launch per side; a verdict needs four." in text_of(page(datasets, summary, tmp_path / "r.html"))
 

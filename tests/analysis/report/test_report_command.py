@@ -59,7 +59,7 @@ def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path
         (["--log-dir", "a", "--label", "x", "--reference", "x", "--candidate", "x"], "label 'x' is given twice"),
         (["--log-dir", "a", "--label", "../x"], "letters, digits and ._-"),
         (["--log-dir", "a", "--label", "x"], "a: No such file or directory"),
-        (["--log-dir", ".", "--label", "x"], "no rank_<rank>_metrics.jsonl in this folder"),
+        (["--log-dir", ".", "--label", "x"], "nothing that can be read as a trace (no files)"),
         (["--reference", "cuda", "--candidate", "cuda"], "given twice"),
         (["--candidate", "never-made-here"], "aorta train --nproc_per_node 2 label=never-made-here"),
     ],

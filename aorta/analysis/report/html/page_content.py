@@ -163,11 +163,9 @@ def page_html(datasets: Mapping[str, LabelledRun], summary: Summary, named: Call
         "no_job_step": {label: why for label, each in series.items() if (why := each.why_no_job_step) is not None},
         "of_launches": of_launches(entries),
         "kinds": kinds_drawn(entries),
-        "metrics": comparison_table(comparison, definitions) if comparison else None,
-        "distributions": [
-            metrics_table(label, entry, definitions) for label, entry in entries.items() if entry.metrics
-        ],
-        "collectives": collectives_table(entries, definitions),
+        "metrics": comparison_table(comparison) if comparison else None,
+        "distributions": [metrics_table(label, entry) for label, entry in entries.items() if entry.metrics],
+        "collectives": collectives_table(entries),
         "pairs": pairs_table(comparison) if comparison else None,
         "differences": differences_table(comparison) if comparison else None,
         "left_out": left_out(comparison),
