@@ -58,7 +58,8 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
             continue
         middles = (samples.loc[places, list(_TIMES)].sum(axis=1) // 2).to_numpy()
         order = np.argsort(middles, kind="stable")
-        limit = _interval_s(run.ranks[int(str(rank))].source) * _NS_PER_S
+        telemetry = run.ranks[int(str(rank))].source.device_telemetry
+        limit = ((telemetry.interval_s if telemetry is not None else None) or _DEFAULT_INTERVAL_S) * _NS_PER_S
         found.loc[mine.index] = _joined(mine, middles[order], values.loc[places].to_numpy()[order], limit)
     return found
 
@@ -89,11 +90,6 @@ def _throttled(samples: pd.DataFrame) -> pd.Series[float]:
     return (
         samples["throttle"].map(lambda reasons: np.nan if reasons is None else float(bool(reasons))).astype("float64")
     )
-
-
-def _interval_s(source: Source) -> float:
-    telemetry = source.device_telemetry
-    return telemetry.interval_s if telemetry is not None and telemetry.interval_s else _DEFAULT_INTERVAL_S
 
 
 def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> DeviceFacts:

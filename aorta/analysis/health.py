@@ -120,8 +120,9 @@ class Health:
             )
         if self.traces is None:
             notes += [f"left out: {sentence}" for sentence in self.files_left_out]
-        for ending, ranks in _by_ending(self.endings).items():
+        for ending in dict.fromkeys(self.endings.values()):
             if ending != "completed":
+                ranks = [rank for rank, other in self.endings.items() if other == ending]
                 notes.append(f"rank {listed(ranks)}: {ending}")
         if self.problems:
             notes.append(f"{len(self.problems)} problem(s) in the records, the first: {self.problems[0]}")
@@ -182,13 +183,6 @@ class Health:
             throttled_ranks=throttled_ranks,
             **(self.traces or {}),
         )
-
-
-def _by_ending(endings: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    grouped: dict[str, tuple[int, ...]] = {}
-    for rank, ending in endings.items():
-        grouped[ending] = (*grouped.get(ending, ()), rank)
-    return grouped
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -81,30 +81,23 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
     Raises:
         InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
     """
-    for side in (reference, candidate):
+    allowed: dict[tuple[str, str], AllowedDifference] = {}
+    for where, side in zip(SIDES, (reference, candidate), strict=True):
         refuse_mixed(side, rules)
-    allowed: list[AllowedDifference] = []
-    for where, left, right, difference in _found(reference, candidate):
-        key, values = difference.key, [difference.reference, difference.candidate]
+        for other, found in _within(side):
+            paths = [str(_yardstick(side).path), str(other.path)]
+            values = [found.reference, found.candidate]
+            allowed.setdefault((where, found.key), AllowedDifference(where, found.key, values, paths))
+    left, right = _yardstick(reference), _yardstick(candidate)
+    for found in filter(changes_the_work, differing(left.facts, right.facts)):
+        key, values = found.key, [found.reference, found.candidate]
         if not rules.allows(key):
             raise InputError(
                 f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: the two sides "
                 f"did not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
             )
-        paths = [str(left.path), str(right.path)]
-        if (where, key) not in [(other.where, other.key) for other in allowed]:
-            allowed.append(AllowedDifference(where, key, values, paths))
-    return allowed
-
-
-def _found(reference: LaunchSet, candidate: LaunchSet) -> Iterator[tuple[str, Launch, Launch, FactDifference]]:
-    for where, side in (("reference", reference), ("candidate", candidate)):
-        for other, difference in _within(side):
-            yield where, _yardstick(side), other, difference
-    left, right = _yardstick(reference), _yardstick(candidate)
-    for difference in differing(left.facts, right.facts):
-        if changes_the_work(difference):
-            yield "between", left, right, difference
+        allowed["between", key] = AllowedDifference("between", key, values, [str(left.path), str(right.path)])
+    return list(allowed.values())
 
 
 def _within(side: LaunchSet) -> Iterator[tuple[Launch, FactDifference]]:
