@@ -216,7 +216,7 @@ class _Axis:
 
     def cut(self) -> None:
         """Make the cells, when everything is placed: their `edges`, their lengths, and the step of each."""
-        edges = np.sort(np.concatenate(self._edges))
+        edges = np.sort(np.concatenate(self._edges), kind="stable")  # of runs that are sorted, or nearly
         self.edges = edges[np.diff(edges, prepend=-1) > 0]
         self.cell_ns = np.diff(self.edges)
         self.step = np.searchsorted(self.zero_ns, self.edges[:-1], side="right") - 1

@@ -340,33 +340,37 @@ class Spans(Frame):
         return self.take(np.isin(self.lane, lanes))
 
 
+class Numbered(dict[Any, int]):
+    """Numbers distinct keys in order of appearance."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
 class SpanRows:
-    """Collects spans into a frame, lane by lane; each block of steps comes with the row of its first."""
+    """Collects spans into a frame, lane by lane."""
 
     def __init__(self) -> None:
-        self._names: dict[SpanName, int] = {}
+        self._names = Numbered()
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(
         self,
         lane: Lane,
         step: npt.NDArray[Any],
-        names: Iterable[tuple[str, str]] | SpanName,
+        names: Iterable[tuple[str, str, str]] | SpanName,
         start_ns: Sequence[int] | Ints,
         end_ns: Sequence[int] | Ints,
         ref: Sequence[int] | Ints | None = None,
     ) -> None:
-        """Add rows; `names` are the name and the phase of each, or the name of all."""
+        """Add rows; `names` are the fields of `SpanName` of each, or the name of all."""
         if not len(step):
             return
-        known = self._names
         if isinstance(names, SpanName):
-            name = np.full(len(step), known.setdefault(names, len(known)))
+            name = np.full(len(step), self._names[names])
         else:
-            codes = {
-                each: known.setdefault(SpanName(lane.name.lower(), *each), len(known)) for each in dict.fromkeys(names)
-            }
-            name = np.fromiter(map(codes.__getitem__, names), np.int32, len(step))
+            name = np.fromiter(map(self._names.__getitem__, names), np.int32, len(step))
         refs = np.full(len(step), UNKNOWN) if ref is None else np.array(ref, np.int64)
         self._parts.append(
             (step, np.full(len(step), lane, np.int8), name, np.asarray(start_ns), np.asarray(end_ns), refs)
@@ -378,7 +382,7 @@ class SpanRows:
         order = np.lexsort((columns[1], columns[0]))
         return Spans(
             **{name: values[order] for name, values in zip(declared(Spans), columns, strict=True)},
-            names=tuple(self._names),
+            names=tuple(SpanName(*name) for name in self._names),
             waits_known=waits_known,
         )
 

@@ -64,7 +64,7 @@ def spans_of(steps: Sequence[Step]) -> Spans:
         rows += [(place, Lane.STALL, ("", ""), each) for each in step.stalls]
         rows += [(place, Lane.BUBBLE, ("", ""), each) for each in step.bubbles]
     for place, lane, name, (start, end) in rows:
-        found.add(lane, np.array([place]), [name], [start], [end])
+        found.add(lane, np.array([place]), [(lane.name.lower(), *name)], [start], [end])
     return found.frame()
 
 

@@ -32,6 +32,7 @@ from aorta.analysis.frames import (
     Collectives,
     Floats,
     Ints,
+    Numbered,
     SpanRows,
     Spans,
     Steps,
@@ -143,7 +144,7 @@ class _Phase:
     """Collects the steps of one frame until they become columns: those of the training, or of its baselines."""
 
     def __init__(self) -> None:
-        self.lines: list[tuple[tuple[int, ...], Any]] = []
+        self.lines: list[tuple[tuple[int, ...], tuple[str, ...], Any]] = []
         self.integers: list[Ints] = [np.empty((len(_OF_STEPS), 0), np.int64)]
         self.losses: list[Floats] = [np.empty((len(LOSSES), 0))]
         self.phases: list[npt.NDArray[np.int8]] = [np.empty(0, np.int8)]
@@ -154,15 +155,15 @@ class _Phase:
 
     def flush(self) -> list[Any]:
         """Turn the steps added since the last call into columns; return their lines."""
-        lines = [line for _, line in self.lines]
+        lines = [line for *_, line in self.lines]
         if not lines:
             return lines
-        self.integers.append(np.array([numbers for numbers, _ in self.lines], np.int64).T)
+        self.integers.append(np.array([numbers for numbers, *_ in self.lines], np.int64).T)
         self.losses.append(np.array([_losses_of(line) for line in lines], np.float64).T)
         self.phases.append(np.array([PHASES.index(line.phase) for line in lines], np.int8))
         alike: dict[tuple[str, ...], list[int]] = {}
-        for at, line in enumerate(lines):
-            alike.setdefault(tuple(line.overlap), []).append(at)
+        for at, (_, names, _) in enumerate(self.lines):
+            alike.setdefault(names, []).append(at)
         for names, places in alike.items():
             values = np.array([tuple(lines[at].overlap.values()) for at in places], np.float64)
             self.metrics.append((names, np.array(places) + self.length, values))
@@ -209,8 +210,9 @@ class _Columns:
     training: _Phase = field(default_factory=_Phase)
     baselines: _Phase = field(default_factory=_Phase)
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    names: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    metric_names: dict[str, None] = field(default_factory=dict)
+    names: Numbered = field(default_factory=Numbered)
+    metric_names: set[str] = field(default_factory=set)
+    names_seen: set[tuple[str, ...]] = field(default_factory=set)
     reasons: _Values = field(default_factory=_Values)
     coverages: _Values = field(default_factory=_Values)
     span_rows: SpanRows = field(default_factory=SpanRows)
@@ -249,14 +251,16 @@ class _Columns:
         elif line.rocm_smi_t_ns is not msgspec.UNSET and samples_from_text(self.header):
             mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
             self.sample_lines.append(offset)
-        self._check_names(number, line.overlap)
+        names = tuple(line.overlap)
+        if names not in self.names_seen:
+            self._check_names(number, names)
         trains = line.phase == "train"
         phase = self.training if trains else self.baselines
         for name, ends in left_open.items():
             phase.bounds.setdefault(name, array("d")).extend((phase.length + len(phase.lines), *ends))
         by_kernels = line.measured_by is not msgspec.UNSET
         rows = len(line.collectives) if trains else 0
-        phase.lines.append(((*_scalars_of(line), reason, coverage, by_kernels, offset, rows), line))
+        phase.lines.append(((*_scalars_of(line), reason, coverage, by_kernels, offset, rows), names, line))
         if trains:
             if has_ranges:
                 self.mark_lines.append(offset)
@@ -265,14 +269,14 @@ class _Columns:
         if len(phase.lines) >= BLOCK_STEPS or self.waiting_rows >= 100 * BLOCK_STEPS:
             self.flush()
 
-    def _check_names(self, number: int, names: Collection[str]) -> None:
-        if not self.metric_names.keys() >= set(names):
-            self.metric_names.update(dict.fromkeys(names))
-            if len(self.metric_names) > METRIC_LIMIT:
-                raise InputError(
-                    f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not "
-                    f"a record of AORTA (in {self.path.parent})"
-                )
+    def _check_names(self, number: int, names: tuple[str, ...]) -> None:
+        self.names_seen.add(names)
+        self.metric_names.update(names)
+        if len(self.metric_names) > METRIC_LIMIT:
+            raise InputError(
+                f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not a "
+                f"record of AORTA (in {self.path.parent})"
+            )
 
     def flush(self) -> None:
         """Turn the steps added since the last call into arrays."""
@@ -289,10 +293,7 @@ class _Columns:
         table = np.empty((len(_OF_ROWS), len(rows)), np.int64)
         if rows:
             kind, group, seq, size, dtype, issue, start, end, source, backend_end = zip(*rows, strict=True)
-            names, keys = self.names, list(zip(kind, group, size, dtype, source, strict=True))
-            for key in dict.fromkeys(keys):
-                names.setdefault(key, len(names))
-            table[0] = list(map(names.__getitem__, keys))
+            table[0] = list(map(self.names.__getitem__, zip(kind, group, size, dtype, source, strict=True)))
             for place, column in enumerate((seq, issue, start, end, backend_end), start=1):
                 try:
                     table[place] = column

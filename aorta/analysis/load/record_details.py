@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -51,9 +51,9 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
         yield from zip(*every, strict=True) if every else [()] * 4
 
     step, block, phase, start, end, *_ = rows("compute")
-    spans.add(Lane.COMPUTE, step, list(zip(block, phase, strict=True)), start, end)
+    spans.add(Lane.COMPUTE, step, zip(repeat("compute"), block, phase, strict=False), start, end)
     step, work, start, end, *_ = rows("aux")
-    spans.add(Lane.AUX, step, [(name, "") for name in work], start, end)
+    spans.add(Lane.AUX, step, zip(repeat("aux"), work, repeat(""), strict=False), start, end)
     others: dict[tuple[Lane, SpanName], list[tuple[int, int, int, int]]] = defaultdict(list)
     for at, line in enumerate(lines, start=first):
         for stall in line.stalls:
@@ -69,7 +69,7 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     waits = [(at, wait) for at, line in enumerate(lines, start=first) for wait in line.waits or ()]
     times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
     step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
-    spans.add(Lane.WAIT, step, [(wait.group, "") for _, wait in waits], start, end, ref)
+    spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
     for (lane, name), found in others.items():
         step, start, end, ref = np.array(found, np.int64).T
         spans.add(lane, step, name, start, end, ref)
