@@ -147,7 +147,10 @@ def _order(
     odd, faithful = job.ranks[accused[0]], job.ranks[others[0]]
     own, theirs = signature(issued[odd.rank], odd.rank), signature(issued[faithful.rank], faithful.rank)
     follows = faithful.channels[channel].get(number + 1)
-    awaited = signature(follows, faithful.rank) if follows is not None else _next_expected(faithful, channel, number)
+    awaited = None if follows is None else signature(follows, faithful.rank)
+    places = [at for at, one in enumerate(faithful.collectives) if one is faithful.channels[channel].get(number)]
+    if follows is None and places:  # what its past lets one expect
+        awaited = next(_expected(_sequence(faithful), range(places[0] + 1, places[0] + 2)))
     behind = odd.channels[channel].get(number + 1)
     return awaited == own, awaited == own and behind is not None and signature(behind, odd.rank) == theirs
 
@@ -206,9 +209,3 @@ def passed_by(rank: Rank, waiting: Rank, channel: Channel, number: int) -> bool:
     issued = _sequence(rank)
     since = range(next(at for at, one in enumerate(rank.collectives) if one is newest) + 1, len(issued))[:_MOST_SINCE]
     return any(awaited not in (None, issued[at]) for at, awaited in zip(since, _expected(issued, since), strict=True))
-
-
-def _next_expected(rank: Rank, channel: Channel, number: int) -> Signature | None:
-    """Return what the rank's past lets one expect behind a collective."""
-    places = [at for at, one in enumerate(rank.collectives) if one is rank.channels.get(channel, {}).get(number)]
-    return next(_expected(_sequence(rank), range(places[0] + 1, places[0] + 2))) if places else None

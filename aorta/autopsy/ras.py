@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +73,10 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
     Raises:
         InputError: nobody answers there, or it is no such answer.
     """
-    content = _query(place) if _ADDRESS.fullmatch(place) and not Path(place).exists() else _read(place)
+    try:
+        content = _query(place) if _ADDRESS.fullmatch(place) and not Path(place).exists() else read_small(Path(place))
+    except OSError as error:
+        raise InputError(f"--ras {place}: {error.strerror or error}; give a file or HOST:PORT") from error
     begin = content.find(b"{")  # the answer of SET FORMAT stands before it
     try:
         answer = decode_json(_MISSING_COMMA.sub(rb"\1,\2", content[max(begin, 0) :].rstrip(b"\0")), _DECODER)
@@ -81,7 +84,11 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
         raise InputError(
             f"{place}: not RAS's JSON, which NCCL has since 2.28.7: {error}. It begins {content[:40]!r}"
         ) from error
-    ranks = _global_ranks(answer, known)
+    ranks = {(one.host, one.pid): one.rank for one in known if one.host is not None and one.pid is not None}
+    world = max((one.world_size or 0 for one in known), default=0)
+    largest = max(answer.communicators, key=lambda one: one.size, default=None)
+    if largest is not None and (not world or largest.size == world):
+        ranks = {(one.host, one.pid): one.rank for one in largest.everybody} | ranks
     found: dict[int, RankEvidence] = {}
     for communicator in answer.communicators:
         missing = {(one.host, one.pid) for one in communicator.missing_ranks}
@@ -102,23 +109,6 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
                     torn=UNRESPONSIVE if absent and state == "unknown" else None,
                 )
     return [found[rank] for rank in sorted(found)]
-
-
-def _global_ranks(answer: _Answer, known: Sequence[RankEvidence]) -> Mapping[tuple[str, int], int]:
-    """Return host and pid -> global rank."""
-    named = {(one.host, one.pid): one.rank for one in known if one.host is not None and one.pid is not None}
-    world = max((one.world_size or 0 for one in known), default=0)
-    largest = max(answer.communicators, key=lambda one: one.size, default=None)
-    if largest is None or (world and largest.size != world):
-        return named
-    return {**{(one.host, one.pid): one.rank for one in largest.everybody}, **named}
-
-
-def _read(place: str) -> bytes:
-    try:
-        return read_small(Path(place))
-    except OSError as error:
-        raise InputError(f"--ras {place}: {error.strerror or error}; give a file or HOST:PORT") from error
 
 
 def _query(place: str) -> bytes:

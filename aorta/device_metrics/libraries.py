@@ -60,9 +60,11 @@ def identify(device: torch.device, environment: Mapping[str, str] = os.environ) 
     ordinal = device.index or 0
     properties = torch.get_device_module(device).get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
-    return DeviceIdentity(
-        platform, _pci(properties), str(uuid) if uuid else None, physical_index(platform, ordinal, environment)
-    )
+    pci = None
+    parts: list[Any] = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if all(isinstance(part, int) for part in parts):  # older versions of torch do not tell, and give the uuid alone
+        pci = "{:04x}:{:02x}:{:02x}.0".format(*parts)
+    return DeviceIdentity(platform, pci, str(uuid) if uuid else None, physical_index(platform, ordinal, environment))
 
 
 def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, str]) -> int | None:
@@ -94,15 +96,6 @@ def match(identity: DeviceIdentity, entries: Sequence[tuple[str | None, T]]) -> 
     if identity.index is not None and identity.index < len(entries):
         return entries[identity.index][1]
     return None
-
-
-def _pci(properties: object) -> str | None:
-    """Return the PCI address, where torch reports it; older versions allow identification only by uuid."""
-    parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    if not all(isinstance(part, int) for part in parts):
-        return None
-    domain, bus, device = parts
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 _REASONS = {
@@ -252,10 +245,16 @@ class AmdSmi(SampleSource):
 
     def read(self) -> Values:
         smi, device = self._smi, self._device
+
+        def power() -> float | None:
+            found = smi.amdsmi_get_power_info(device)
+            names = ("current_socket_power", "socket_power", "average_socket_power")
+            return first(*(number(found.get(name)) or None for name in names))  # 0 may mean that it does not apply
+
         return ask_all(
             {
                 "temp_c": self._temperature,
-                "power_w": self._power,
+                "power_w": power,
                 "sclk_mhz": lambda: self._clock("GFX"),
                 "mclk_mhz": lambda: self._clock("MEM"),
                 "util_pct": lambda: number(smi.amdsmi_get_gpu_activity(device)["gfx_activity"]),
@@ -274,11 +273,6 @@ class AmdSmi(SampleSource):
             return number(smi.amdsmi_get_temp_metric(self._device, kinds.HOTSPOT, current))
         except smi.AmdSmiException:
             return number(smi.amdsmi_get_temp_metric(self._device, kinds.EDGE, current))
-
-    def _power(self) -> float | None:
-        power = self._smi.amdsmi_get_power_info(self._device)
-        names = ("current_socket_power", "socket_power", "average_socket_power")
-        return first(*(number(power.get(name)) or None for name in names))  # 0 may mean that a field does not apply
 
     def _clock(self, kind: str) -> float | None:
         clock = self._smi.amdsmi_get_clock_info(self._device, getattr(self._smi.AmdSmiClkType, kind))

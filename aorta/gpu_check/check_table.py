@@ -75,7 +75,12 @@ def windows(
     communication = EMULATED if emulated else COMMUNICATION
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    computing = _busiest_stream(rows, device) if emulated else None
+    taken: defaultdict[Any, float] = defaultdict(float)
+    for event in rows if emulated else ():
+        here = event.get("cat") == "kernel" and int(event["args"].get("device", device)) == device
+        if here and not EMULATED.search(event["name"]):
+            taken[event["args"].get("stream")] += float(event["dur"])
+    computing = max(taken, key=taken.__getitem__, default=None)
     found = []
     for low, high in steps:
         inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
@@ -89,16 +94,6 @@ def windows(
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
         found.append(KernelWindow(sorted(comm), compute, waits))
     return found
-
-
-def _busiest_stream(rows: Sequence[dict[str, Any]], device: int) -> Any:
-    """Return the stream on which kernels that do not communicate ran longest; None where there are none."""
-    taken: defaultdict[Any, float] = defaultdict(float)
-    for event in rows:
-        here = event.get("cat") == "kernel" and int(event["args"].get("device", device)) == device
-        if here and not EMULATED.search(event["name"]):
-            taken[event["args"].get("stream")] += float(event["dur"])
-    return max(taken, key=taken.__getitem__, default=None)
 
 
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:

@@ -83,7 +83,7 @@ def parallelize(
     return ParallelizedModel(
         model,
         micro_batch=lambda last: _sync_gradients(root, last),
-        data_rank=_data_rank(mesh),
+        data_rank=int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item()),
         data_size=mesh.size(),
         streams={PRIORITY: STREAMS, 0: mesh.ndim - 1},
         facts={**facts, **sharding_facts(blocks, settings, precision)},
@@ -193,10 +193,6 @@ def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]
     """Return a hook that FSDP calls on the all-reduce stream after each all-reduce."""
     compute = torch.accelerator.current_stream(device)
     return lambda _gradients: compute.wait_stream(torch.accelerator.current_stream())
-
-
-def _data_rank(mesh: DeviceMesh) -> int:
-    return int((mesh.mesh.flatten() == dist.get_rank()).nonzero().item())
 
 
 @contextmanager

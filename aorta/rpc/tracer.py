@@ -174,7 +174,10 @@ class TracedRpc:
         if kind == "rpc_sync":
             self._answered(call, None)
         else:
-            future = result if kind == "rpc_async" else _acknowledged(result)
+            future = result if kind == "rpc_async" else None
+            if kind != "rpc_async":  # it completes when the owner has created the value; torch may not expose it
+                with suppress(AttributeError, RuntimeError):
+                    future = result._get_future()
             if future is None:
                 self._answered(call, None)
             else:
@@ -218,13 +221,6 @@ class TracedRpc:
             self._changed.notify_all()
 
 
-def _acknowledged(reference: Any) -> Any:
-    """Return the future that completes when the owner has created the value; None where torch does not expose it."""
-    with suppress(AttributeError, RuntimeError):
-        return reference._get_future()
-    return None
-
-
 def _error_of(future: Any) -> str | None:
     try:
         future.wait()
@@ -242,7 +238,11 @@ def close_window() -> Mapping[str, CallMemory]:
     """Measure no further call; returns those that ended since `open_window`."""
     global _window
     window, _window = _window, None
-    return {call_id: summed(_events(parts)) for call_id, parts in list((window or {}).items())}
+    chain = itertools.chain.from_iterable
+    return {  # a part holds a list a thread
+        call_id: summed((event.kind(), event.name(), event.cpu_memory_usage()) for event in chain(chain(parts)))
+        for call_id, parts in list((window or {}).items())
+    }
 
 
 @contextmanager
@@ -277,12 +277,6 @@ def paused() -> Iterator[None]:
     finally:
         _enable_profiler_legacy(_CONFIG)
         _here.parts = parts
-
-
-def _events(parts: Sequence[Any]) -> Iterator[tuple[str, str, int]]:
-    """Yield kind, name and bytes of torch's events; a part holds a list a thread."""
-    for event in itertools.chain.from_iterable(itertools.chain.from_iterable(parts)):
-        yield event.kind(), event.name(), event.cpu_memory_usage()
 
 
 def summed(events: Iterable[tuple[str, str, int]]) -> CallMemory:

@@ -64,14 +64,6 @@ def _independent(streams: int) -> list[Kernel]:
     return [Kernel(stream) for _ in range(ROUNDS) for stream in range(streams)]
 
 
-def _depth_first(streams: int) -> list[Kernel]:
-    return [Kernel(stream) for stream in range(streams) for _ in range(ROUNDS)]
-
-
-def _chained(streams: int) -> list[Kernel]:
-    return [Kernel(n % streams, after=(n - 1,) if n else ()) for n in range(ROUNDS * streams)]
-
-
 def _fan_in(streams: int) -> list[Kernel]:
     producers = _independent(streams)
     return [*producers, Kernel(0, after=tuple(range(len(producers) - streams, len(producers))))]
@@ -130,23 +122,6 @@ def _moe_bursts(streams: int) -> list[Kernel]:
     return found
 
 
-def _small_kernel_storm(streams: int) -> list[Kernel]:
-    return [Kernel(stream, length=0.1) for _ in range(2 * ROUNDS) for stream in range(streams)]
-
-
-def _unbalanced(streams: int) -> list[Kernel]:
-    """Return kernels of which the last stream has four times the work of the first."""
-    return [
-        Kernel(stream, length=1.0 + 3.0 * stream / max(streams - 1, 1))
-        for _ in range(ROUNDS)
-        for stream in range(streams)
-    ]
-
-
-def _copies_beside_gemm(streams: int) -> list[Kernel]:
-    return [Kernel(s, work="copy" if s % 2 else "gemm") for _ in range(ROUNDS) for s in range(streams)]
-
-
 def _allreduce_beside_gemm(streams: int) -> list[Kernel]:
     """Return kernels; the last stream reduces once per round of the others, as a bucket follows its layer."""
     found: list[Kernel] = []
@@ -159,18 +134,33 @@ def _allreduce_beside_gemm(streams: int) -> list[Kernel]:
 
 PATTERNS: Mapping[str, Pattern] = {
     "independent": Pattern(_independent, "nothing waits for anything, issued in turn"),
-    "depth_first": Pattern(_depth_first, "the same, issued one stream after the other"),
-    "chained": Pattern(_chained, "every kernel waits for the one before, on the next stream"),
+    "depth_first": Pattern(
+        lambda streams: [Kernel(stream) for stream in range(streams) for _ in range(ROUNDS)],
+        "the same, issued one stream after the other",
+    ),
+    "chained": Pattern(
+        lambda streams: [Kernel(n % streams, after=(n - 1,) if n else ()) for n in range(ROUNDS * streams)],
+        "every kernel waits for the one before, on the next stream",
+    ),
     "fan_in": Pattern(_fan_in, "one kernel at the end waits for all streams"),
     "fan_out": Pattern(_fan_out, "all streams wait for one kernel at the beginning"),
     "fork_join": Pattern(_fork_join, "rounds on all streams, joined after each"),
     "ping_pong": Pattern(_ping_pong, "two streams by turns, one pair beside the other"),
     "pipeline": Pattern(_pipeline, "stages on streams, micro-batches through them"),
     "moe_bursts": Pattern(_moe_bursts, "router, uneven experts on all streams, combination"),
-    "small_kernel_storm": Pattern(_small_kernel_storm, "many kernels of a tenth of the length"),
-    "unbalanced": Pattern(_unbalanced, "the last stream has four times the first one's work"),
+    "small_kernel_storm": Pattern(
+        lambda streams: [Kernel(stream, length=0.1) for _ in range(2 * ROUNDS) for stream in range(streams)],
+        "many kernels of a tenth of the length",
+    ),
+    "unbalanced": Pattern(
+        lambda streams: [Kernel(s, length=1 + 3 * s / max(streams - 1, 1)) for s in range(streams)] * ROUNDS,
+        "the last stream has four times the first one's work",
+    ),
     "priorities": Pattern(_independent, "independent; every second stream is urgent", lambda stream: stream % 2 == 1),
-    "copies_beside_gemm": Pattern(_copies_beside_gemm, "GEMMs, and copies from the host on every second stream"),
+    "copies_beside_gemm": Pattern(
+        lambda streams: [Kernel(s, work="copy" if s % 2 else "gemm") for _ in range(ROUNDS) for s in range(streams)],
+        "GEMMs, and copies from the host on every second stream",
+    ),
     "allreduce_beside_gemm": Pattern(
         _allreduce_beside_gemm, "GEMMs, and an all-reduce a round on the last stream", ranks=2
     ),

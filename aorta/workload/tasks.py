@@ -139,7 +139,11 @@ class TensorBatches(Generic[B]):
         """Yield micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
         generator = torch.Generator().manual_seed(self._training.seed + epoch)
         order = torch.randperm(len(self._data), generator=generator).to(self._data.samples[0].device)
-        mine = [self._indices(order, step, micro) for step, micro in self._places(first_step)]
+        mine, size = list[torch.Tensor](), self._training.batch_size
+        for step in range(first_step, self.steps_per_epoch):
+            for micro in range(self._training.gradient_accumulation):
+                begin = step * self._per_step + (micro * self._world_size + self._rank) * size
+                mine.append(order[begin : begin + size])
         if self._on_device:
             yield from (self._data[indices] for indices in mine)
             return
@@ -156,16 +160,6 @@ class TensorBatches(Generic[B]):
     def for_ever(self) -> Iterator[B]:
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)
-
-    def _places(self, first_step: int) -> Iterator[tuple[int, int]]:
-        for step in range(first_step, self.steps_per_epoch):
-            for micro in range(self._training.gradient_accumulation):
-                yield step, micro
-
-    def _indices(self, order: torch.Tensor, step: int, micro: int) -> torch.Tensor:
-        size = self._training.batch_size
-        begin = step * self._per_step + (micro * self._world_size + self._rank) * size
-        return order[begin : begin + size]
 
 
 DTYPES = {DType.fp32: torch.float32, DType.bf16: torch.bfloat16}

@@ -21,7 +21,7 @@ from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.whatif.changes import FORMS, is_count, parse_changes
 from aorta.analysis.whatif.gains import WORDS, WORTH, CriticalPath, Gains, Marginals, critical_path, gains, marginals
-from aorta.analysis.whatif.prediction import Base, Identity, Prediction, Value, base_of, predict_from, verdict
+from aorta.analysis.whatif.prediction import Identity, Prediction, Value, base_of, predict_from, verdict
 from aorta.analysis.whatif.read_program import read_program
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
@@ -60,7 +60,12 @@ def _answer(folder: str | Path, options: argparse.Namespace) -> str:
             return json.dumps(predicted.as_json(), indent=2)
         lines = prediction_lines(predicted)
     else:
-        found, parts, path = gains(base), marginals(program), critical_path(program, _index(base, options.step))
+        numbers, lengths = [step.global_step for step in program.steps], base.times.job_step_ms()
+        if options.step is not None and options.step not in numbers:
+            raise InputError(f"--step {options.step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
+        median = int(np.argmin(np.abs(lengths - np.median(lengths))))
+        index = median if options.step is None else numbers.index(options.step)
+        found, parts, path = gains(base), marginals(program), critical_path(program, index)
         if options.json:
             content = {
                 "identity": base.identity.problem(),
@@ -73,17 +78,6 @@ def _answer(folder: str | Path, options: argparse.Namespace) -> str:
         checked = _check(base.identity, (*found.notes, *found.flags))
         lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked]
     return wrapped(lines, style_of(sys.stdout).width, indent="  ")
-
-
-def _index(base: Base, step: int | None) -> int:
-    """Return the index of the chosen step, or of one of median length."""
-    numbers = [each.global_step for each in base.program.steps]
-    if step is None:
-        lengths = base.times.job_step_ms()
-        return int(np.argmin(np.abs(lengths - np.median(lengths))))
-    if step not in numbers:
-        raise InputError(f"--step {step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
-    return numbers.index(step)
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
