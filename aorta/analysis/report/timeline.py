@@ -20,7 +20,7 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.dataframes import collectives_frame
-from aorta.analysis.formatting import PAGE, rough_ms
+from aorta.analysis.formatting import PAGE, group_title, rough_ms
 from aorta.analysis.report.figure_data import ChosenStep, chosen_steps
 from aorta.analysis.run import Run
 from aorta.analysis.step_intervals import StepIntervals
@@ -161,7 +161,8 @@ class StepSpans:
         for stall in step.stalls or ():
             yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
         for row in rows:
-            lane, what = f"group {row.group}", f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group}"
+            lane = group_title(row.group)
+            what = f"{row.kind}, {PAGE.size(row.bytes)}, {lane}"
             number = max(-1, min(int(row.seq), 2**31 - 1))
             span = _span(lane if self._by_group else row.kind, row.kind, what, int(row.start_ns), int(row.end_ns))
             yield span._replace(seq=number, wait_ms=row.wait_ms, instance=int(row.instance))
