@@ -91,6 +91,8 @@ class Rank(RankState, kw_only=True, dict=True):
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
     torn: tuple[str, ...] = ()
+    host: str | None = None
+    pid: int | None = None
 
     @cached_property
     def channels(self) -> dict[Channel, dict[int, CollectiveEvidence]]:

@@ -194,6 +194,8 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),
+        host=next((one.host for one in several if one.host), None),
+        pid=next((one.pid for one in several if one.pid is not None), None),
         torn=tuple(one.torn for one in several if one.source != "ras" and one.torn is not None),
     )
 

@@ -255,6 +255,8 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
         phase=rank.phase,
         since_s=since,
         collective=name,
+        host=rank.host,
+        pid=rank.pid,
         sources=list(rank.sources),
         stack=list(rank.stacks[0].frames) if rank.stacks else [],
         other_stacks=list(rank.stacks[1:]),

@@ -104,6 +104,7 @@ class RankDoing(msgspec.Struct, kw_only=True):
         state: running, stopped, dead or unknown.
         doing: in a few words.
         since_s: for how long, seconds.
+        host, pid: where its process is; null where no evidence says.
         sources: the files or services that speak of it.
         stack: frames of the thread that runs the training, innermost first.
         other_stacks: of its other threads.
@@ -116,6 +117,8 @@ class RankDoing(msgspec.Struct, kw_only=True):
     phase: str | None = None
     since_s: float | None = None
     collective: CollectiveName | None = None
+    host: str | None = None
+    pid: int | None = None
     sources: list[str] = []
     stack: list[str] = []
     other_stacks: list[ThreadStack] = []

@@ -7,6 +7,7 @@ import os
 import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
@@ -18,6 +19,7 @@ from aorta.errors import InputError
 from aorta.records.reader import header_of
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.analysis.report.page_states import save_autopsy
+from tests.analysis.report.pages import text_of
 from tests.autopsy import hangs
 
 
@@ -97,9 +99,12 @@ def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> N
 
 def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [])
-    save_autopsy(tmp_path / "run", hangs.run(hangs.ddp(4), {3: hangs.stuck_in("data", step=0)}))
+    evidence = hangs.run(hangs.ddp(4), {3: hangs.stuck_in("data", step=0)})
+    save_autopsy(tmp_path / "run", [msgspec.structs.replace(one, host="node3", pid=4711) for one in evidence])
     report = write_report({"x": tmp_path / "run"}, tmp_path / "out", brief=True)
-    assert (tmp_path / "out" / "report.html").exists()
+    page = text_of((tmp_path / "out" / "report.html").read_text())
+    assert "Rank 3 (PID 4711 on node3): it is in data" in page
+    assert "Overlap ratio" not in page[: page.index("Rank 3 (PID 4711")]
     assert "x: Hung: stuck outside: rank 3: it is in data" in " ".join(report.text.split())
     assert report.summary["datasets"]["x"]["autopsy"]["culprits"][0]["rank"] == 3
 

@@ -61,7 +61,7 @@ from aorta.analysis.report.source_facts import environment_of, health_of, left_o
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table
 from aorta.analysis.report.timeline import TimelineSpans, spans_of
 from aorta.analysis.straggler import sentences
-from aorta.autopsy.verdict import Verdict, waiting_sentence
+from aorta.autopsy.verdict import RankDoing, waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.records.files import NOT_UTF8
 from aorta.redaction import redact
@@ -260,41 +260,40 @@ _RANK_COLUMNS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class PageAutopsy:
-    """What the page says of one run. `accused` has a reason and its evidence for each culprit."""
+def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
+    """Return a section for each run in which something was stuck, stopped or dead; `accused` has a reason and its
+    evidence for each culprit, with the process to look at.
+    """
+    made = []
+    for label, entry in entries.items():
+        title, verdict = autopsy_title(entry), known(entry.autopsy)
+        if title is None or verdict is None:
+            continue
+        missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
+        doing = {each.rank: each for each in verdict.ranks}
+        made.append(
+            {
+                "label": label,
+                "title": title,
+                "sentence": verdict.summary,
+                "accused": [
+                    (f"Rank {one.rank}{_process(doing.get(one.rank))}: {one.reason}", one.evidence)
+                    for one in verdict.culprits
+                ],
+                "waits": [waiting_sentence(one) for one in verdict.waits],
+                "limits": [*verdict.contradictions, *verdict.notes, *missing],
+                "next": verdict.next,
+                "ranks": Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, verdict.ranks),
+            }
+        )
+    return made
 
-    label: str
-    title: str
-    sentence: str
-    accused: tuple[tuple[str, tuple[str, ...]], ...]
-    waits: tuple[str, ...]
-    limits: tuple[str, ...]
-    next: tuple[str, ...]
-    ranks: Table
 
-
-def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[PageAutopsy]:
-    """Return a section for each run in which something was stuck, stopped or dead."""
-    return [
-        _autopsy(label, title, found)
-        for label, entry in entries.items()
-        if (title := autopsy_title(entry)) is not None and (found := known(entry.autopsy)) is not None
-    ]
-
-
-def _autopsy(label: str, title: str, verdict: Verdict) -> PageAutopsy:
-    missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
-    return PageAutopsy(
-        label,
-        title,
-        verdict.summary,
-        tuple((f"Rank {one.rank}: {one.reason}", tuple(one.evidence)) for one in verdict.culprits),
-        tuple(waiting_sentence(one) for one in verdict.waits),
-        (*verdict.contradictions, *verdict.notes, *missing),
-        tuple(verdict.next),
-        Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, verdict.ranks),
-    )
+def _process(rank: RankDoing | None) -> str:
+    """Return where a process is, as far as evidence says: ` (PID 4711 on node3)`."""
+    told = [] if rank is None or rank.pid is None else [f"PID {rank.pid}"]
+    told += [] if rank is None or rank.host is None else [f"on {rank.host}"]
+    return f" ({' '.join(told)})" if told else ""
 
 
 def variables() -> str:
