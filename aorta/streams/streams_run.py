@@ -1,7 +1,7 @@
 """A run of `workload=streams`: every pattern on every number of streams, `streams.json`, and a table on the terminal.
 
 The table has one row a pattern, one column a number of streams, and the knee marked. Must not issue kernels, compute
-numbers (`issue`), or show one that `streams.json` does not hold.
+numbers (`patterns`), or show one that `streams.json` does not hold.
 """
 
 from __future__ import annotations
