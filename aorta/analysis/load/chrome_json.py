@@ -268,19 +268,26 @@ class EventArray(Generic[Piece]):
                 self.damage[said] += 1
                 self._events += 1
                 return piece
-        good = []
-        events = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
-        for event in events:
+        events = good = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
+        found: list[Piece] = []
+        while not found:  # once more, where one of the events made the decoder stricter
+            good = [event for event in good if self._decodes(event)]
             with suppress(*_MALFORMED):
-                self._decode(b"[%b]" % event)
-                good.append(event)
+                found.append(self._decode(b"[%b]" % b",".join(good)))
         if not good and not self._events:
             raise self._broken(error, len(text)) from error
         self._events += len(good)
         where = f"within the last {len(text)} of the first {self._read} bytes (inflated)"
         said = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
         self.damage[said] += len(events) - len(good)
-        return self._decode(b"[%b]" % b",".join(good))
+        return found[0]
+
+    def _decodes(self, event: bytes) -> bool:
+        try:
+            self._decode(b"[%b]" % event)
+        except _MALFORMED:
+            return False
+        return True
 
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:

@@ -131,8 +131,7 @@ class _Kept:
             if role := self.roles[event.name]:
                 by_role[role].append(event)
         if self._decode.operators == "untimed" and any(mark.cat in OPERATORS for mark in by_role["mark"]):
-            self._decode.operators = "timed"  # an old trace
-            self.take(text, self._decode(text))
+            self.take(text, self._decode.with_operators(text, self.counters))  # an old trace
             return
         self.counters["events"] += len(events)
         if work:

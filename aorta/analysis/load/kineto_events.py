@@ -153,6 +153,20 @@ class EventDecoder:
         self._digits, self._refused = True, 0
         return self(text)
 
+    def with_operators(self, text: bytes | memoryview, counters: Counter[str]) -> list[Event]:
+        """Return the events of a piece again, from now on with the times of operators; impossible ones are counted."""
+        self.operators = "timed"
+        try:
+            return self(text)
+        except msgspec.ValidationError:
+            events = []
+            for event in msgspec.json.decode(text, type=list[msgspec.Raw]):
+                try:
+                    events += self(b"[%b]" % event)
+                except msgspec.ValidationError:
+                    counters["without_times"] += 1
+            return events
+
 
 def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], list[Event]]:
     """Return the complete events (`ph` X) of devices, of the host and of its calls, in the order of the file."""

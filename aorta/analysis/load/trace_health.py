@@ -141,7 +141,7 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
         edges = np.concatenate(([0], np.flatnonzero(start[1:] - reach[:-1] > _SECOND_NS) + 1, [len(order)]))
         low = high = int(np.argmax(np.diff(edges)))  # the rows between two pauses that are most
         while True:
-            near = _FAR * (reach[edges[high + 1] - 1] - start[edges[low]])
+            near = _FAR * (int(reach[edges[high + 1] - 1]) - int(start[edges[low]]))
             if low > 0 and start[edges[low]] - reach[edges[low] - 1] <= near:
                 low -= 1
             elif high + 2 < len(edges) and start[edges[high + 1]] - reach[edges[high + 1] - 1] <= near:

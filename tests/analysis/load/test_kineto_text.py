@@ -10,7 +10,7 @@ from aorta.analysis.load import chrome_json
 from aorta.analysis.load.interval_table import IntervalClass
 from aorta.errors import InputError
 from benchmarks.kineto_traces import Plan, rank_text
-from tests.analysis.load.kineto_files import BASE_NS, GEMM, document, kernel, read_text
+from tests.analysis.load.kineto_files import BASE_NS, GEMM, document, event, kernel, read_text
 
 
 def test_the_layout_of_the_file_does_not_matter(monkeypatch):
@@ -70,3 +70,17 @@ def test_a_broken_trace_is_an_error_that_says_where(text, words, block, monkeypa
         read_text(text)
     assert caught.value.exit_code == 2
     assert len(str(caught.value)) < 1000
+
+
+def test_an_event_that_only_some_decoders_refuse_is_left_out_beside_broken_ones():
+    odd = [event("ac2g", "x", 0, 1) | {"pid": {}}, *[event("of a new kind", "x", 0, 1)] * 5]
+    text = json.dumps(document([*odd, kernel(GEMM, 0, 5), event("kernel", "broken", 0, 1)]))
+    trace = read_text(text.replace('"broken"', "broken"))
+    assert len(trace.intervals) == 1
+    assert any("left out" in note for note in trace.notes)
+
+
+def test_an_operator_of_impossible_length_is_counted_where_operators_are_the_work():
+    events = [event("cpu_op", "aten::mm", 0, 5), event("cpu_op", "aten::mm", 9, {})]
+    trace = read_text(json.dumps(document(events, distributedInfo=None, deviceProperties=[{"id": 0}])))
+    assert (len(trace.intervals), trace.counters["without_times"]) == (1, 1)
