@@ -52,6 +52,11 @@ class Groups:
         found[self.order] = self.number
         return found
 
+    @property
+    def rows(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of each group."""
+        return self.parts(np.arange(len(self.order)))
+
     def reduce(self, operation: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Reduce the values of each group to one."""
         return operation.reduceat(values[self.order], self.starts) if len(self) else values[:0]

@@ -31,7 +31,6 @@ from aorta.analysis.load.interval_table import (
     Trace,
     by_device,
     collectives_of,
-    group_by,
 )
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.timeline import arrays
@@ -59,7 +58,7 @@ def ordinals(place: Int64, code: Int64) -> Int64:
         place: the step of each row, rows in order of time.
         code: what each row is.
     """
-    groups = group_by(place, code)
+    groups = Groups(place, code)
     counts = np.diff(groups.starts, append=len(place))
     numbers = np.empty(len(place), np.int64)
     numbers[groups.order] = np.arange(len(place)) + np.repeat(counts * MOST_COUNTED - groups.starts, counts)
@@ -108,7 +107,7 @@ def collective_rows(trace: Trace, rows: Intervals, steps: Int64 | None) -> Colle
     step = np.zeros(len(table), np.int64) if steps is None else np.searchsorted(steps, table.step)
     order = np.lexsort((table.start_ns, step))
     table, step = table.take(order), step[order]
-    distinct = group_by(table.kind, table.group, table.bytes, table.dtype)
+    distinct = Groups(table.kind, table.group, table.bytes, table.dtype)
     first = table.take(distinct.first)
     columns = (first.kind.tolist(), first.group.tolist(), first.bytes.tolist(), first.dtype.tolist())
     names = tuple(
@@ -188,7 +187,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
     for _, here in by_device(trace.intervals):
         compute = arrays.merge(here.take(here.cls == IntervalClass.COMPUTE).spans)
         comm = here.take(here.cls == IntervalClass.COMM)
-        for mine in group_by(comm.kind, comm.group, comm.bytes).rows:
+        for mine in Groups(comm.kind, comm.group, comm.bytes).rows:
             own = comm.take(mine)
             kind, group, size = int(own.kind[0]), int(own.group[0]), int(own.bytes[0])
             name = comm.groups[group] if group != NULL else None

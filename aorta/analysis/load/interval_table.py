@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.frames import UNKNOWN
+from aorta.analysis.groups import Groups
 from aorta.redaction import redact
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
@@ -186,45 +187,10 @@ def concatenate(parts: Sequence[Intervals]) -> Intervals:
     return Intervals(**made)
 
 
-class Groups(NamedTuple):
-    """Rows with equal keys, by key: `order` has the rows group by group, in each as in the table; `starts` is where a
-    group begins in it, `of_row` the group of each row.
-    """
-
-    order: Int64
-    starts: Int64
-    of_row: Int64
-
-    @property
-    def first(self) -> Int64:
-        """The first row of each group."""
-        return self.order[self.starts]
-
-    @property
-    def rows(self) -> list[Int64]:
-        """The rows of each group."""
-        return np.split(self.order, self.starts[1:]) if len(self.starts) else []
-
-    def reduce(self, ufunc: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
-        """Reduce a column in each group: `groups.reduce(np.add, length_ns)`."""
-        found: NDArray[Any] = ufunc.reduceat(values[self.order], self.starts) if len(self.starts) else values[:0]
-        return found
-
-
-def group_by(*columns: NDArray[Any]) -> Groups:
-    """Group rows that are equal in all columns, by the first column, then the next."""
-    order = np.lexsort(columns[::-1])
-    differs = [column[order[1:]] != column[order[:-1]] for column in columns]
-    fresh = np.concatenate(([True], np.any(differs, axis=0)))[: len(order)]
-    of_row = np.empty_like(order)
-    of_row[order] = np.cumsum(fresh) - 1
-    return Groups(order, np.flatnonzero(fresh), of_row)
-
-
 def operations(table: Intervals) -> Groups:
     """Group the rows of one trace into operations: rows of one `operator`, and every row without by itself."""
     number = np.arange(len(table))
-    return group_by(np.where(table.operator == NULL, number, len(table) + table.operator))
+    return Groups(np.where(table.operator == NULL, number, len(table) + table.operator))
 
 
 def collectives_of(table: Intervals) -> Intervals:
@@ -236,7 +202,7 @@ def collectives_of(table: Intervals) -> Intervals:
     joins = (exchange & (numbered | launched)) | (numbered & launched & ~np.isin(table.kind, _OF_PAIRS))
     operator = np.where(exchange & numbered, NULL, table.origin)
     alone = np.where(joins, NULL, np.arange(len(table)))
-    found = group_by(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
+    found = Groups(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
     if len(found.starts) == len(table):
         return table
     start, end = found.reduce(np.minimum, table.start_ns), found.reduce(np.maximum, table.end_ns)
@@ -364,7 +330,7 @@ class Trace:
 
 def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:
     """Yield each device of a table, `NULL` for rows of none, with its rows."""
-    for rows in group_by(table.device).rows:
+    for rows in Groups(table.device).rows:
         yield int(table.device[rows[0]]), table.take(rows)
 
 

@@ -38,6 +38,7 @@ from aorta.analysis.documents.traces import (
     SlowdownEntry,
     StreamGapsEntry,
 )
+from aorta.analysis.groups import Groups
 from aorta.analysis.load.interval_table import (
     NULL,
     CounterValues,
@@ -47,7 +48,6 @@ from aorta.analysis.load.interval_table import (
     Intervals,
     Trace,
     by_device,
-    group_by,
     operations,
 )
 from aorta.analysis.load.kernel_classifier import known_dtype
@@ -241,7 +241,7 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
                 min_ms=float(length[own].min()) / 1e6,
                 max_ms=float(length[own].max()) / 1e6,
             )
-            for own in group_by(name, cls).rows
+            for own in Groups(name, cls).rows
         ]
         found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
     return found
@@ -329,7 +329,7 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
     linked = 0
     for rank, device, here in _devices(trace):
         rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
-        products = group_by(rows.origin)
+        products = Groups(rows.origin)
         lasted = products.reduce(np.add, rows.end_ns - rows.start_ns)
         linked += len(lasted)
         shape = gemms.shape[np.searchsorted(gemms.origin, rows.origin[products.first])]
@@ -341,7 +341,7 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
 
 def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmEntry]:
     found = []
-    for own in group_by(shape).rows:
+    for own in Groups(shape).rows:
         gemm, times = gemms.shapes[int(shape[own[0]])], _times(lasted[own])
         rate = gemm.flops * len(own) / (times["total_ms"] * 1e9) if times["total_ms"] else None
         found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
@@ -361,7 +361,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
         on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
         on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
         of_device = []
-        for own in group_by(on_stream.stream).rows:
+        for own in Groups(on_stream.stream).rows:
             rows = on_stream.take(own)
             before = np.maximum.accumulate(rows.end_ns)[:-1]  # rows of one queue may overlap
             gap, launch = np.maximum(rows.start_ns[1:] - before, 0), rows.launch_ns[1:]
@@ -412,7 +412,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
         last = np.where(here.origin == NULL, first, last)
         row, at = ranges(first, last)
         rows = []
-        for own in group_by(here.name[row], counter[at]).rows:
+        for own in Groups(here.name[row], counter[at]).rows:
             code, values, kernels = counter[at[own[0]]], value[at[own]], np.unique(row[own])
             lasted = int(length[kernels].sum())
             of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
@@ -459,7 +459,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
         length = whole.reduce(np.add, kernels.end_ns - kernels.start_ns)
         hidden = whole.reduce(np.add, covered_ns(kernels.spans, comm))
         alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
-        for rows in group_by(name).rows:
+        for rows in Groups(name).rows:
             free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
             medians, means = (
                 [float(middle(side)) / 1e6 if len(side) else None for side in (free, busy)]

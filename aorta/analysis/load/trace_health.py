@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.analysis.groups import Groups
 from aorta.analysis.health import listed
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, group_by
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.kernel_names import doubtful
 
@@ -83,7 +84,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
     rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (length > 0))
     on = table.take(rows)
     repeated[rows] = True
-    repeated[rows[group_by(on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
+    repeated[rows[Groups(on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
     left_out = {
         "negative_duration": length < 0,
         "absurd_duration": length > ABSURD_NS,
@@ -160,7 +161,7 @@ def _same_stream(table: Intervals) -> tuple[int, int]:
     table = table.take((table.device != NULL) & (table.stream != NULL))
     table = table.take(np.argsort(table.start_ns, kind="stable"))
     rows = overlapping_ns = 0
-    for own in group_by(table.device, table.stream).rows:
+    for own in Groups(table.device, table.stream).rows:
         start, end = table.start_ns[own], table.end_ns[own]
         shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
         rows += int((shared > 0).sum())

@@ -32,6 +32,7 @@ from aorta.analysis.frames import (
     of_unused_kind,
 )
 from aorta.analysis.frames import Spans as StepSpans
+from aorta.analysis.groups import Groups
 from aorta.analysis.load.collective_costs import END_SOURCE, CollectiveRows, CostPart, collective_rows, parts_of
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
@@ -41,7 +42,6 @@ from aorta.analysis.load.interval_table import (
     Intervals,
     Trace,
     by_device,
-    group_by,
     step_of,
     windows,
 )
@@ -221,7 +221,7 @@ def by_launch(trace: Trace) -> Trace:
     step, steps = table.step, marks
     if length[later].sum() * 2 > total:
         known = table.take(launched != NULL)
-        own = group_by(launched[launched != NULL])
+        own = Groups(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
         step, steps = launched, windows(launched[launched != NULL][own.first], start, end)
         note += ": each step is what it launched, from its first start to its last end"
