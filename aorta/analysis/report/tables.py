@@ -214,7 +214,7 @@ def text_lines(
             )
             lines += [style.bold(head), *body]
             break
-        columns.remove(last)
+        columns = [column for column in columns if column.drop != last.drop]
     if len(rows) > len(shown):
         lines.append(f"and {len(rows) - len(shown)} more")
     if told.note and titled:
