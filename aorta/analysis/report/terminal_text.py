@@ -136,6 +136,8 @@ def _exposed(entry: DatasetEntry, style: Style) -> list[_Block]:
     told = []
     for name, field in (("group", "group"), ("layer", "region")):
         rows = exposed_rows(entry, field)
+        if field == "region" and entry.traces and len(rows) == 1:
+            continue  # not in these traces
         parts = [f"{row.what} {rough_ms(row.exposed_ms)}" for row in rows[:_FEW]]
         more = f"; {len(rows) - _FEW} more" if len(rows) > _FEW else ""
         told.append(_Block(led(f"Exposed by {name} (mean):", "; ".join(parts) + more, style) if parts else "", 3))
