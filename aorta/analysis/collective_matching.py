@@ -41,8 +41,8 @@ REASONS: Final = (
 """Why a transfer is null; the first that applies. `MatchedCollectives.reason` is an index into this."""
 OK: Final = 0
 _KIND_UNKNOWN, _LEAVES_EARLY, _GROUP_UNKNOWN, _MISSED, _NOT_NUMBERED, _UNMATCHED, _NO_END = range(1, len(REASONS))
-PIECE_ROWS: Final = 1 << 18
-"""Collectives matched at a time: about 100 MiB including everything that matching needs besides."""
+PIECE_ROWS: Final = 1 << 17
+"""Collectives matched at a time: about 50 MiB including everything that matching needs besides."""
 _MAX: Final = np.iinfo(np.int64).max
 
 

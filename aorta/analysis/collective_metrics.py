@@ -29,7 +29,7 @@ from aorta.analysis.collective_matching import (
     matched_pieces,
 )
 from aorta.analysis.documents.dataset import CollectiveEntry, Described, Straggler
-from aorta.analysis.frames import NO_TIME, PHASES, Floats, Ints, Steps
+from aorta.analysis.frames import NO_TIME, PHASES, Floats, Ints, Steps, difference
 from aorta.analysis.host_bound import HOST_BOUND, MOST_UNDECIDED, Pace
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.run import Run
@@ -125,18 +125,19 @@ def _entry(run: Run, key: CollectiveKey, matched: _Matched, rows: Ints, wait_ns:
     Args:
         rows: those of the run's collectives that belong to it and count.
     """
-    mine = run.collectives.take(rows)
+    frame = run.collectives
     numbers = {name: numbers_of(parts) for name, parts in matched.values.items()}
     matched.values.clear()
-    codes, counts = np.unique(mine.name, return_counts=True)
     sources = Counter[str]()
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        sources[run.collectives.names[code].end_source or "unknown"] += count
+    counts = np.bincount(frame.name[rows], minlength=len(frame.names)).tolist()
+    for what, count in zip(frame.names, counts, strict=True):
+        sources[what.end_source or "unknown"] += count
+    sources = +sources  # those that there are
     waits = wait_ns[rows]
     unknown = Counter((-waits[waits < 0]).tolist())
     reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
     row_reasons = {REASONS[code]: seen for code, seen in sorted(unknown.items()) if code}
-    rank = run.rank_of_step[mine.step]
+    rank = run.rank_of_step[frame.step[rows]]
     edges = np.flatnonzero(np.append(True, np.diff(rank) != 0))
     described: dict[str, Described] = {}
     for name in COLLECTIVE_METRIC_NAMES:
@@ -146,7 +147,10 @@ def _entry(run: Run, key: CollectiveKey, matched: _Matched, rows: Ints, wait_ns:
             described[name] = entry(known, matched.collectives - known, found, None, why)
             continue
         # One metric at a time: its values of all ranks are the largest allocation here.
-        length_ns = {"duration_ms": mine.duration_ns, "queued_ms": mine.queued_ns}.get(name, waits)
+        length_ns = waits
+        if name != "wait_ms":
+            begun, ended = (frame.start_ns, frame.end_ns) if name == "duration_ms" else (frame.issue_ns, frame.start_ns)
+            length_ns = difference(begun[rows], ended[rows])
         null = waits < 0 if name == "wait_ms" else length_ns == NO_TIME
         values = np.where(null, np.nan, length_ns / NS_PER_MS)
         medians = map(median_or_none, np.split(values, edges[1:]))

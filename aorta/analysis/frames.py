@@ -245,15 +245,16 @@ class Collectives(Frame):
     @property
     def duration_ns(self) -> Ints:
         """Start to end; `NO_TIME` where either was not observed."""
-        return _difference(self.start_ns, self.end_ns)
+        return difference(self.start_ns, self.end_ns)
 
     @property
     def queued_ns(self) -> Ints:
         """Issue to start; `NO_TIME` where either was not observed."""
-        return _difference(self.issue_ns, self.start_ns)
+        return difference(self.issue_ns, self.start_ns)
 
 
-def _difference(first: Ints, second: Ints) -> Ints:
+def difference(first: Ints, second: Ints) -> Ints:
+    """Return the time from the first to the second; `NO_TIME` where either was not observed."""
     return np.where((first == NO_TIME) | (second == NO_TIME), NO_TIME, second - first)
 
 
