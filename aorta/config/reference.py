@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aorta.config import CONFIG_DIR, schema
+from aorta.config.groups.loop import FAULTS
 from aorta.config.schema import GROUPS, NAMES, Config
 
 _INTRODUCTION = """\
@@ -53,6 +54,9 @@ quotes of their own, inside those of the shell:
 ## Groups
 """
 
+_VALUES = {"fault.kind": FAULTS}
+"""Values of keys whose type is text."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -61,10 +65,6 @@ class Entry:
     name: str
     kind: str
     meaning: str
-
-
-Told = dict[Entry, tuple[str, str]]
-"""Keys of a group that a section has explained: its title, and the default there."""
 
 
 def entries(node: type[Any]) -> list[Entry]:
@@ -98,15 +98,13 @@ def _page() -> Iterator[str]:
         yield f"| `{group}` | {', '.join(f'`{option}`' for option in options)} | `{chosen[group]}` |"
     experiments = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
     yield f"| `experiment` | {', '.join(f'`{path.stem}`' for path in experiments)} | none |"
-    yield "\n## Keys\n"
-    yield from _section("The root", "", Config, composed, {})
+    yield "\n## Keys\n\n`with` names the options that have a key, where not all of those with keys do.\n"
+    yield from _section("The root", "", Config, composed)
     for section, node in get_type_hints(Config).items():
-        told: Told = {}
-        for option, schema_of in GROUPS.get(section, {}).items():
-            values, _ = _composed(f"{section}={option}")
-            yield from _section(f"`{section}={option}`", section, schema_of, values[section], told)
-        if section not in GROUPS and is_dataclass(node):
-            yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section], {})
+        if len(GROUPS.get(section, ())) > 1:
+            yield from _group(section)
+        elif is_dataclass(node):
+            yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section])
     yield "## Experiments\n"
     for path in experiments:
         lines = path.read_text().splitlines()
@@ -115,35 +113,60 @@ def _page() -> Iterator[str]:
         yield OmegaConf.to_yaml(OmegaConf.load(path)) + "```\n"
 
 
-def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any], told: Told) -> Iterator[str]:
-    """Yield one section; keys that an earlier option of the group has in `told` are named, not explained again."""
-    yield f"### {title}\n\n{inspect.getdoc(node)}\n"
-    table: list[str] = []
-    as_in: dict[str, dict[str, str]] = {}
+def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any]) -> Iterator[str]:
+    yield f"### {title}\n\n{inspect.getdoc(node)}\n\n| key | type | default | meaning |\n|---|---|---|---|"
     for entry in entries(node):
         key = f"{prefix}.{entry.name}".lstrip(".")
-        if key in NAMES or not entry.kind:
-            continue
-        default = json.dumps(values[entry.name]).strip('"')
-        if entry in told:
-            where, usual = told[entry]
-            as_in.setdefault(where, {})[key] = "" if default == usual else f"`{key}={default}`"
-        else:
-            told[entry] = (title, default)
-            meaning = entry.meaning.replace("<", "&lt;").replace("|", "\\|")  # neither a tag, nor the end of a cell
-            table.append(f"| `{key}` | {entry.kind} | `{default}` | {meaning} |")
-    for where, keys in as_in.items():
-        other = ", ".join(filter(None, keys.values()))
-        if len(keys) < sum(title_there == where for title_there, _ in told.values()):
-            yield f"As in {where}: {', '.join(f'`{key}`' for key in keys)}" + (f"; here {other}.\n" if other else ".\n")
-        else:
-            yield f"The keys of {where}" + (f", with {other}.\n" if other else ".\n")
-    if table:
-        yield "| key | type | default | meaning |\n|---|---|---|---|"
-        yield from table
-        yield ""
-    elif not as_in:
-        yield "No keys.\n"
+        if key not in NAMES and entry.kind:
+            yield f"| `{key}` | {entry.kind} | `{_written(values[entry.name])}` | {_meaning(key, entry)} |"
+    yield ""
+
+
+def _group(group: str) -> Iterator[str]:
+    """Yield the options of a group, and one table of their keys: a key is one row, whatever number of options has it.
+
+    Where type, default or meaning of a key differ between options, the cells of its row have a line for each.
+    """
+    yield f"### `{group}`\n"
+    rows: dict[str, dict[Entry, list[str]]] = {}
+    defaults: dict[Entry, str] = {}
+    for option, node in GROUPS[group].items():
+        values = _composed(f"{group}={option}")[0][group]
+        other: list[str] = []
+        for entry in entries(node):
+            key = f"{group}.{entry.name}"
+            if key in NAMES:
+                continue
+            rows.setdefault(key, {}).setdefault(entry, []).append(option)
+            default = _written(values[entry.name])
+            if defaults.setdefault(entry, default) != default:
+                other.append(f"`{key}={default}`")
+        yield f"`{group}={option}`: {inspect.getdoc(node)}" + (f" Here {', '.join(other)}." if other else "") + "\n"
+    having = list(
+        dict.fromkeys(option for variants in rows.values() for chosen in variants.values() for option in chosen)
+    )
+    yield "| key | with | type | default | meaning |\n|---|---|---|---|---|"
+    for key, variants in rows.items():
+        cells = [
+            (
+                "" if chosen == having else ", ".join(f"`{option}`" for option in chosen),
+                entry.kind,
+                f"`{defaults[entry]}`",
+                _meaning(key, entry),
+            )
+            for entry, chosen in variants.items()
+        ]
+        yield f"| `{key}` | {' | '.join('<br>'.join(dict.fromkeys(lines)) for lines in zip(*cells, strict=True))} |"
+    yield ""
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value).strip('"')
+
+
+def _meaning(key: str, entry: Entry) -> str:
+    values = f": {', '.join(f'`{value}`' for value in _VALUES[key])}" if key in _VALUES else ""
+    return (entry.meaning + values).replace("<", "&lt;").replace("|", "\\|")  # neither a tag, nor the end of a cell
 
 
 def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -303,9 +303,10 @@ class PlannedFault(NamedTuple):
 
 @dataclass
 class Fault:
-    """Faults that the run is given on purpose, to see what is noticed of them."""
+    """Faults injected on purpose, to see what is detected."""
 
-    # what goes wrong: a kind of aorta/config/groups/loop.py; several are joined by +; null = nothing
+    # what goes wrong, several joined by +; null = nothing; pipelines take only slow_data, stuck_data,
+    # stuck_optimizer and stuck_checkpoint
     kind: str | None = None
     # the rank that it happens to; several kinds: a rank each, joined by +
     rank: str = "1"

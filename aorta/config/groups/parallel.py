@@ -173,7 +173,7 @@ class FSDPPP(FSDP, PP):
     """Several pipelines on batches of their own, FSDP2 between the ranks that have the same stages."""
 
     strategy: str = "fsdp_pp"
-    # free gathered parameters after each micro-batch's forward pass; false = gather once a step
+    # free gathered parameters after each micro-batch's forward pass; false = gather once per step
     reshard_after_forward: bool = False
     # ranks of one pipeline; the world is a multiple of it
     pp_size: int = 2

@@ -33,15 +33,15 @@ class Ranking(Workload):
     """A ranking transformer on synthetic features: dense and categorical inputs, an encoder, a scorer."""
 
     name: str = "ranking"
-    # width of the encoder
+    # width of the hidden states
     model_dim: int = 128
     # attention heads
     num_heads: int = 4
-    # encoder layers
+    # layers
     num_layers: int = 4
     # width of the feed-forward part
     mlp_hidden_dim: int = 512
-    # rows of the embedding table shared by the categorical features
+    # rows of the embedding table
     vocab_size: int = 4_000
     # width of one embedding before it is projected to the encoder's width
     embedding_dim: int = 64
@@ -81,7 +81,7 @@ class Gpt(Workload):
     name: str = "gpt"
     # parameters, about: 10m, 100m, 350m, 1b, 3b or 7b
     size: str = "10m"
-    # decoder layers
+    # layers
     num_layers: int | None = None
     # width of the hidden states
     model_dim: int | None = None
@@ -91,7 +91,7 @@ class Gpt(Workload):
     num_kv_heads: int | None = None
     # width of the feed-forward part
     mlp_hidden_dim: int | None = None
-    # tokens that there are
+    # rows of the embedding table
     vocab_size: int | None = None
 
 
