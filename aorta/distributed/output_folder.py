@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ import torch
 
 from aorta.command_line import shown_path, to_stderr
 from aorta.distributed.accelerator import device_name
+from aorta.distributed.collective_library import loaded_library
 from aorta.distributed.cuda import nccl_version
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label, platform_of
@@ -251,6 +252,7 @@ def rank_facts(
         "pid": topology.pid,
         "device": device_name(device),
         "environment": recorded_environment(os.environ),
+        "collective_library": loaded_library(),
         "threads": torch.get_num_threads(),
         "device_telemetry": None if device_telemetry is None else dict(device_telemetry),
     }
@@ -273,6 +275,7 @@ def build_manifest(
     """
     kind = platform_of(device)
     environments = [facts.pop("environment") for facts in ranks]
+    libraries = [facts.pop("collective_library") for facts in ranks]
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": folder.run_id,
@@ -297,9 +300,9 @@ def build_manifest(
             **{name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")},
         },
         "environment": environments[0],
-        "environment_differences": {
-            str(rank): other for rank, other in enumerate(environments) if other != environments[0]
-        },
+        "environment_differences": _other_than_first(environments),
+        "collective_library": libraries[0],
+        "collective_library_differences": _other_than_first(libraries),
         "host_facts": {
             "machine": platform.machine(),
             "kernel": platform.release(),
@@ -311,3 +314,8 @@ def build_manifest(
         "topology": ranks,
         "command": hide(sys.argv),
     }
+
+
+def _other_than_first(facts: Sequence[Any]) -> dict[str, Any]:
+    """Return, by rank, what differs from rank 0."""
+    return {str(rank): other for rank, other in enumerate(facts) if other != facts[0]}

@@ -32,6 +32,8 @@ ENVIRONMENT_PREFIXES: Final = (
 ENVIRONMENT_NAMES: Final = frozenset(
     {
         "GPU_MAX_HW_QUEUES",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
         "MKL_NUM_THREADS",
         "OMP_NUM_THREADS",
         "PYTORCH_ALLOC_CONF",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
+import sys
 
 import pytest
 import torch
 from hypothesis import given
 
 from aorta import installation
+from aorta.distributed import collective_library
 from aorta.distributed.output_folder import (
     RequestedConfig,
     RunFolder,
@@ -20,6 +23,9 @@ from aorta.distributed.output_folder import (
 from aorta.records.environment_variables import ENVIRONMENT_PREFIXES
 from aorta.redaction import SECRET, redact
 from tests.distributed.conftest import place
+from tests.libraries import stand_in
+from tests.runs import environment as launch_environment
+from tests.runs import finished, succeeded
 from tests.strategies import environments
 
 CPU = torch.device("cpu")
@@ -40,7 +46,14 @@ def manifest(tmp_path):
 
 RECORDED = (
     *("NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "GLOO_SOCKET_IFNAME", "HSA_ENABLE_SDMA", "CUDA_VISIBLE_DEVICES", "MSCCLPP_X"),
-    *("OMP_NUM_THREADS", "PYTORCH_HIP_ALLOC_CONF", "TORCH_NCCL_AVOID_RECORD_STREAMS", "GPU_MAX_HW_QUEUES"),
+    *(
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "OMP_NUM_THREADS",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS",
+        "GPU_MAX_HW_QUEUES",
+    ),
 )
 OTHERS = ("HOME", "PATH", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_NCCL_DEBUG", "OMP_NUM_THREADS_X", "nccl_debug", "")
 SECRETS = (
@@ -92,6 +105,36 @@ def test_ranks_whose_environment_differs_from_rank_0_are_listed(manifest):
     assert read["environment_differences"] == {"2": other}
     assert [facts["rank"] for facts in read["topology"]] == [0, 1, 2]
     assert all("environment" not in facts for facts in read["topology"])
+
+
+SHOW = "import json; from aorta.distributed import collective_library as c; print(json.dumps(c.loaded_library()))"
+
+
+@pytest.mark.parametrize(("code", "version"), [(2708, "2.7.8"), (22703, "2.27.3")])
+def test_the_library_that_answers_for_nccl_is_recorded_with_what_tells_two_builds_apart(tmp_path, code, version):
+    first, second = (stand_in(tmp_path / name, code, name) for name in ("one", "two"))
+    link = tmp_path / "libnccl.so"
+    link.symlink_to(second)
+    for preloaded, file in ((first, first), (link, second)):
+        done = succeeded(finished([sys.executable, "-c", SHOW], own=launch_environment(LD_PRELOAD=str(preloaded))))
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        expected = {"path": str(file), "version": version, "bytes": file.stat().st_size, "sha256": digest}
+        assert json.loads(done.stdout) == expected
+    assert first.read_bytes() != second.read_bytes()
+
+
+def test_a_library_that_was_replaced_after_it_was_loaded_has_no_digest(tmp_path):
+    file = stand_in(tmp_path / "gone", 22703, "gone")
+    code = f"import os, torch; os.unlink({str(file)!r}); {SHOW}"
+    done = succeeded(finished([sys.executable, "-c", code], own=launch_environment(LD_PRELOAD=str(file))))
+    said = json.loads(done.stdout)
+    assert said == {"path": f"{file} (deleted)", "version": "2.27.3", "bytes": None, "sha256": None}
+
+
+def test_without_nccl_no_library_is_recorded(manifest, monkeypatch):
+    monkeypatch.setattr(collective_library, "_functions", lambda: iter(()))
+    read = manifest({}, {})
+    assert (read["collective_library"], read["collective_library_differences"]) == (None, {})
 
 
 def test_a_run_without_a_label_is_called_after_its_platform(manifest):

@@ -58,6 +58,15 @@ class HostFacts(msgspec.Struct):
     memory_bytes: int
 
 
+class CollectiveLibrary(msgspec.Struct):
+    """The file from which NCCL's or RCCL's functions come."""
+
+    path: str | None
+    version: str | None
+    bytes: int | None
+    sha256: str | None
+
+
 class RankFacts(msgspec.Struct):
     """One rank and where it ran."""
 
@@ -89,6 +98,8 @@ class Manifest(msgspec.Struct):
     versions: Versions
     environment: dict[str, str]
     environment_differences: dict[str, dict[str, str]]
+    collective_library: CollectiveLibrary | None
+    collective_library_differences: dict[str, CollectiveLibrary | None]
     host_facts: HostFacts
     devices: list[str]
     topology: list[RankFacts]

@@ -21,7 +21,12 @@ from aorta.analysis.report.run_tables import facts_table
 from aorta.analysis.straggler import sentences
 from aorta.records.run_files import flatten
 
-_ENVIRONMENT: Final = ("versions", "environment", "environment_differences", "host_facts", "devices", "plan", "command")
+_DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
+"""Facts of ranks that differ from rank 0, and what they are of."""
+_ENVIRONMENT: Final = (
+    *("versions", "environment", "collective_library", *_DIFFERENCES),
+    *("host_facts", "devices", "plan", "command"),
+)
 _FINE: Final = "Complete: every rank was read, every collective was seen."
 _FINE_TRACES: Final = "Every trace was read. Whether every collective is in them is not known."
 _NO_MANIFEST: Final = "there is no manifest (run.json) beside its records"
@@ -106,9 +111,10 @@ def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
         stated = manifest or {}
         facts[label] = dict(flatten({name: stated[name] for name in _ENVIRONMENT if name in stated}))
         config[label] = dict(flatten(config_of(manifest)))
-        others = stated.get("environment_differences")
-        if isinstance(others, dict) and others:
-            notes.append(f"{label}: another environment than that of rank 0 on rank {', '.join(others)}")
+        for name, what in _DIFFERENCES.items():
+            others = stated.get(name)
+            if isinstance(others, dict) and others:
+                notes.append(f"{label}: another {what} than that of rank 0 on rank {', '.join(others)}")
         warned = stated.get("warnings")
         notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
     both = len(datasets) > 1

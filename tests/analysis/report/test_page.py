@@ -364,13 +364,16 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "2 of 3 ranks. Grey: not read, or unknown." in text
 
 
-def test_ranks_with_another_environment_are_named(tmp_path: Path) -> None:
+def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
-    write_manifest(tmp_path / "run", environment_differences={"2": {"NCCL_ALGO": "Tree"}})
+    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
+    write_manifest(tmp_path / "run", collective_library={"version": "2.27.3"}, **other)
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
     assert "x: another environment than that of rank 0 on rank 2" in text
     assert "environment_differences.2.NCCL_ALGO Tree" in text
+    assert "x: another collective library than that of rank 0 on rank 3" in text
+    assert "collective_library.version 2.27.3" in text
 
 
 def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> None:
