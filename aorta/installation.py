@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +67,8 @@ def check_alone() -> None:
         InputError: names it and the way out. pip lets two distributions write the same files, and the later one wins
             file by file: what runs then is neither.
     """
+    from importlib import metadata  # 6 MB with the parser of mail headers, in every process that reads a record
+
     folder = Path(__file__).resolve().parent
     for name in SAME_IMPORT_NAME:
         try:

@@ -61,7 +61,7 @@ _SCALARS: Final = (
 _OF_STEPS: Final = (*_SCALARS, "reason", "coverage", "by_kernels", "line_offset", "collectives")
 """Integers kept of each step; the last is how many it has."""
 _OF_ROWS: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns", "backend_end_ns")
-BLOCK_STEPS: Final = 256
+BLOCK_STEPS: Final = 128
 """Steps held as Python objects before they become columns."""
 METRIC_LIMIT: Final = 512
 """Metrics a record may name. This AORTA writes 54 at most; a record that names a new one in each step would exhaust
