@@ -24,7 +24,7 @@ from aorta.analysis.collective_matching import (
 )
 from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Collectives, Ints
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
+from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, MADE_OF_OTHERS, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
 from aorta.analysis.run import Run
 from aorta.errors import InputError
 from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
@@ -81,18 +81,22 @@ def step_column(run: Run, name: str) -> np.ndarray:
 
 def metric_names(run: Run) -> list[str]:
     """Return the metrics that any step of the run has, in the order of `metrics`, but for `AT_CUTOFFS`."""
-    return in_order(set(run.steps.metrics).difference(AT_CUTOFFS))
+    known = run.steps.metrics.keys()
+    made = {name for name, metric in MADE_OF_OTHERS.items() if known >= set(metric.parts)}
+    return in_order((known | made).difference(AT_CUTOFFS))
 
 
 def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:
     """Return why a metric (or `loss`) is null, in how many of the `chosen` rank-steps; None: those after warm-up."""
     steps, reasons = run.steps, Counter[str]()
-    others = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+    made = MADE_OF_OTHERS.get(name)
+    others: tuple[str, ...] = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
+    others = others if made is None else made.parts
     null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen)
     found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
     for place in np.argsort(first):
         said = steps.reasons[found[place]]
-        of_others = [said[key] for key in others if said.get(key, HOST_BOUND) != HOST_BOUND]
+        of_others = [said[key] for key in others if key in said and (made or said[key] != HOST_BOUND)]
         reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[place])
     return reasons
 

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.metrics import MADE_OF_OTHERS
 from aorta.records.schema import Coverage, Phase
 from aorta.timeline.classes import KINDS
 from aorta.timeline.intervals import Interval
@@ -170,13 +171,17 @@ class Steps(Frame):
 
     def column(self, name: str) -> Floats:
         """Return a metric or a loss; all NaN where no step has it. A kind that was never used is 0 where kinds are
-        known.
+        known; a metric that is made of others is computed.
         """
         known = self.metrics.get(name)
         if known is None:
             known = self.losses.get(name)
         if known is not None:
             return known
+        if (made := MADE_OF_OTHERS.get(name)) is not None and made.formula is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = made.formula(*map(self.column, made.parts))
+            return np.where(np.isfinite(values), values, np.nan)
         if name in KIND_METRICS and "comm_ms" in self.metrics:
             return of_unused_kind([self._seen(witness) for witness in KINDS_KNOWN if witness in self.metrics])
         return np.full(len(self), np.nan)

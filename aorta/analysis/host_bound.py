@@ -25,6 +25,7 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import CalibrationFacts, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
 from aorta.analysis.formatting import TEXT, rough_percent
 from aorta.analysis.frames import Bools, Floats
+from aorta.analysis.metrics import MADE_OF_OTHERS
 from aorta.analysis.run import Run
 from aorta.records.schema import Calibration
 from aorta.timeline.classes import KINDS
@@ -102,6 +103,8 @@ class Pace:
         return Basis(None, used, self._bounds(name), HOST_BOUND)
 
     def _rests_on_compute(self, name: str) -> bool:
+        if name in MADE_OF_OTHERS:
+            return any(map(self._rests_on_compute, MADE_OF_OTHERS[name].parts))
         known = name in self._run.steps.metrics
         return known and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
 
@@ -114,6 +117,8 @@ class Pace:
     def undecided(self, name: str) -> float:
         """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
         steps = self._run.steps
+        if name in MADE_OF_OTHERS:
+            return max(map(self.undecided, MADE_OF_OTHERS[name].parts))
         if name not in steps.bounds:
             return 0.0
         left_open = ~np.isnan(steps.bounds[name][0][steps.used])
@@ -122,9 +127,11 @@ class Pace:
 
     def _bounds(self, name: str) -> tuple[float, float] | None:
         """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true
-        values lies between them, since each of those does.
+        values lies between them, since each of those does. None of a metric that is made of others.
         """
         steps = self._run.steps
+        if name in MADE_OF_OTHERS:
+            return None
         low, high = (np.where(np.isnan(end), steps.column(name), end)[steps.used] for end in steps.bounds[name])
         known = ~np.isnan(low)
         return float(np.median(low[known])), float(np.median(high[known]))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from aorta.timeline.classes import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -34,13 +36,16 @@ RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
 @dataclass(frozen=True)
 class Metric:
     """One metric. `better` is None where neither direction is better; `definition` follows docs/dev/measuring.md,
-    section 1.
+    section 1. A metric with a `formula` is not in the record: it is made of the columns of its `parts`, an element a
+    step, and null where one of them is.
     """
 
     name: str
     unit: Unit
     better: Better | None
     definition: str
+    parts: tuple[str, ...] = ()
+    formula: Callable[..., npt.NDArray[np.float64]] | None = None
 
 
 _STEP_METRICS: Final = (
@@ -63,6 +68,14 @@ _STEP_METRICS: Final = (
     Metric("host_lead_ms", "ms", None, "device time less host time of a block's end mark: how far the host is ahead"),
     Metric("undecided_share", "ratio", None, "share of the blocks' ranges in which marks cannot say if kernels ran"),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
+    Metric(
+        "idle_share",
+        "ratio",
+        None,
+        "idle_ms / window_ms: share of the step in which nothing ran",
+        parts=("idle_ms", "window_ms"),
+        formula=lambda idle_ms, window_ms: idle_ms / window_ms,
+    ),
     Metric("bubble_share", "ratio", "lower", "bubble_ms / pipeline_ms: share of the time in the pipeline"),
     Metric("bubble_ms", "ms", "lower", "in the pipeline: waiting for another stage, without computing"),
     Metric("pipeline_ms", "ms", "lower", "micro-batches in the pipeline, and the exchange of its gradient norm"),
@@ -104,6 +117,7 @@ STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KI
 NOT_OF_STEPS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
 METRICS_OF_STEPS: Final = tuple(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS)
 """Those that a single step on a single rank can have."""
+MADE_OF_OTHERS: Final = {metric.name: metric for metric in _STEP_METRICS if metric.formula is not None}
 NOT_SHOWN: Final = frozenset({"overlap_over_compute"})
 """In `summary.json` alone: as the share of compute with communication it invites to be read as `overlap_ratio`."""
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)

@@ -45,6 +45,15 @@ def test_older_keys(known: dict[str, Any]) -> None:
     assert known["overlap_ratio"] == 0.625  # the median of 0.5, 0.75, 0.25, 1
 
 
+def test_a_metric_that_is_made_of_others_is_null_where_one_of_them_is(tmp_path: Path) -> None:
+    lines = [step(0, 1, number, overlap=metrics(20, 10, 4, 4)) for number in range(2)]  # idle 10 of 20 ms
+    lines.append(step(0, 1, 2, overlap=metrics(20, 10, 4, 4, idle_ms=None), reasons={"idle_ms": "not seen"}))
+    write_rank(tmp_path, header(0, 1), lines)
+    entry = aggregated(tmp_path)["metrics"]["idle_share"]
+    assert (entry["median"], entry["count"], entry["null_reasons"]) == (0.5, 2, {"not seen": 1})
+    assert aorta.analysis.steps(tmp_path)["idle_share"].tolist()[:2] == [0.5, 0.5]
+
+
 @pytest.mark.spec("D21")
 def test_warmup_is_left_out_and_counted(known: dict[str, Any]) -> None:
     steps = known["steps"]
