@@ -45,7 +45,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
     "aorta ab --output artifacts/own --launches 4 --command 'torchrun --nproc_per_node 2 docs/examples/plain.py'"
     " --candidate env.OMP_NUM_THREADS=2": "tests/experiments/test_plan_real.py runs it with one launch a side",
-    "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'overlap_ratio<-0.05'": _PLAN,
+    "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'exposed_comm_ms>5%'": _PLAN,
     "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",
 }
 """Command -> why it is not run as a newcomer would."""

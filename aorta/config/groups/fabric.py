@@ -30,7 +30,7 @@ class Fabric:
 
 @dataclass
 class EmulatedFabric(Fabric):
-    """A slower or larger network than the real one: collectives complete when it would have completed them.
+    """Collectives complete when a slower or larger network would have completed them.
 
     The default is a small Ethernet cluster, slow enough that gloo on a laptop can keep up with it: IEEE 802.3ae
     (10 Gb/s) within a node and 802.3ab (1 Gb/s) between nodes, divided by 8 bits, with latencies of the order that TCP
@@ -39,7 +39,7 @@ class EmulatedFabric(Fabric):
     """
 
     kind: str = "emulated"
-    # microseconds one message takes between two ranks of a node, before its first byte
+    # microseconds to the first byte of a message within a node
     intra_latency_us: float = 25.0
     # GB/s (1e9 bytes a second) a rank sends at within a node
     intra_bandwidth_gb_per_s: float = 1.25
@@ -47,24 +47,24 @@ class EmulatedFabric(Fabric):
     inter_latency_us: float = 50.0
     # GB/s a rank sends at between nodes
     inter_bandwidth_gb_per_s: float = 0.125
-    # consecutive ranks that make one emulated node
+    # consecutive ranks per emulated node
     ranks_per_node: int = 1
-    # times are those of a ring or of a tree
+    # algorithm of the collectives
     algorithm: Algorithm = Algorithm.ring
     # group = each process group has a link of its own; link = the groups of a rank take turns on its links (on a
     # CPU)
     sharing: Sharing = Sharing.group
-    # ranks that the only process of the run stands for; null = every rank is a process
+    # ranks that one process stands for; null = every rank is a process
     ranks: int | None = None
-    # size of the world in the times of groups of all ranks; null = the real size
+    # world size assumed for groups of all ranks; null = the real size
     emulated_world_size: int | None = None
-    # part by which times of collectives vary, the same on every rank; 0 = never
+    # relative variation of collectives' times, equal on all ranks
     jitter: float = 0.0
     # seed of the jitter
     seed: int = 42
     # rank that is late to every collective; null = none
     straggler_rank: int | None = None
-    # milliseconds by which it is late
+    # its delay in milliseconds
     straggler_ms: float = 0.0
     # factor by which collectives of slow_kind, slow_min_bytes and slow_max_bytes take longer
     slow_factor: float = 1.0

@@ -19,9 +19,9 @@ from aorta.errors import ConfigError, meant
 class Training:
     """The loop."""
 
-    # passes over the dataset; ends training before max_steps if reached first; null = as many as needed
+    # passes over the dataset, if fewer than max_steps needs; null = as many as needed
     epochs: int | None = None
-    # optimizer steps of the whole training, resumes included; null = all epochs, or one
+    # optimizer steps, resumes included; null = all epochs, or one
     max_steps: int | None = 200
     # resume from the checkpoint taken before this global step; null = 0, or the newest checkpoint after a restart
     start_step: int | None = None
@@ -122,16 +122,16 @@ class Compile:
 class Instrument:
     """How collectives and compute are seen."""
 
-    # dedicated = collectives on streams of their own; observe = timed where they run; off = not seen
+    # dedicated = collectives on AORTA's streams; observe = timed where they run; off = not measured
     mode: Mode = Mode.dedicated
-    # priority of dedicated streams (lower = more urgent); null = that of the stream a collective was issued on
+    # priority of dedicated streams (lower = more urgent); null = as the issuing stream
     stream_priority: int | None = None
     # dedicated: move asynchronous collectives (DDP's) to AORTA's stream as well. Experimental:
     # docs/dev/devices.md says what is lost
     dedicated_async: bool = False
     # time collectives in C++, where that has been built; false: from Python
     native: bool = True
-    # microseconds up to which a CPU backend's call only hands a collective over; null = measured on each host
+    # CPU backends: longer calls count as blocking, in microseconds; null = measured on each host
     stall_cutoff_us: float | None = None
     # steps after warm-up that torch.profiler's kernels measure as well: auto = 3 on an accelerator; off = none;
     # or a number
@@ -160,13 +160,11 @@ def calibration_steps(setting: str, *, on_device: bool) -> int:
 
 @dataclass
 class Baseline:
-    """Isolated baselines: behind the training, in the same launch, steps that only compute and steps that only
-    communicate. `baseline=true` is short for `baseline.enabled=true`.
-    """
+    """Isolated baselines: after training, steps that only compute and steps that only communicate."""
 
-    # measure them, for overlap_efficiency and compute_slowdown
+    # measure overlap_efficiency and compute_slowdown
     enabled: bool = False
-    # steps of each of the two, warm-up included
+    # steps per phase, warm-up included
     steps: int = 20
 
 
@@ -178,11 +176,11 @@ class Clock:
     anchor_interval: int = 100
     # measure every rank's clock against rank 0's before the first and after the last step
     sync: bool = True
-    # ping-pongs a rank and measurement, of which the quickest counts
+    # ping-pongs per rank and measurement; the quickest counts
     sync_samples: int = 32
     # for tests: nanoseconds by which the clocks of ranks other than 0 are ahead
     fake_offset_ns: int = 0
-    # for tests: microseconds a second that this clock gains
+    # for tests: drift in microseconds per second
     fake_drift_ppm: float = 0.0
 
 
@@ -218,11 +216,11 @@ class Telemetry:
     device_interval_s: float = 1.0
     # also keep what rocm-smi prints (AMD devices only)
     rocm_smi: bool = False
-    # run rocm-smi even where no AMD device was found; devices=auto then takes its values
+    # run rocm-smi even without an AMD device
     force: bool = False
-    # tools that get rank 0's scalars while the run goes on (docs/loggers.md)
+    # tools that get rank 0's scalars during the run (docs/loggers.md)
     loggers: list[Loggers] = field(default_factory=list)
-    # steps from one that is logged to the next
+    # steps between logged steps
     logger_interval: int = 1
 
 
@@ -308,9 +306,9 @@ class Fault:
     # what goes wrong, several joined by +; null = nothing; pipelines take only slow_data, stuck_data,
     # stuck_optimizer and stuck_checkpoint
     kind: str | None = None
-    # the rank that it happens to; several kinds: a rank each, joined by +
+    # rank that fails; several kinds: as many ranks, joined by +
     rank: str = "1"
-    # global step at which it happens
+    # global step of the fault
     step: int = 10
 
 

@@ -51,7 +51,7 @@ class DDP(Parallel):
 
 @dataclass
 class FSDP1(Parallel):
-    """FSDP1, `FullyShardedDataParallel` round every block."""
+    """FSDP1, `FullyShardedDataParallel` around every block."""
 
     strategy: str = "fsdp1"
     # false = no prefetch, and every collective is waited for
@@ -60,13 +60,13 @@ class FSDP1(Parallel):
     forward_prefetch: bool = True
     # when the next block's parameters are gathered in backward
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.backward_pre
-    # let at most two all-gathers be under way, to bound memory
+    # at most two all-gathers at a time, to bound memory
     limit_all_gathers: bool = True
     # keep the block's own parameters visible; torch.compile needs it
     use_orig_params: bool = True
     # what is sharded
     sharding_strategy: Sharding = Sharding.full_shard
-    # type in which gradients are reduced; null = that of the parameters in use
+    # type in which gradients are reduced; null = as the parameters in use
     reduce_dtype: DType | None = None
 
 
@@ -83,7 +83,7 @@ class FSDP(Parallel):
     backward_prefetch: int = 1
     # free gathered parameters after forward and gather them again in backward
     reshard_after_forward: bool = True
-    # type in which gradients are reduced; null = that of the parameters in use
+    # type in which gradients are reduced; null = as the parameters in use
     reduce_dtype: DType | None = None
 
 
@@ -162,7 +162,7 @@ class PP(Parallel):
     strategy: str = "pp"
     # gpipe, 1f1b, interleaved_1f1b, interleaved_zero_bubble or zbv_zero_bubble, as torch.distributed.pipelining runs it
     schedule: str = "1f1b"
-    # parts of a batch that follow each other through the pipeline; training.batch_size is a multiple of it
+    # parts of a batch; training.batch_size is a multiple of it
     microbatches: int = 4
     # stages of a rank: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, else 2 or more
     stages_per_rank: int = 1

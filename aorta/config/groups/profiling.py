@@ -32,27 +32,27 @@ class Naming(Enum):
 
 @dataclass
 class Profiling:
-    """A torch.profiler window, beside the record and never a condition of it."""
+    """A torch.profiler window, in addition to the record."""
 
     # capture a trace
     enabled: bool = False
-    # steps of a cycle that are left alone; null = what period leaves
+    # unprofiled steps of a cycle; null = the rest of period
     wait: int | None = 1
-    # steps of a cycle that are profiled and thrown away
+    # steps of a cycle that are profiled and discarded
     warmup: int = 1
     # steps of a cycle that are kept
     active: int = 2
-    # cycles; 0 = for ever
+    # cycles; 0 = unlimited
     repeat: int = 1
     # steps of a whole cycle, wait + warmup + active; give this or wait, or both if they agree
     period: int | None = None
-    # steps left alone before the first cycle
+    # steps before the first cycle
     skip_first: int = 0
-    # count steps and cycles anew in every epoch; an epoch's last step closes an open window
+    # restart cycles in every epoch; its last step closes an open window
     per_epoch: bool = False
-    # ranks that are profiled: all, "0, 2, 4" or a list; the others only train
+    # profiled ranks: all, "0, 2, 4" or a list
     ranks: Any = "all"
-    # shapes of inputs; holds references to tensors, and may copy them
+    # shapes of inputs; may copy tensors
     record_shapes: bool = True
     # allocations
     profile_memory: bool = True
@@ -60,9 +60,9 @@ class Profiling:
     with_stack: bool = False
     # estimated FLOPs; records shapes as well
     with_flops: bool = False
-    # threads besides those of training too, such as one that pins batches
+    # other threads too, such as one that pins batches
     all_threads: bool = False
-    # write the history of the device's allocator where memory runs out
+    # write the allocator's history when memory runs out
     oom_snapshot: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
@@ -84,7 +84,7 @@ class Profiling:
     folder: str | None = None
     # name of a trace, a template (naming=template)
     filename: str = "rank{rank}.{batch}.pt.trace.json"
-    # use a folder that already holds files, and replace files that are uploaded already
+    # use a folder with files, and replace uploaded files
     overwrite: bool = False
     # newest windows kept on this disk, -1 = all; uploaded files go only after they have arrived
     num_traces_to_keep: int = -1
@@ -96,13 +96,13 @@ class Profiling:
     remote_file_name: str | None = "{run_name}/torch_profiler/{file}"
     # the same for the memory timeline
     memory_remote_file_name: str | None = "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html"
-    # seconds the end of the run waits for uploads that are under way
+    # seconds to wait for uploads at the end
     upload_wait_s: float = 600.0
 
 
 @dataclass
 class MeshProfiling(Profiling):
-    """A window every `period` steps, for ever: `step_<N>/rank-<rank>-coord-<coordinate>-trace.tar.gz`."""
+    """A window every `period` steps: `step_<N>/rank-<rank>-coord-<coordinate>-trace.tar.gz`."""
 
     wait: int | None = None
     period: int | None = 50

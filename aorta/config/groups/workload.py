@@ -104,11 +104,11 @@ class Moe(Gpt):
     name: str = "moe"
     # experts in a layer
     num_experts: int = 8
-    # experts that a token is sent to
+    # experts per token
     top_k: int = 2
-    # every so many layers one has experts, the last of them; 1 = all
+    # every N-th layer has experts; 1 = all
     expert_interval: int = 1
-    # room of an expert, in equal shares of a rank's tokens; more are dropped
+    # capacity of an expert relative to an equal share of a rank's tokens; the rest is dropped
     capacity_factor: float = 1.25
     # weight of the load-balancing loss
     balance_weight: float = 0.01
@@ -121,7 +121,7 @@ class Rpc(Workload):
     """
 
     name: str = "rpc"
-    # what the processes are called; {rank} counts from 0, {number} from 1
+    # names of the processes; {rank} counts from 0, {number} from 1
     worker_name: str = "worker{rank}"
     # threads that serve calls in each process
     num_worker_threads: int = 4
@@ -131,7 +131,7 @@ class Rpc(Workload):
     calls: int = 12
     # side of the square tensors that are sent
     tensor_size: int = 64
-    # seconds after which a call, or a worker that gives no sign, counts as lost
+    # seconds after which a call, or a silent worker, counts as lost
     timeout_s: float = 60.0
 
 
@@ -142,19 +142,19 @@ class Streams(Workload):
     """
 
     name: str = "streams"
-    # numbers of streams that each pattern is run on, from 1 to 64
+    # numbers of streams, 1 to 64
     streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
-    # which patterns; none: all (docs/dev/streams.md lists them)
+    # patterns to run; none: all (docs/dev/streams.md)
     patterns: list[StreamPattern] = field(default_factory=list)
-    # microseconds that a kernel of one block computes
+    # length of a kernel of one block in microseconds
     kernel_us: float = 100.0
     # side of the matrices that are multiplied
     matrix_size: int = 512
     # bytes of a copy, and of an all-reduce
     transfer_bytes: int = 4_194_304
-    # how often each point is measured; the median counts
+    # measurements per point; the median counts
     repeats: int = 5
-    # more streams that gain less than this share of the throughput gain nothing
+    # a smaller gain in throughput counts as none
     knee_tolerance: float = 0.05
 
 
