@@ -95,7 +95,7 @@ def attribute(
         reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
             loaded lazily.
         engine: where records are read again; by default this machine.
-        differences: `manifest_differences` of it; those of the configuration are named in the sentence.
+        differences: `manifest_differences` of it; all but those of the headers are named in the sentence.
 
     Raises:
         InputError: a record cannot be read again.
@@ -186,11 +186,11 @@ def _side(means: Means, side_totals: Totals, seen: _Seen) -> AttributedSide:
 
 
 def _configured(differences: Sequence[FactDifference]) -> list[tuple[str, object, object]]:
-    """Return the settings in which the sides differ, by the key that a command line sets; a label sets nothing."""
+    """Return the settings and variables in which the sides differ, and their libraries; a label sets nothing."""
     return [
         (key, each.reference, each.candidate)
         for each in differences
-        if (key := each.key.removeprefix("config.")) != each.key and key not in _NO_SETTING
+        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
     ]
 
 

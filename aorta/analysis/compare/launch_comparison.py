@@ -19,6 +19,7 @@ from aorta.analysis.compare.headline import headline, numbers
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample, launch_order
 from aorta.analysis.compare.metric_verdicts import add_statistics, judge
 from aorta.analysis.compare.run_comparison import (
+    LIBRARY,
     NOT_SET,
     UNNOTICED,
     ComparedSide,
@@ -28,6 +29,7 @@ from aorta.analysis.compare.run_comparison import (
     difference_in_lead,
     differing,
     not_alike,
+    not_swapped,
     why_ratios_alone,
 )
 from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, VerdictName, too_few
@@ -44,7 +46,7 @@ from aorta.analysis.documents.dataset import CollectiveEntry, Ends
 from aorta.analysis.formatting import json_text
 from aorta.errors import InputError
 
-_ONE_SIDE: Final = ("header.", "config.parallel.", "config.fabric.", "config.instrument.")
+_ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "config.instrument.")
 """Keys that may differ between the sides, where they are what is being compared, but not within one side."""
 _VARIES: Final = ".seed"
 """Independent launches may well draw their own jitter, so seeds may differ within a side."""
@@ -79,7 +81,8 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
             `candidate` for a difference within that side, else `between`.
 
     Raises:
-        InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran.
+        InputError: launches differ in workload, shapes, world size or dtype; or, within a side, in how they ran; or
+            the sides preload two libraries for collectives and loaded one.
     """
     allowed: dict[tuple[str, str], AllowedDifference] = {}
     for where, side in zip(SIDES, (reference, candidate), strict=True):
@@ -89,6 +92,13 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
             values = [found.reference, found.candidate]
             allowed.setdefault((where, found.key), AllowedDifference(where, found.key, values, paths))
     left, right = _yardstick(reference), _yardstick(candidate)
+    one = not_swapped(left.facts, right.facts, "LD_PRELOAD")
+    if one is not None and not rules.allows(LIBRARY):
+        raise InputError(
+            f"NOT COMPARABLE: {one} ({left.path}, {right.path}): nothing was swapped. Check that both files exist "
+            "where the ranks run, and are two builds (sha256sum), or allow it with "
+            f"--allow-unlike {LIBRARY}"
+        )
     for found in filter(changes_the_work, differing(left.facts, right.facts)):
         key, values = found.key, [found.reference, found.candidate]
         if not rules.allows(key):

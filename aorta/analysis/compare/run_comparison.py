@@ -7,12 +7,14 @@ platform against those of another, or show an end of bounds as a value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.documents import ABSENT, known
@@ -25,12 +27,13 @@ from aorta.analysis.documents.comparison import (
     FactDifference,
     HostBoundSide,
     Interval,
+    LossDifference,
     Quotient,
 )
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.run_facts import FORMAT, config_of, interceptor
+from aorta.analysis.load.run_facts import FORMAT, collective_library, config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.run import Run
 from aorta.records.run_files import flatten
@@ -41,6 +44,12 @@ _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
 _INTERCEPTOR: Final = "config.instrument.interceptor"
 """Not a configuration key: whether the instrument's compiled extension was available."""
+LIBRARY: Final = "collective_library"
+"""Not a configuration key either: the build of NCCL or RCCL that was loaded."""
+_VARIABLE: Final = "environment."
+_PRELOADED: Final = re.compile(r"[^\s:]*lib[nr]ccl[^\s:/-]*\.so[^\s:/]*")
+"""NCCL or RCCL among the libraries of LD_PRELOAD, which are separated by spaces or colons (ld.so(8)); not a plugin
+(libnccl-net.so)."""
 _WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that change what is computed, wherever they occur."""
@@ -122,7 +131,8 @@ def compare(
     """
     left, right = before.overlap_ratio, after.overlap_ratio
     not_judged = why_ratios_alone(reference, candidate, judge_milliseconds=judge_milliseconds)
-    differences = differing(facts(reference.run), facts(candidate.run))
+    known_of = facts(reference.run), facts(candidate.run)
+    differences = differing(*known_of)
     traced = all(side.run.source.format != FORMAT for side in (reference, candidate))
     null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
     unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
@@ -140,8 +150,12 @@ def compare(
         verdict=VERDICT,
         verdict_reason=VERDICT_REASON.format(what="capture" if traced else "launch"),
         host_bound=difference_in_lead([before.pace], [after.pace]),
-        warnings=_warnings(reference.run, candidate.run, differences),
+        warnings=[
+            *_warnings(reference.run, candidate.run, differences),
+            *filter(None, (not_swapped(*known_of, variable) for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"))),
+        ],
         manifest_differences=differences,
+        losses=compared_losses(reference.run, candidate.run),
         unlike=unlike,
         statistic="median",
         metrics=metrics,
@@ -249,10 +263,60 @@ def facts(run: Run) -> dict[str, object]:
     """Return facts of the header as `header.<name>`, and leaves of the configuration as `config.<dotted key>`."""
     header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     header[f"{HEADER}world_size"] = run.source.world_size or None
+    library = collective_library(run.manifest)
+    header |= {LIBRARY: library} if library is not None else {}
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
+    environment = (run.manifest or {}).get("environment")
+    configuration |= flatten(environment if isinstance(environment, dict) else {}, _VARIABLE)
     timed_by = interceptor(run.manifest)
     return header | configuration | ({_INTERCEPTOR: timed_by} if timed_by is not None else {})
+
+
+def not_swapped(left: Mapping[str, object], right: Mapping[str, object], variable: str) -> str | None:
+    """Return that both sides loaded the same NCCL or RCCL although a variable asked for two; None where it did not, or
+    they did not.
+
+    Args:
+        left, right: `facts` of reference and candidate.
+        variable: LD_PRELOAD, of which the entries count that name such a library, or LD_LIBRARY_PATH.
+    """
+    said = [str(side.get(f"{_VARIABLE}{variable}", "")) for side in (left, right)]
+    asked = [_PRELOADED.findall(each) if variable == "LD_PRELOAD" else each for each in said]
+    loaded = left.get(LIBRARY)
+    if asked[0] == asked[1] or loaded != right.get(LIBRARY) or (loaded is None and variable != "LD_PRELOAD"):
+        return None
+    return (
+        f"{variable} is {said[0]!r} in the reference, {said[1]!r} in the candidate, but both sides loaded "
+        f"{f'the same NCCL or RCCL, {loaded}' if loaded else 'no NCCL or RCCL'}"
+    )
+
+
+def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
+    """Compare the losses of all steps, warm-up included; None where no rank has one of the same step on both sides."""
+    sides = []
+    for run in (reference, candidate):
+        losses = run.steps.column("loss")
+        places = zip(run.rank_of_step.tolist(), run.steps.global_step.tolist(), strict=True)
+        sides.append({place: loss for place, loss in zip(places, losses, strict=True) if not np.isnan(loss)})
+    shared = [place for place in sides[0] if place in sides[1]]
+    if not shared:
+        return None
+    before, after = (np.array([side[place] for place in shared]) for side in sides)
+    unequal = np.flatnonzero(before != after)
+    count, equal = len(shared), len(shared) - len(unequal)
+    if not len(unequal):
+        return LossDifference(count, equal, None, None, None, f"bit-equal in all {TEXT.count(count, 'rank-step')}")
+    with np.errstate(invalid="ignore"):
+        differences = after - before
+    at = unequal[np.argmax(np.nan_to_num(np.abs(differences[unequal]), nan=np.inf))]
+    rank, step = shared[at]
+    largest = float(differences[at]) if np.isfinite(differences[at]) else None
+    by = "" if largest is None else f"{abs(largest):.2g}, "
+    said = (
+        f"differ in {len(unequal)} of {TEXT.count(count, 'rank-step')}, most by {by}{before[at]:.9g} -> {after[at]:.9g}"
+    )
+    return LossDifference(count, equal, largest, rank, step, f"{said} (rank {rank}, step {step})")
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:

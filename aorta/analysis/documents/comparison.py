@@ -160,6 +160,19 @@ class HostBoundSide(msgspec.Struct):
     sentence: str
 
 
+class LossDifference(Open):
+    """Losses of the ranks and steps that both sides have: how many there are, how many are the same to the last bit,
+    and the largest difference, candidate minus reference (null where one is infinite, or all are the same).
+    """
+
+    count: int
+    equal: int
+    largest: float | None
+    rank: int | None
+    global_step: int | None
+    sentence: str
+
+
 class FactDifference(Open):
     """A fact of what was run that differs between the sides."""
 
@@ -286,6 +299,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     host_bound: HostBoundSide | None
     warnings: list[str]
     manifest_differences: list[FactDifference]
+    losses: LossDifference | None
     unlike: Unpublished[list[str]]
     statistic: Unpublished[str]
     metrics: dict[str, ComparedMetric]

@@ -76,6 +76,19 @@ def interceptor(manifest: Manifest | None) -> str | None:
     return ", ".join(sorted({each.partition(":")[0] for each in stated if isinstance(each, str)})) or None
 
 
+def collective_library(manifest: Manifest | None) -> str | None:
+    """Return version and SHA-256 of the file from which NCCL's or RCCL's functions come, its path where there is no
+    SHA-256, and ranks that have another; None where the manifest states none.
+    """
+    found = (manifest or {}).get("collective_library")
+    if not isinstance(found, dict):
+        return None
+    digest, others = found.get("sha256"), (manifest or {}).get("collective_library_differences")
+    build = f"sha256 {digest[:12]}" if isinstance(digest, str) else found.get("path")
+    ranks = f", another on rank {', '.join(others)}" if isinstance(others, dict) and others else ""
+    return f"{found.get('version')} ({build}){ranks}"
+
+
 def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
     """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
     on a CPU where the configuration asked for it.

@@ -181,6 +181,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
         _Block("\n".join(["", *lines, ""]) if lines else ""),
         _Block(led("Cause:", cause, style) if cause else "", 1),
         *_notes(notes_of_comparison(comparison), style),
+        _Block(losses_line(comparison, style), 2),
         _Block("" if titled else led("Compared:", " with ".join(sides), style), 4),
     ]
     if changed and not any(one in (cause or "") for one in ("Configuration: ", changed[0].replace(": ", " ", 1))):
@@ -236,6 +237,7 @@ def _comparison_blocks(comparison: Comparison, style: Style) -> list[str]:
     tested = evidence(comparison)
     lines = [verdict_lines(comparison, style), *([led("Test:", tested, style)] if tested else [])]
     lines += [led("Cause:", comparison.sentence, style)] if comparison.sentence else []
+    lines += [told] if (told := losses_line(comparison, style)) else []
     lines += [led("Note:", warning, style, style.warning) for warning in notes_of_comparison(comparison)]
     level = TEXT.percent(known(comparison.interval_level), 0)
     statistic = MEANS.capitalize() if comparison.statistic == MEANS else "Medians"
@@ -252,6 +254,12 @@ def _comparison_blocks(comparison: Comparison, style: Style) -> list[str]:
     metrics = "\n".join(text_lines(comparison_table(comparison), style))
     said = style.faint(wrapped([" ".join(notes)], style.width, indent=""))
     return ["\n".join(lines), f"{metrics}\n{said}", *(_lines(each, style) for each in tables if each is not None)]
+
+
+def losses_line(comparison: Comparison, style: Style) -> str:
+    """Return whether the losses of both sides are the same; empty where a side has none, or did other work."""
+    found = known(comparison.losses)
+    return "" if found is None or comparison.unlike else led("Losses:", found.sentence, style)
 
 
 def notes_of_comparison(comparison: Comparison) -> list[str]:

@@ -187,11 +187,12 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
 
 def _basis(comparison: Comparison) -> str:
     """Return what the verdict rests on."""
-    launches = comparison.launches
+    launches, found = comparison.launches, known(comparison.losses)
+    losses = "" if found is None or comparison.unlike else f"losses {found.sentence}"
     if not launches:
-        return ""
+        return losses
     sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
-    return f"{sides}; intervals at {100 * comparison.interval_level:g} %"
+    return "; ".join(filter(None, (f"{sides}; intervals at {100 * comparison.interval_level:g} %", losses)))
 
 
 def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
