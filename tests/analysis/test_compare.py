@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.run_comparison import compared_losses
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.records import load_run
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
@@ -123,6 +125,76 @@ def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: P
     assert any("timed by native in the reference" in warning for warning in found["warnings"])
     assert not any("timed by" in warning for warning in compared(native, timed("c", "native"))["warnings"])
     assert not any("timed by" in w for w in compared(native, side(tmp_path, "d", metrics(20, 16, 8, 8)))["warnings"])
+
+
+OLD, NEW = ({"version": "2.27.3", "path": "/x/libnccl.so.2", "sha256": each * 32} for each in ("0a", "0b"))
+
+
+def loaded(
+    folder: Path, label: str, library: dict[str, Any] | None, *losses: float | None, **environment: str
+) -> LabelledRun:
+    """A run of one rank that recorded its library, its variables and a loss a step."""
+    steps = [step(0, 1, at, overlap=metrics(20, 16, 8, 8)) for at in range(len(losses))]
+    steps = [msgspec.structs.replace(each, loss=loss) for each, loss in zip(steps, losses, strict=True)]
+    write_rank(folder / label, header(run_id=label), steps)
+    facts = {"environment": environment, "collective_library": library}
+    write_manifest(folder / label, CONFIG, run_id=label, **facts)
+    return LabelledRun(label, load_run(folder / label))
+
+
+def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path: Path) -> None:
+    sides = loaded(tmp_path, "a", OLD, 1.0), loaded(tmp_path, "b", NEW, 1.0, LD_PRELOAD="/y/libnccl.so.2")
+    found = compared(*sides)
+    assert [tuple(each.values()) for each in found["manifest_differences"]] == [
+        ("collective_library", "2.27.3 (sha256 0a0a0a0a0a0a)", "2.27.3 (sha256 0b0b0b0b0b0b)"),
+        ("environment.LD_PRELOAD", "(absent)", "/y/libnccl.so.2"),
+    ]
+    assert not any("both sides loaded" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("library", "variable", "value", "warned"),
+    [
+        (
+            OLD,
+            "LD_PRELOAD",
+            "/y/libjemalloc.so:/y/librccl.so.1.0",
+            "the same NCCL or RCCL, 2.27.3 (sha256 0a0a0a0a0a0a)",
+        ),
+        (None, "LD_PRELOAD", "/y/libnccl.so.2", "no NCCL or RCCL"),
+        (OLD, "LD_PRELOAD", "/y/libjemalloc.so /nccl/libnccl-net.so", None),
+        (OLD, "LD_LIBRARY_PATH", "/y", "the same NCCL or RCCL"),
+        (None, "LD_LIBRARY_PATH", "/y", None),
+    ],
+)
+def test_a_swap_that_did_not_happen_is_warned_of(
+    tmp_path: Path, library: dict[str, Any] | None, variable: str, value: str, warned: str | None
+) -> None:
+    sides = loaded(tmp_path, "a", library, 1.0), loaded(tmp_path, "b", library, 1.0, **{variable: value})
+    said = [warning for warning in compared(*sides)["warnings"] if "both sides loaded" in warning]
+    assert len(said) == (warned is not None)
+    assert warned is None or (f"{variable} is '' in the reference" in said[0] and warned in said[0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "largest", "sentence"),
+    [
+        ([2.0, 1.5], [2.0, 1.5, 9.0], None, "bit-equal in all 2 rank-steps"),
+        ([2.0, 1.5, 1.0], [2.0, 1.25, 1.125], -0.25, "differ in 2 of 3 rank-steps, most by 0.25, 1.5 -> 1.25 (rank 0"),
+    ],
+)
+def test_losses_are_compared_to_the_last_bit(
+    tmp_path: Path, before: list[float], after: list[float], largest: float | None, sentence: str
+) -> None:
+    found = compared_losses(loaded(tmp_path, "a", OLD, *before).run, loaded(tmp_path, "b", NEW, *after).run)
+    assert found is not None
+    assert found.largest == largest
+    assert found.sentence.startswith(sentence)
+
+
+def test_without_a_loss_on_both_sides_none_is_compared(tmp_path: Path) -> None:
+    silent = loaded(tmp_path, "a", OLD, None)
+    assert compared_losses(silent.run, loaded(tmp_path, "b", OLD, 1.0).run) is None
 
 
 def test_a_run_against_itself_an_emulation_and_a_lost_manifest_are_warned_of(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from aorta.analysis.load.records import load_run
 from aorta.experiments.journal import read_plan_history
+from tests.libraries import stand_in
 from tests.runs import ROOT, SMALL, environment, finished, losses
 
 pytestmark = pytest.mark.dist
@@ -45,16 +46,25 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_program_of_the_users_own(tmp_path: Path) -> None:
+def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path) -> None:
+    builds = {side: stand_in(tmp_path / side, 22703, side) for side in ("reference", "candidate")}
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
     command = [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", "--command", program]
     own = environment(PYTHONPATH=str(ROOT))
-    done = finished([*command, "--candidate", "env.NCCL_ALGO=Tree"], own=own, folder=tmp_path)
+    reference, candidate = (f"env.LD_PRELOAD={library}" for library in builds.values())
+    sides = ["--reference", reference, "--candidate", f"{candidate} env.NCCL_ALGO=Tree"]
+    done = finished([*command, *sides], own=own, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for side, algorithm in (("reference", None), ("candidate", "Tree")):
         run = load_run(tmp_path / "o" / side / "00")
         assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 12)
         manifest = json.loads((tmp_path / "o" / side / "00" / "run.json").read_text())
         assert manifest["environment"].get("NCCL_ALGO") == algorithm
+        assert manifest["collective_library"]["path"] == str(builds[side])
+        assert manifest["collective_library_differences"] == {}
     assert "aorta report o --all" in done.stdout
-    assert (tmp_path / "reports" / "o" / "summary.json").is_file()
+    found = json.loads((tmp_path / "reports" / "o" / "summary.json").read_text())["comparison"]
+    differ = [each["key"] for each in found["manifest_differences"]]
+    assert differ == ["collective_library", "environment.LD_PRELOAD", "environment.NCCL_ALGO"]
+    assert (found["losses"]["count"], found["losses"]["equal"]) == (24, 24)
+    assert "Losses: bit-equal in all 24 rank-steps" in done.stdout

@@ -303,20 +303,15 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
     if not shared:
         return None
     before, after = (np.array([side[place] for place in shared]) for side in sides)
-    unequal = np.flatnonzero(before != after)
-    count, equal = len(shared), len(shared) - len(unequal)
-    if not len(unequal):
+    count, equal = len(shared), int((before == after).sum())
+    if equal == count:
         return LossDifference(count, equal, None, None, None, f"bit-equal in all {TEXT.count(count, 'rank-step')}")
-    with np.errstate(invalid="ignore"):
-        differences = after - before
-    at = unequal[np.argmax(np.nan_to_num(np.abs(differences[unequal]), nan=np.inf))]
+    differences = after - before
+    at = int(np.argmax(np.abs(differences)))
     rank, step = shared[at]
-    largest = float(differences[at]) if np.isfinite(differences[at]) else None
-    by = "" if largest is None else f"{abs(largest):.2g}, "
-    said = (
-        f"differ in {len(unequal)} of {TEXT.count(count, 'rank-step')}, most by {by}{before[at]:.9g} -> {after[at]:.9g}"
-    )
-    return LossDifference(count, equal, largest, rank, step, f"{said} (rank {rank}, step {step})")
+    by = f"{abs(differences[at]):.2g}, {before[at]:.9g} -> {after[at]:.9g} (rank {rank}, step {step})"
+    said = f"differ in {count - equal} of {TEXT.count(count, 'rank-step')}, most by {by}"
+    return LossDifference(count, equal, float(differences[at]), rank, step, said)
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:

@@ -162,7 +162,7 @@ class HostBoundSide(msgspec.Struct):
 
 class LossDifference(Open):
     """Losses of the ranks and steps that both sides have: how many there are, how many are the same to the last bit,
-    and the largest difference, candidate minus reference (null where one is infinite, or all are the same).
+    and the largest difference, candidate minus reference (null where all are the same).
     """
 
     count: int

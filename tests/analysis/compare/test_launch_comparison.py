@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from aorta.analysis.compare.launch_comparison import refuse_unlike
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.run_comparison import LIBRARY
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.dataset import DeviceFacts
 from aorta.analysis.report.report_command import overlap_report
@@ -279,7 +280,7 @@ def test_what_is_compared_may_differ_between_the_sides(key: str, value: Any) -> 
     assert refused(side("a", {}), side("b", {key: value})) == []
 
 
-@pytest.mark.parametrize("key", ["header.platform", "config.parallel.strategy", "config.fabric.kind"])
+@pytest.mark.parametrize("key", ["header.platform", LIBRARY, "config.parallel.strategy", "config.fabric.kind"])
 def test_within_a_side_it_must_not(key: str) -> None:
     mixed = side("b", {}, {key: "other"})
     with pytest.raises(InputError, match=f"(?s)b are not launches of one job:.*{key.removeprefix('config.')}=other"):
@@ -287,6 +288,16 @@ def test_within_a_side_it_must_not(key: str) -> None:
     with pytest.raises(InputError, match="the runs in b are not launches of one job"):
         refused(mixed, side("a", {}))
     assert refused(side("a", {}), mixed, key) == [("candidate", key)]
+
+
+def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused() -> None:
+    left, right = ({"environment.LD_PRELOAD": f"/{build}/librccl.so.1", LIBRARY: "2.22.3 (x)"} for build in "ab")
+    with pytest.raises(
+        InputError, match=r"both sides loaded the same NCCL or RCCL, 2.22.3 \(x\) \(a/0, b/0\): nothing"
+    ):
+        refused(side("a", left), side("b", right))
+    assert refused(side("a", left), side("b", right), LIBRARY) == []
+    assert refused(side("a", left), side("b", right | {LIBRARY: "2.22.3 (y)"})) == []
 
 
 def test_launches_of_a_side_may_have_seeds_of_their_own() -> None:
