@@ -66,5 +66,5 @@ def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path)
     found = json.loads((tmp_path / "reports" / "o" / "summary.json").read_text())["comparison"]
     differ = [each["key"] for each in found["manifest_differences"]]
     assert differ == ["collective_library", "environment.LD_PRELOAD", "environment.NCCL_ALGO"]
-    assert (found["losses"]["count"], found["losses"]["equal"]) == (24, 24)
-    assert "Losses: bit-equal in all 24 rank-steps" in done.stdout
+    assert found["losses"]["sentence"] == "bit-equal in all 24 rank-steps"
+    assert "Configuration: collective_library 2.27.3 (sha256 " in found["attribution"]["sentence"]

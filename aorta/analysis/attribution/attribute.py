@@ -49,8 +49,8 @@ DEFINITION: Final = (
     "nanosecond belongs to one collective, one place and one part, so the rows of each dimension add up to the "
     "difference (docs/dev/attribution.md)"
 )
-_NO_SETTING: Final = ("label", "instrument.interceptor")
-"""Differences that no key of the configuration makes: a name, and what was compiled on the machine."""
+_NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD", "environment.LD_LIBRARY_PATH")
+"""Differences that no setting makes: a name, what was compiled on the machine, and where libraries come from."""
 _RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
 _KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
 _NOTHING: Final = "no step after warm-up whose exposed communication is known"

@@ -75,6 +75,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     entry = found.summary["datasets"]["new"]
     assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
     text = found.text
+    assert "\nLosses: bit-equal in all 14 rank-steps\n" in text
     assert " ".join(text.split("\nTest: ")[0].split()) == f"[x] {comparison['headline']} {comparison['numbers']}"
     assert comparison["headline"] == "More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
     assert " ".join(text.split("\nTest: ")[1].split()).startswith("exposed_comm_ms: +108.1 %, 95 % interval ")
