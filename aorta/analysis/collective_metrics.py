@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -38,6 +39,7 @@ from aorta.analysis.straggler import IssueLateness, Stragglers
 from aorta.records.schema import STALL_CUTOFF_NS, Phase
 from aorta.timeline.overlap import NS_PER_MS
 
+_OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
 _UNSEEN: Final = "its start or its end was not seen"
 
 
@@ -95,14 +97,9 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
         stragglers.add(rows, found)
         wait_ns[rows.at] = found.wait_or_reason
     stragglers.add_waits(run, wait_ns)
-    used = run.steps.used[run.collectives.step]
-    key = names.key[run.collectives.name]
-    order = sorted(range(len(names.keys)), key=lambda index: names.keys[index].order)
-    entries = [
-        _entry(run, names.keys[index], matched[index], np.flatnonzero(used & (key == index)), wait_ns)
-        for index in order
-        if bool((used & (key == index)).any())
-    ]
+    counts = np.bincount(run.collectives.name[run.steps.used[run.collectives.step]], minlength=len(names.key))
+    order = sorted(set(names.key[counts > 0].tolist()), key=lambda index: names.keys[index].order)
+    entries = [_entry(run, names, index, counts, matched[index], wait_ns) for index in order]
     return CollectiveMetrics(entries, stragglers.entries(), wait_ns)
 
 
@@ -119,46 +116,29 @@ def with_open_starts(metrics: CollectiveMetrics, reason: str) -> CollectiveMetri
     return CollectiveMetrics(rows, stragglers, metrics.wait_ns)
 
 
-def _entry(run: Run, key: CollectiveKey, matched: _Matched, rows: Ints, wait_ns: Ints) -> CollectiveEntry:
+def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Matched, wait_ns: Ints) -> CollectiveEntry:
     """Describe one entry.
 
     Args:
-        rows: those of the run's collectives that belong to it and count.
+        index: of the entry in `names.keys`.
+        rows: of each name, how many collectives count.
     """
-    frame = run.collectives
+    key, mine = names.keys[index], names.key == index
+    count = int(rows[mine].sum())
     numbers = {name: numbers_of(parts) for name, parts in matched.values.items()}
     matched.values.clear()
     sources = Counter[str]()
-    counts = np.bincount(frame.name[rows], minlength=len(frame.names)).tolist()
-    for what, count in zip(frame.names, counts, strict=True):
-        sources[what.end_source or "unknown"] += count
-    sources = +sources  # those that there are
-    waits = wait_ns[rows]
-    unknown = Counter((-waits[waits < 0]).tolist())
+    for what, own in zip(run.collectives.names, np.where(mine, rows, 0).tolist(), strict=True):
+        sources[what.end_source or "unknown"] += own
     reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
-    row_reasons = {REASONS[code]: seen for code, seen in sorted(unknown.items()) if code}
-    rank = run.rank_of_step[frame.step[rows]]
-    edges = np.flatnonzero(np.append(True, np.diff(rank) != 0))
     described: dict[str, Described] = {}
     for name in COLLECTIVE_METRIC_NAMES:
-        if name not in ("duration_ms", "queued_ms", "wait_ms"):
+        if name in _OF_ROWS:
+            described[name] = _of_rows(run, names, index, name, wait_ns)
+        else:
             known, found = numbers.get(name, (0, None))
             why = {**reasons, **(matched.no_bandwidth if name.endswith("_gb_per_s") else {})}
             described[name] = entry(known, matched.collectives - known, found, None, why)
-            continue
-        # One metric at a time: its values of all ranks are the largest allocation here.
-        length_ns = waits
-        if name != "wait_ms":
-            begun, ended = (frame.start_ns, frame.end_ns) if name == "duration_ms" else (frame.issue_ns, frame.start_ns)
-            length_ns = difference(begun[rows], ended[rows])
-        null = waits < 0 if name == "wait_ms" else length_ns == NO_TIME
-        values = np.where(null, np.nan, length_ns / NS_PER_MS)
-        medians = map(median_or_none, np.split(values, edges[1:]))
-        of_ranks = dict(zip(rank[edges].tolist(), medians, strict=True))
-        known, found = numbers_of([values[~null]])
-        unseen = {_UNSEEN: len(rows) - known} if known < len(rows) else {}
-        why = row_reasons if name == "wait_ms" else unseen
-        described[name] = entry(known, len(rows) - known, found, of_ranks, why)
     return CollectiveEntry(
         kind=key.kind,
         group=key.group,
@@ -166,11 +146,36 @@ def _entry(run: Run, key: CollectiveKey, matched: _Matched, rows: Ints, wait_ns:
         bytes=key.bytes if key.bytes >= 0 else None,
         group_ranks=[list(members) for members in sorted(key.members)],
         collectives=matched.collectives,
-        rows=len(rows),
-        end_sources={source: sources[source] for source in sorted(sources)},
-        transfer_is_upper_bound="wait" in sources,  # such an end is when the caller checked (R6)
+        rows=count,
+        end_sources={source: sources[source] for source in sorted(+sources)},
+        transfer_is_upper_bound="wait" in +sources,  # such an end is when the caller checked (R6)
         **described,
     )
+
+
+def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Described:
+    """Describe one metric that each row of an entry has, rank by rank: its values are the largest allocation here."""
+    frame, used = run.collectives, run.steps.used
+    parts, medians, reasons = [], dict[int, float | None](), Counter[str]()
+    for rank, (first, last) in zip(run.ranks, pairwise(run.frames.first_row.tolist()), strict=True):
+        rows = first + np.flatnonzero((names.key[frame.name[first:last]] == index) & used[frame.step[first:last]])
+        if not len(rows):
+            continue
+        if name == "wait_ms":
+            length_ns = wait_ns[rows]
+            null = length_ns < 0
+            reasons.update(REASONS[code] for code in (-length_ns[null]).tolist())
+        else:
+            begun, ended = (frame.start_ns, frame.end_ns) if name == "duration_ms" else (frame.issue_ns, frame.start_ns)
+            length_ns = difference(begun[rows], ended[rows])
+            null = length_ns == NO_TIME
+            reasons[_UNSEEN] += int(null.sum())
+        known = length_ns[~null] / NS_PER_MS
+        parts.append(known)
+        medians[rank] = median_or_none(known)
+    in_order = sorted(+reasons, key=[*REASONS, _UNSEEN].index)
+    count, described = numbers_of(parts)
+    return entry(count, reasons.total(), described, medians, {why: reasons[why] for why in in_order})
 
 
 LEAST_SHARE: Final = 0.02

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ from aorta.analysis.collective_matching import CollectiveRows, MatchedCollective
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import DatasetEntry, Straggler
 from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms, whole_percent
-from aorta.analysis.frames import Floats, Ints
+from aorta.analysis.frames import UNKNOWN, Floats, Ints
 from aorta.analysis.groups import Groups
 from aorta.analysis.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS
@@ -164,14 +165,13 @@ class Stragglers:
 
     def add_waits(self, run: Run, wait_ns: Ints) -> None:
         """Add the waits of all collectives of the run, negative where they are unknown."""
-        rows = run.collectives
-        mine = np.flatnonzero(run.steps.used[rows.step] & (self._names.size[rows.name] > 1))
-        group, rank, wait_ns = self._names.group[rows.name[mine]], run.rank_of_step[rows.step[mine]], wait_ns[mine]
-        by = Groups(group, rank)
-        for at, waits in zip(by.first.tolist(), by.parts(wait_ns), strict=True):
-            known = waits[waits >= 0]
-            median = float(np.median(known)) / NS_PER_MS if len(known) else None
-            self._medians[int(group[at])][int(rank[at])] = median
+        rows, names = run.collectives, self._names
+        for rank, (first, last) in zip(run.ranks, pairwise(run.frames.first_row.tolist()), strict=True):
+            name, waits = rows.name[first:last], wait_ns[first:last]
+            group = np.where(run.steps.used[rows.step[first:last]] & (names.size[name] > 1), names.group[name], UNKNOWN)
+            for number in np.unique(group[group != UNKNOWN]).tolist():
+                known = waits[(group == number) & (waits >= 0)]
+                self._medians[number][rank] = float(np.median(known)) / NS_PER_MS if len(known) else None
 
     def entries(self) -> list[Straggler]:
         """Return one entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or

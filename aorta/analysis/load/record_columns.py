@@ -324,9 +324,12 @@ class _Columns:
             texts.append(f"{name}: {repeated} step(s) repeat a global step; the first of each is used")
         if footer is not None and footer.steps_written != read:
             texts.append(f"{name}: its footer counts {footer.steps_written} steps, {read} could be read")
+        columns = dict(zip(_OF_ROWS, rows, strict=True))
+        if (columns["backend_end_ns"] == NO_TIME).all():
+            del columns["backend_end_ns"]
         collectives = Collectives(
             step=step,
-            **dict(zip(_OF_ROWS, rows, strict=True)),
+            **columns,
             names=tuple(CollectiveName(*name) for name in self.names),
         )
         source = source_of(self.path, self.header, footer)

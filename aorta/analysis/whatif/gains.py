@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
-from aorta.analysis.formatting import rough_interval
+from aorta.analysis.formatting import TEXT, rough_interval
 from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.straggler import NO_SLOWER_RANKS
@@ -93,7 +93,7 @@ def _tried(base: Base, text: str, words: str) -> tuple[Floats, GainEntry] | None
     significant = not upper_bound and found.low > 0
     sentence = (
         f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(found.value, found.low, found.high)} "
-        f"per step, {share:.1%}, {verdict(significant, upper_bound)}"
+        f"per step, {TEXT.percent(share)}, {verdict(significant, upper_bound)}"
     )
     notes = list(changed.flags)
     return gained, GainEntry(

@@ -16,7 +16,7 @@ import numpy as np
 
 from aorta.analysis.documents import as_json
 from aorta.analysis.documents.dataset import MarginalEntry
-from aorta.analysis.formatting import rough_interval, rough_ms
+from aorta.analysis.formatting import TEXT, rough_interval, rough_ms
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
 from aorta.analysis.whatif.changes import FORMS, is_count, parse_changes
@@ -86,18 +86,22 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
     step = (
         f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, "
-        f"{abs(gain.value) / now_ms:.1%} of {rough_ms(now_ms)}, {verdict(predicted.significant, predicted.upper_bound)}"
+        f"{TEXT.percent(abs(gain.value) / now_ms)} of {rough_ms(now_ms)}, "
+        f"{verdict(predicted.significant, predicted.upper_bound)}"
     )
 
     def change(value: Value | None, base: float | None, unit: str) -> str:
         if value is None:
-            return "unknown"
-        now = "unknown" if base is None else rough_ms(base) if unit else f"{base:.3f}"
-        return f"{now} -> {rough_interval(value.value, value.low, value.high, unit)}"
+            return TEXT.unknown
+        if unit == "ms":
+            now = TEXT.unknown if base is None else rough_ms(base)
+            return f"{now} -> {rough_interval(value.value, value.low, value.high)}"
+        share = rough_interval(100 * value.value, 100 * value.low, 100 * value.high, "%")
+        return f"{TEXT.percent(base)} -> {share}"
 
     rows = [
         ("job step", step),
-        ("overlap ratio", change(predicted.overlap_ratio, base.replayed_ratio, "")),
+        ("overlap ratio", change(predicted.overlap_ratio, base.replayed_ratio, "%")),
         ("exposed communication", change(predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms")),
     ]
     return [
@@ -110,9 +114,9 @@ def prediction_lines(predicted: Prediction) -> list[str]:
 
 
 def gain_lines(gains: Gains) -> list[str]:
-    head = f"a step takes {gains.step_ms:.2f} ms; "
+    head = f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "
     if not gains.gains:
-        return [f"{head}no change that was tried would gain more than {WORTH:.1%}"]
+        return [f"{head}no change that was tried would gain more than {TEXT.percent(WORTH)}"]
     lines = [f"{head}what would gain most:"]
     for number, each in enumerate(gains.gains, start=1):
         lines += [f"  {number}. {each.sentence}", f"     --set {each.change}"]
@@ -139,7 +143,7 @@ def path_lines(path: CriticalPath) -> list[str]:
     rows = [(ns, f"rank {rank} {WORDS[part]} {name}") for (part, rank, name), ns in totals.items()][:_ROWS]
     rest = sum(list(totals.values())[_ROWS:])
     rows += [(rest, "all the rest")] if rest else []
-    cells = [(f"{ns / NS_PER_MS:.2f} ms", f"{ns / length:.0%}", what) for ns, what in rows]
+    cells = [(f"{ns / NS_PER_MS:.2f} ms", TEXT.percent(ns / length), what) for ns, what in rows]
     return [*lines, *table(cells, right=(0, 1), indent="  ")] if cells else lines
 
 

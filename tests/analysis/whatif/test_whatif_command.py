@@ -40,7 +40,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
     said = capsys.readouterr().out
     wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
-    longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+% of (\d+) ms, significant", said)
+    longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+ % of (\d+) ms, significant", said)
     assert longer is not None
     loss, low, high, base = map(float, longer.groups())
     assert low < loss < high
@@ -141,7 +141,7 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound_and_never_significant(
         assert (said["significant"], said["upper_bound"]) == (False, True)
     assert main([run, "--set", "network.bandwidth=x2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"job step [\d.]+ ms \([^)]+\) shorter, [\d.]+% of \d+ ms, upper bound", said)
+    assert re.search(r"job step [\d.]+ ms \([^)]+\) shorter, [\d.]+ % of \d+ ms, upper bound", said)
     assert "note: real network: predictions are upper bounds that ignore contention" in said
 
 
