@@ -100,7 +100,7 @@ def collective_on_compute_stream(_dataset: LabelledRun, entry: DatasetEntry) -> 
         yield Finding(
             "collective_on_compute_stream",
             f"rank {rank}: {TEXT.quantity(computing.comm_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of collectives "
-            f"run on stream {computing.stream}, the compute stream, where nothing can hide them",
+            f"run on stream {computing.stream}, the compute stream, and cannot be hidden",
             rank=rank,
             stream=computing.stream,
         )
@@ -174,8 +174,7 @@ def one_connection(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Findi
     if str(value).strip() == "1" and run.source.platform == "cuda" and "tp" not in (run.source.parallel or ""):
         yield Finding(
             "one_connection",
-            f"{_CONNECTIONS}=1: kernels of all streams pass through one queue, so a collective starts only after what "
-            "was launched before it; unset it",
+            f"{_CONNECTIONS}=1: all streams share one queue: collectives start after all earlier kernels; unset it",
         )
 
 
@@ -221,8 +220,8 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
             if large and total[other] >= total[one] and hidden[one] <= _ALONE * total[one]:
                 yield Finding(
                     "hidden_by_another_group",
-                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of group {one}'s communication runs "
-                    f"beside group {other}'s, and computation hides none of it",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of group {one}'s communication "
+                    f"overlaps group {other}'s, and none of it overlaps computation",
                     rank=rank,
                     step=worst[one][1],
                     group=one,

@@ -228,7 +228,7 @@ class Run:
     health: Health
     traces: TraceEntries | None = None
     clocks: Mapping[int, RankClock] = field(default_factory=dict)
-    clocks_missing: str | None = "traces say nothing of the ranks' clocks against each other"
+    clocks_missing: str | None = "traces do not compare the ranks' clocks"
 
     @property
     def ranks(self) -> Mapping[int, RankTables]:

@@ -38,7 +38,7 @@ _LOST_A_PEER = (
     "because of a peer",
     "stops: rank",
     "store stopped answering",
-    "has said nothing for",
+    "has been silent for",
     "failed to recv",
     "timed out",
     "timeout",

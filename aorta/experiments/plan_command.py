@@ -202,7 +202,7 @@ def launch_all(plan: Plan) -> int | None:
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
     if result.stopped_by is not None:
-        to_stderr(f"stopped; the same command does what is missing in {plan.output}")
+        to_stderr(f"stopped; run the same command again for the missing launches in {plan.output}")
         return result.stopped_by
     if result.ended_by is not None:
         raise RunIncomplete(

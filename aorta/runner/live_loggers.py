@@ -194,7 +194,7 @@ class LiveLoggers:
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
                 self._open.remove(entry)
                 self._has_takers = bool(self._open)
-                _log.warning("logger %s: failed, and gets nothing more: %s", name, _said(error))
+                _log.warning("logger %s: failed, and is dropped: %s", name, _said(error))
 
 
 def _log_step(logger: Logger, step: int, values: Mapping[str, float]) -> None:

@@ -90,7 +90,7 @@ def test_one_connection(tmp_path: Path, value: str | None, platform: str, parall
     rules = recorded(tmp_path, lambda _rank, _number: {}, manifest=manifest, platform=platform, parallel=parallel)
     assert ("one_connection" in rules) == holds
     if holds:
-        assert rules["one_connection"]["sentence"].startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: kernels of all streams")
+        assert rules["one_connection"]["sentence"].startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share")
 
 
 def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allgather") -> Callable[[int, int], Any]:
@@ -145,7 +145,7 @@ def test_communication_of_a_group_beside_another_groups_and_never_beside_computa
     rule = recorded(tmp_path, groups((85, 95), (68, 88)))["hidden_by_another_group"]
     assert (rule["group"], rule["rank"], rule["step"]) == ("1", 1, 11)
     assert rule["sentence"] == (
-        "rank 1: 100 % of group 1's communication runs beside group 2's, and computation hides none of it"
+        "rank 1: 100 % of group 1's communication overlaps group 2's, and none of it overlaps computation"
     )
 
 

@@ -28,6 +28,9 @@ OUT: Final = {
     r"what to bear in mind": "note",
     r"stand where a label does": "can be used in place of a label",
     r"all reduces?\b": "all-reduce",
+    r"\blies? (beside|apart|far)\b|beside nothing": "overlaps, differs",
+    r"\bwhatever they\b|take part in nothing|say nothing of": "(leave it out)",
+    r"the difference may be that of|what the (test|launch|network)": "name the subject",
 }
 """Pattern (case ignored) -> what to write."""
 SPOKEN: Final = (

@@ -31,7 +31,7 @@ def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench) -> None:
     runner.send_signal(signal.SIGINT)
     _, err = runner.communicate(timeout=HANGS_S)
     assert runner.returncode == 128 + signal.SIGINT
-    assert "stopped; the same command does what is missing" in err
+    assert "stopped; run the same command again for the missing launches" in err
     assert has_ended(left["pid"])
     assert has_ended(left["rank"])
     end = bench.events("end")[-1]

@@ -94,7 +94,7 @@ def test_a_logger_that_fails_is_named_once_and_the_run_completes(tmp_path, model
     with caplog.at_level(logging.WARNING):
         loop(tmp_path, model, loggers=[failing, other])
     said = [line.getMessage() for line in caplog.records if "logger Keeper" in line.getMessage()]
-    assert said == ["logger Keeper: failed, and gets nothing more: OSError: the disk is gone"]
+    assert said == ["logger Keeper: failed, and is dropped: OSError: the disk is gone"]
     assert (list(failing.seen), list(other.seen)) == ([0, 1], list(range(6)))
     found = record(tmp_path).footer
     assert found is not None

@@ -248,8 +248,8 @@ def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rul
     hosts = [frozenset[str]().union(*(launch.hosts for launch in side.launches)) for side in sides.values()]
     if all(hosts) and hosts[0].isdisjoint(hosts[1]):
         warnings.append(
-            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: the difference may be that "
-            "of the machines (docs/compare.md)"
+            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: the machines may cause "
+            "the difference (docs/compare.md)"
         )
     return warnings
 
@@ -292,8 +292,8 @@ def _warnings(sides: Mapping[str, LaunchSet], allowed: list[AllowedDifference]) 
         if throttled[name] and not throttled[other]:
             count = len(sides[name].launches)
             warnings.append(
-                f"only the {name} was throttled, in {throttled[name]} of {count} launches: the difference may be "
-                "that of cooling or power, not of the stack"
+                f"only the {name} was throttled, in {throttled[name]} of {count} launches: the cause may be "
+                "cooling or power, not the stack"
             )
     runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
     shared = runs[0] & runs[1]

@@ -101,7 +101,7 @@ def _add_power(pair: ComparedMetric, name: str, left: Floats, right: Floats, rul
     sd, value = pooled_sd(left, right), pair.effect.value
     scale = 1.0 if pair.effect.kind == "difference" else abs(float(np.median(left)))
     if sd is None:
-        _not_estimated(pair, "one launch per side shows nothing of the noise between launches")
+        _not_estimated(pair, "one launch per side does not show the noise between launches")
         return
     if value is None:
         _not_estimated(pair, "the reference is 0: there is no ratio")
@@ -291,9 +291,9 @@ def bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | 
     if low is None or high is None:
         return None, f"{NOT_TESTED}: {why}; a bound is 0"
     if -margin <= low <= high <= margin:
-        return "equivalent", f"{why}: within the margin of {margin:g} in all launches, whatever they are between"
+        return "equivalent", f"{why}: within the margin of {margin:g} in all launches"
     if not (low > margin or high < -margin):
-        return None, f"{NOT_TESTED}: {why}: the bounds do not lie apart by more than the margin of {margin:g}"
+        return None, f"{NOT_TESTED}: {why}: the bounds differ by less than the margin of {margin:g}"
     good = (low > 0) == (entry.better == "higher")
     # Of the exact Mann-Whitney test where every value of a side is above the other's.
     p = 2 / comb(sum(counts), counts[0])

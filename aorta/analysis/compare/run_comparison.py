@@ -412,8 +412,8 @@ def difference_in_lead(
     return HostBoundSide(
         side,
         leads,
-        f"the {side} is host-bound: its host is {own} ahead of the device (median), that of the {other} {against}. "
-        "The sides differ in how fast their hosts launch, not in how well communication hides.",
+        f"the {side} is host-bound: its host is {own} ahead of the device (median), the {other}'s {against}. "
+        "The sides differ in launch speed of their hosts, not in overlap.",
     )
 
 

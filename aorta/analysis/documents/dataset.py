@@ -213,8 +213,8 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
     def why_upper_bound(self) -> str:
         """Why the transfer is an upper bound, where it is one."""
         if self.starts_open:
-            return "the host launches late, and what a collective waited for its launch may be in it"
-        return "some ends are those of the caller's wait"
+            return "the host launches late, and the wait for a launch may be in it"
+        return "some ends are the end of the caller's wait"
 
 
 class ExposedRow(msgspec.Struct):

@@ -288,10 +288,9 @@ def _doubt(comm: Spans, row: Int64, work: Spans, operators: _Rows, names: Sequen
         return None
     most = names[int(np.argmax(np.bincount(code[unsure], covered_ns(work, lane)[unsure])))]
     return (
-        f"{(hidden - surely) / 1e6:.1f} ms of communication lie beside nothing but the own time of autograd functions "
-        f"and nodes, most of it {most!r}: if they waited there for a collective that something else had issued, which "
-        f"the trace does not tell, the overlap ratio of the whole trace is as low as {surely / length:.3f}, not "
-        f"{hidden / length:.3f}"
+        f"{(hidden - surely) / 1e6:.1f} ms of communication cannot be classified: it overlaps autograd functions or "
+        f"nodes, mostly {most!r}, which may compute or wait; the overlap ratio of the whole trace is between "
+        f"{surely / length:.3f} and {hidden / length:.3f}"
     )
 
 

@@ -108,7 +108,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
     if count := counted["strays"]:
         codes = dict.fromkeys(code for code in table.name[left_out["strays"]].tolist() if code != NULL)
         shown = ", ".join(repr(table.names[code][:80]) for code in list(codes)[:SHOWN_DOUBTS])
-        notes.append(f"{trace.path}: {count} row(s) lie far outside of everything else and are left out: {shown}")
+        notes.append(f"{trace.path}: {count} row(s) far from all others in time are left out: {shown}")
     facts = TraceFacts(
         path=trace.path,
         format=trace.format,
@@ -239,7 +239,7 @@ def examine(
             f"{len(missing)} of {world} ranks missing: {listed(missing)}; what needs every rank is not available"
         )
     if unknown:
-        notes.append(f"{unknown} trace(s) of unknown rank; they take part in nothing across ranks")
+        notes.append(f"{unknown} trace(s) of unknown rank; left out of comparisons between ranks")
     if doubled:
         notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
     notes += [f"left out: {sentence}" for sentence in files_left_out]

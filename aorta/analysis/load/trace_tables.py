@@ -227,9 +227,7 @@ def by_launch(trace: Trace) -> Trace:
         note += ": each step is what it launched, from its first start to its last end"
     elif length[outside].sum() * 2 > total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
-        note = (
-            "launches are not known, and most time of the device lies outside of the steps: the whole trace is measured"
-        )
+        note = "launches are unknown, and most device time is outside of the steps: the whole trace is measured"
     elif later.any():
         note += "; steps are cut where the host marked them"
     else:

@@ -199,11 +199,11 @@ def align_ranks(
         unmeasured = [rank for rank, clock in clocks.items() if clock is None or not clock.known]
         if known.sync is None:
             notes.append(
-                f"not aligned: no {CLOCK_SYNC_FILE} beside the traces, and none in them: every rank stays on its own "
+                f"not aligned: no {CLOCK_SYNC_FILE} beside the traces, and none in them: every rank keeps its own "
                 "clock, bound unknown"
             )
         elif unmeasured:
-            notes.append(f"rank {', '.join(map(str, unmeasured))}: clock not measured, stays on its own; bound unknown")
+            notes.append(f"rank {', '.join(map(str, unmeasured))}: clock not measured, not corrected; bound unknown")
         once = [c for c in clocks.values() if c is not None and c.known and c.worst_bound_ns() is None]
         notes += [_measured_once(clock, known) for clock in once]
     for rank, clock in clocks.items():

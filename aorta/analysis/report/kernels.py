@@ -96,14 +96,16 @@ _TOTALS: Final = (
 _SLOWDOWNS: Final = (
     _KERNEL,
     _PLACE,
-    _count("alone_count", "n alone", "kernels during which nothing communicated", 3),
-    _count("overlapped_count", "n overlapped", "kernels of which at least half ran during communication", 3),
+    _count("alone_count", "n alone", "kernels that did not overlap communication", 3),
+    _count(
+        "overlapped_count", "n overlapped", "kernels that overlapped communication for at least half of their time", 3
+    ),
     _ms("alone_mean_ms", "alone", "mean"),
     _ms("overlapped_mean_ms", "overlapped", "mean"),
     Column("mean_ratio", "ratio", "", tip="mean overlapped / mean alone", media=PEOPLE),
     Column("mean_ratio_low", "from", "", tip="95 % interval of the ratio", media=PEOPLE),
     Column("mean_ratio_high", "to", "", tip="95 % interval of the ratio", media=PEOPLE),
-    _ms("excess_ms", "excess", "what the overlapped kernels took beyond the median of those alone", 2),
+    _ms("excess_ms", "excess", "time of overlapped kernels beyond the median alone", 2),
 )
 _GEMMS: Final = (
     Column("product", None, "text", shape_of, media=PEOPLE),

@@ -421,7 +421,7 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
         _text("change", title="--set"),
     )
     noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
-    note = noted or (None if gains.gains else "None of the changes that were tried gains anything worth naming.")
+    note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
     free = (_text("name", title="what is free"), _text("what", title="is", media=_PAGE), gain)
     return (
         Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),

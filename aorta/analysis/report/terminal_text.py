@@ -57,8 +57,8 @@ _RANKS: Final = 4
 _ROWS: Final = 10
 """Of a table of all collectives or parts; the page and `summary.json` have more."""
 _TESTED: Final = (
-    "Medians over launches; change and interval: what the test does not reject ({level}, more where several metrics "
-    "were tested together); p: exact Mann-Whitney test over launches, of the metric alone."
+    "Medians over launches; interval of the change: {level} (wider where several metrics were tested together); "
+    "p: exact Mann-Whitney test over launches, of the metric alone."
 )
 _NOT_TESTED: Final = (
     "{statistic} over steps of one launch per side. Better and worse name the direction of a difference, not tested "
@@ -149,9 +149,7 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> _Block:
     head = f"Most to gain{where}:"
     if gains.reason is not None:
         return _Block(led(head, f"no prediction: {gains.reason}", style), 4)
-    first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or [
-        "nothing that was tried gains anything worth naming"
-    ]
+    first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or ["no gain worth mentioning"]
     lines = [wrapped([f"    {sentence}"], style.width) for sentence in others]
     return _Block("\n".join([led(head, first, style), *lines]), 3)
 

@@ -234,7 +234,7 @@ class _Text:
                 form, number = "comm.bytes.LEAST-MOST", r"([0-9.]+(?:[eE]\+?[0-9]+)?)?"
                 match = re.fullmatch(f"{number}-{number}", ".".join(sizes))
                 if match is None or not any(match.groups()):
-                    raise self.refused(f"{'.'.join(sizes)!r} is no range of bytes", form)
+                    raise self.refused(f"{'.'.join(sizes)!r} is not a range of bytes", form)
                 least, most = (None if size is None else int(self.number(size, "bytes")) for size in match.groups())
                 if least is not None and most is not None and least > most:
                     raise self.refused(f"{least} bytes are more than {most}", form)

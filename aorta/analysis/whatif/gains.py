@@ -52,7 +52,7 @@ _HYPOTHETICAL: Final = {
     "network.latency=x0.5": "half the latency",
     "stragglers=none": "without the straggler",
 }
-DO_NOT_ADD_UP: Final = "do not add these up: what one part no longer delays, another may"
+DO_NOT_ADD_UP: Final = "do not add these up"
 
 
 class Gains(msgspec.Struct, frozen=True):

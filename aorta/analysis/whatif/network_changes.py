@@ -110,8 +110,8 @@ class WorldSize(Change):
         if not any(len(issued.ranks) == world for layout in program.layouts for issued in layout.issued):
             raise InputError(f"--set {self.text}: no group of this run has all {world} ranks")
         flag = (
-            f"at {self.size} ranks: groups of all ranks cost what the network's law says; computation, stragglers, "
-            f"batches and shards stay those of {world}"
+            f"at {self.size} ranks: groups of all ranks follow the network's formula; computation, stragglers, "
+            f"batches and shards as at {world}"
         )
         return Changed(_charged_by(program, replace(settings, emulated_world_size=self.size)), (flag,))
 

@@ -317,11 +317,11 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
             "measured cost includes backend overhead"
         )
     elif not facts.law:
-        found.append("the emulated network's time is added to the backend's own, which is assumed to stay")
+        found.append("the emulated network's time is added to the backend's, which is assumed constant")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
     if part > BACKEND_BOUND:
         found.append(
-            f"the backend, not the network, decided {part:.0%} of the collectives: what a faster network gains is a "
+            f"the backend, not the network, decided {part:.0%} of the collectives: the gain of a faster network is a "
             "rough guess"
         )
     if facts.arrival_unknown:

@@ -132,7 +132,7 @@ def marginal_lines(parts: Marginals) -> list[str]:
 
     shown = parts.marginals[:_ROWS]
     rows = table([row(each) for each in (*shown, *parts.bounds)], indent="  ")
-    lines = ["", "what a step would gain, if this alone were free:", *rows[: len(shown)]]
+    lines = ["", "gain per step, if this alone were free:", *rows[: len(shown)]]
     return [*lines, "bounds:", *rows[len(shown) :], *(f"note: {note}" for note in parts.notes)]
 
 

@@ -85,7 +85,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
     text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
     assert "reducescatter world 2 1 MB 1 1 1 0" in " ".join(text.split())
-    assert "reducescatter: transfer is an upper bound: some ends are those of the caller's wait." in text
+    assert "reducescatter: transfer is an upper bound: some ends are the end of the caller's wait." in text
     assert "No transfer time of broadcast: a rank may end this kind early" in text
 
 

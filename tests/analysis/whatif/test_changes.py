@@ -75,7 +75,7 @@ def test_whatever_their_order_they_are_made_in_one_order() -> None:
         ("comm=x1e999", "beyond any machine"),
         ("comm.kind.shuffle=free", "the kinds are allreduce"),
         ("comm.bytes.9-1=free", "9 bytes are more than 1"),
-        ("comm.bytes.-=free", "no range of bytes"),
+        ("comm.bytes.-=free", "not a range of bytes"),
         ("comm.colour.red=free", "not a selection of collectives"),
         ("rank.first.late_ms=1", "rank.3.late_ms=5"),
         ("rank.1.late_ms=soon", "is not milliseconds"),

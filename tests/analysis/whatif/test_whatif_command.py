@@ -46,7 +46,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert low < loss < high
     assert base + loss == pytest.approx(wanted.step_ms, rel=0.01)
     assert "apart" not in said, "a check that holds by construction is no evidence"
-    assert "note: at 64 ranks: groups of all ranks cost what the network's law says" in said
+    assert "note: at 64 ranks: groups of all ranks follow the network's formula" in said
 
 
 @pytest.mark.parametrize("run", ["ddp", "held", "fsdp"])
