@@ -109,8 +109,7 @@ def _page() -> Iterator[str]:
     for path in experiments:
         lines = path.read_text().splitlines()
         about = [line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line]
-        yield f"`experiment={path.stem}`: {' '.join(about)}\n\n```yaml"
-        yield OmegaConf.to_yaml(OmegaConf.load(path)) + "```\n"
+        yield f"`experiment={path.stem}` (`config/experiment/{path.name}`): {' '.join(about)}\n"
 
 
 def _section(title: str, prefix: str, node: type[Any], values: dict[str, Any]) -> Iterator[str]:
