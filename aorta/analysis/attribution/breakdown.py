@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from aorta.analysis.attribution.keys import (
     PARTS,
     TRANSFER,
+    UNEXPLAINED,
+    UNTOLD_WHAT,
     ExposedKey,
     Totals,
     collective_name,
@@ -130,11 +132,18 @@ def dimensions(means: Means, parallel: str) -> Breakdowns:
         return {"kind": key.kind, "group": key.group, "group_size": key.size, "bytes": key.bytes}
 
     return Breakdowns(
-        by("kind", lambda key: key.kind, lambda key: (key.kind, {"kind": key.kind})),
+        by(
+            "kind",
+            lambda key: key.kind,
+            lambda key: (UNTOLD_WHAT if key.kind == UNEXPLAINED else key.kind, {"kind": key.kind}),
+        ),
         by(
             "group",
             lambda key: (key.group, key.size),
-            lambda key: (group_name(key.group, key.size), {"group": key.group, "group_size": key.size}),
+            lambda key: (
+                UNTOLD_WHAT if key.kind == UNEXPLAINED else group_name(key.group, key.size),
+                {"group": key.group, "group_size": key.size},
+            ),
         ),
         by("collective", lambda key: key[:4], lambda key: (collective_name(key), collective(key))),
         by(

@@ -294,6 +294,8 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
     exact(found)
     assert "All of the decrease is communication without a row in the record, 20 -> 2 ms: " in found["sentence"]
     assert found["reference"]["untold_ns"] == ns(20)
+    named = {row["what"] for dimension in ("kind", "group", "collective") for row in found["dimensions"][dimension]}
+    assert named == {"communication without a row in the record"}
 
 
 def test_what_the_rows_explain_too_much_is_taken_off_again(tmp_path: Path) -> None:
