@@ -247,16 +247,6 @@ class Collectives(Frame):
         found: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
         return found
 
-    @property
-    def duration_ns(self) -> Ints:
-        """Start to end; `NO_TIME` where either was not observed."""
-        return difference(self.start_ns, self.end_ns)
-
-    @property
-    def queued_ns(self) -> Ints:
-        """Issue to start; `NO_TIME` where either was not observed."""
-        return difference(self.issue_ns, self.start_ns)
-
 
 def difference(first: Ints, second: Ints) -> Ints:
     """Return the time from the first to the second; `NO_TIME` where either was not observed."""

@@ -49,13 +49,6 @@ class StepIntervals:
     waits: Sequence[Wait] | None = None
     ready: Sequence[BucketReady] = ()
 
-    def lane(self, name: str) -> list[Interval]:
-        """Return the merged spans in which one lane was active."""
-        if name not in self.lanes:
-            return []
-        bit = 1 << self.lanes.index(name)
-        return merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes & bit)
-
     def active(self) -> dict[str, list[Interval]]:
         """Return lane -> merged spans in which it was active; lanes that never were are left out."""
         spans = {

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from aorta.records.schema import Anchor, Calibration, Collective, Footer, Header, Line, Step
+from aorta.records.schema import Anchor, Calibration, Footer, Header, Line, Step
 
 Value = TypeVar("Value")
 _ROWS: Final = ("collectives", "compute", "aux")
@@ -53,8 +53,6 @@ StepLine: Any = msgspec.defstruct(
     "StepLine", _reading_fields(), tag_field="record", tag="step", gc=False, module=__name__
 )
 """A step as it is read. Fields in `_LATE` hold JSON text, empty where the line has none (`decode_field`)."""
-CollectiveRow: TypeAlias = tuple[Any, ...]
-"""The fields of `Collective`, in its order."""
 _LATE_DECODERS: Final = {
     field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Step) if field.name in _LATE
 }
@@ -99,11 +97,6 @@ def decode_field(line: Any, name: str) -> Any:
         return _LATE_DECODERS[name].decode(text)
     except _FAILURES as error:
         raise _refusal(error, name) from error
-
-
-def collectives_of(line: Any) -> list[Collective]:
-    """Return the collectives of a `StepLine`, in order of issue."""
-    return [Collective(*row) for row in line.collectives]
 
 
 def _decoded(decoder: msgspec.json.Decoder[Value], text: bytes) -> Value:
