@@ -7,7 +7,7 @@ Intervals on a range small enough to enumerate, and any line of the record. Must
 from __future__ import annotations
 
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
@@ -55,8 +55,16 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
     if hint in simple:
         return simple[hint]
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return st.builds(hint, **{name: of_type(field) for name, field in get_type_hints(hint).items()})
+        return st.builds(
+            hint, **{name: of_type(field) for name, field in get_type_hints(hint, include_extras=True).items()}
+        )
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, limits = arguments
+        if base is float:
+            return st.floats(limits.ge, limits.le)
+        least = limits.gt + 1 if limits.ge is None else limits.ge
+        return st.integers(least, limits.lt - 1 if limits.le is None else limits.le)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
