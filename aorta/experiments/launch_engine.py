@@ -190,7 +190,7 @@ class _PlanRunner:
         # Before the process is made: a runner that is killed now leaves word of what to look for.
         seen = str(log.relative_to(self.plan.output))
         self.journal.write(Started(now(), id_, one.name, one.order, number, hide(command), seen))
-        self.progress.started(one.name)
+        self.progress.started(one.shown)
         try:
             found = attempt(
                 command,
@@ -230,7 +230,7 @@ class _PlanRunner:
                 last_lines=[] if done else last_lines(log),
             )
         )
-        self.progress.ended(one.name, found)
+        self.progress.ended(one.shown, found)
         return None if done else f"{found.sentence}: {last_error(log)} ({log})"
 
 

@@ -18,7 +18,7 @@ from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import InputError
 from aorta.installation import training_program
 from aorta.records.environment_variables import check_variable
-from aorta.redaction import hide, shown_values
+from aorta.redaction import hide, shown_values, shown_variables
 
 REFERENCE, CANDIDATE = SIDES
 TORCHRUN: Final = "{torchrun}"
@@ -82,6 +82,13 @@ class PlannedLaunch:
     def name(self) -> str:
         """The folder of its run inside the plan folder: `candidate/03`."""
         return f"{self.side.name}/{self.number:02d}"
+
+    @property
+    def shown(self) -> str:
+        """Its name; of one of several candidates with what it sets, secrets redacted: `candidate-2/00 (CAP=8)`."""
+        settings = [*shown_variables(self.side.environment), *hide(self.side.words)]
+        numbered = self.side.name.startswith("candidate-")
+        return f"{self.name} ({' '.join(settings)})" if numbered and settings else self.name
 
 
 @dataclass(frozen=True)

@@ -151,10 +151,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 @command()
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
+    from aorta.experiments.launch_folder import check_words
     from aorta.experiments.plan_options import read_plan
 
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
+        check_words(plan)
         for launch in plan.order():
             words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
             to_stdout(f"{launch.name}: {shlex.join(words)}")

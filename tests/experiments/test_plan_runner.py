@@ -207,8 +207,9 @@ def test_a_plan_file_that_is_none(bench: Bench, text: str) -> None:
     assert bench.launched == []
 
 
-def test_wrong_words_end_a_plan_before_it_starts(bench: Bench) -> None:
-    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1")
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_wrong_words_end_a_plan_before_it_starts(bench: Bench, words: tuple[str, ...]) -> None:
+    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1", *words)
     assert (code, bench.launched) == (1, [])
     assert err == "error: candidate: train.py does not take wrong.word=1:\nno key wrong.word=1\n"
     assert not (bench.home / "plan").exists()
@@ -300,12 +301,12 @@ def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypa
     assert (bench.home / "plan" / "plan.json").read_text() == other
 
 
-def test_a_dry_run_prints_and_starts_nothing(bench: Bench) -> None:
+def test_a_dry_run_prints_launches_and_refuses_what_train_py_would(bench: Bench) -> None:
     code, out, _ = bench(*AB, "--dry-run")
     assert code == 0
     assert [line.split(":")[0] for line in out.splitlines()] == ORDER
     assert "training.output_dir=" in out
-    assert (bench.calls, (bench.home / "plan").exists()) == ([], False)
+    assert (bench.launched, (bench.home / "plan").exists()) == ([], False)
 
 
 @pytest.mark.parametrize("code", [0, 3, 4])
