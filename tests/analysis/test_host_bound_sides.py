@@ -87,7 +87,9 @@ def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -
     assert found["host_bound"]["side"] == "candidate"
     assert found["host_bound"]["host_lead_ms"] == {"reference": 4.0, "candidate": pytest.approx(0.01)}
     sentence = found["attribution"]["sentence"]
-    assert sentence.startswith("the candidate is host-bound: its host is 0.01 ms ahead of the device (median), that of")
+    assert sentence.startswith(
+        "the candidate is host-bound: its host is 0.01 ms ahead of the device (median), the reference's 4 ms. "
+    )
     assert "hide" not in sentence.partition("The sides differ")[0]
     # None but those tested in turn is decided by bounds.
     assert found["metrics"]["exposed_share"]["verdict"] is None
