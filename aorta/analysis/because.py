@@ -1,7 +1,7 @@
 """Says why a rank is late, or a side slower: which part of the step differs, and where in the step it lies.
 
     rank_times(run)           # per rank: compute, idle, wait, aux and exposed time, medians over steps
-    because(run, straggler)
+    because(run, straggler, rank_times(run))
     # rank 1 idles 28 ms more a step between backward and optimizer: code outside timed blocks
 
 A rank is compared with the median of its peers. Waiting and exposed time are what the others suffer, so only compute,
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
@@ -149,9 +149,12 @@ def _regions(tables: RankTables, *, blocks: bool) -> dict[tuple[str, str | None]
     return {region: length / count / NS_PER_MS for region, length in found.items()}
 
 
-def because(run: Run, straggler: Straggler) -> str | None:
+def because(run: Run, straggler: Straggler, times: Sequence[RankTimes]) -> str | None:
     """Return why a straggler is late: what it does longer than its peers, and where in the step. None where no part of
     the step makes up most of what differs, or nobody is named.
+
+    Args:
+        times: `rank_times` of the run.
 
     Raises:
         InputError: the record cannot be read again.
@@ -160,7 +163,7 @@ def because(run: Run, straggler: Straggler) -> str | None:
     peers = [peer for peer in straggler.group_ranks if peer != rank and peer in run.ranks]
     if rank is None or rank not in run.ranks or not peers:
         return None
-    rows = {row.rank: row for row in rank_times(run) if row.rank in (rank, *peers)}
+    rows = {row.rank: row for row in times if row.rank in (rank, *peers)}
     longer: dict[str, float] = {}
     for name in _CAUSES:
         own, others = getattr(rows[rank], name), [getattr(rows[peer], name) for peer in peers]

@@ -66,7 +66,7 @@ def add_reasons(dataset: LabelledRun, entry: DatasetEntry) -> None:
         return
     entry.rank_times = rank_times(dataset.run)
     for straggler in known(entry.stragglers) or ():
-        straggler.because = because(dataset.run, straggler)
+        straggler.because = because(dataset.run, straggler, entry.rank_times)
     entry.findings = findings(dataset, entry)
 
 

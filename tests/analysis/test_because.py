@@ -75,11 +75,11 @@ def test_what_no_part_of_the_step_explains_is_not_explained(tmp_path: Path) -> N
     dataset = record(tmp_path / "unseen", 28.0, "unseen")
     entry = aggregate(dataset)
     assert entry.stragglers[0].rank == LATE
-    assert because(dataset.run, entry.stragglers[0]) is None
+    assert because(dataset.run, entry.stragglers[0], rank_times(dataset.run)) is None
     nobody = record(tmp_path / "nobody", 0.0, "idle")
     (straggler,) = aggregate(nobody).stragglers
     assert straggler.rank is None
-    assert because(nobody.run, straggler) is None
+    assert because(nobody.run, straggler, rank_times(nobody.run)) is None
 
 
 def compared(verdict: str | None, **changes: float) -> Comparison:

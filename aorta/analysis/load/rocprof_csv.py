@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.load import rocprof
+from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
-from aorta.analysis.load.kernels import Agent, with_derived
 from aorta.analysis.load.open import csv_rows, is_url
 from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.sqlite import rows_of
