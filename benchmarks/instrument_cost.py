@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.records.writer import RecordWriter
+from aorta.records.record_file import RecordWriter
 from benchmarks import plans
 from tests.loop import Loop
 

@@ -40,7 +40,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.operators import OPERATORS
 from aorta.records.clocks import read_clocks
-from aorta.records.writer import RecordWriter
+from aorta.records.record_file import RecordWriter
 from benchmarks import plans
 
 CPU = torch.device("cpu")

@@ -45,8 +45,8 @@ import numpy as np
 import psutil
 
 from aorta.analysis.load.engines import cores
+from aorta.records.record_file import RecordWriter
 from aorta.records.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
-from aorta.records.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import footer, header, step
 

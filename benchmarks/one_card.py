@@ -37,7 +37,7 @@ from torch import nn
 import aorta
 from aorta.distributed import cuda
 from aorta.distributed.topology import process_group, read_topology
-from aorta.records.reader import stream
+from aorta.records.record_file import stream
 from aorta.records.schema import Calibration, Step
 from aorta.runner.manual_loop import Loop, resolved
 from tests.simulated import device as simulated

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from aorta.distributed.topology import process_group, read_topology
-from aorta.records.writer import RecordWriter
+from aorta.records.record_file import RecordWriter
 from benchmarks import plans
 from benchmarks.steps import CPU, TinySteps
 from tests.loop import Loop

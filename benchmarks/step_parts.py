@@ -33,7 +33,7 @@ from aorta.instrument.open_step import OpenStep, Scalar
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import TOGETHER, StepRecorder, _Bracket
 from aorta.records.progress_file import Progress
-from aorta.records.writer import RecordWriter
+from aorta.records.record_file import RecordWriter
 from aorta.runner.watchdog import noted_progress
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, WORDS

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
-from aorta.records.writer import RecordWriter
+from aorta.records.record_file import RecordWriter
 
 CPU = torch.device("cpu")
 GROUP_OF = 10

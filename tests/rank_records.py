@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aorta.records.reader import header_of, stream
+from aorta.records.record_file import header_of, stream
 from aorta.records.schema import Anchor, Calibration, Footer, Header, Step
 
 

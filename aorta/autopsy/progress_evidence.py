@@ -29,9 +29,9 @@ from aorta.records.progress_file import (
     progress_files,
     read_progress,
 )
+from aorta.records.record_file import decode_line
 from aorta.records.run_files import AUTOPSY_DIR, RANK_FILE
 from aorta.records.schema import Footer
-from aorta.records.step_line import decode_line
 
 _EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
 _ERROR: Final = msgspec.json.Decoder(dict[str, Any])

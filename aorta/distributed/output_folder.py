@@ -35,11 +35,12 @@ from aorta.distributed.topology import Topology, default_label, platform_of
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.installation import checkout, commit_of
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.records.files import OF_THIS_PROCESS, lock_file, unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
+    ENVIRONMENT_NAMES,
+    ENVIRONMENT_PREFIXES,
     HISTORY_DIR,
     MANIFEST_FILE,
     RANK_FILE,

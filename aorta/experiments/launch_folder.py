@@ -26,9 +26,15 @@ from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
-from aorta.records.environment_variables import ENVIRONMENT_NAMES, ENVIRONMENT_PREFIXES
 from aorta.records.files import NOT_UTF8, decode_json, read_small, unused, whole_file
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, flatten, read_manifest
+from aorta.records.run_files import (
+    ENVIRONMENT_NAMES,
+    ENVIRONMENT_PREFIXES,
+    MANIFEST_FILE,
+    RANK_FILE_GLOB,
+    flatten,
+    read_manifest,
+)
 from aorta.redaction import hide, redact, shown_values
 from aorta.version import __version__
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from aorta.analysis.documents.comparison import SIDES
 from aorta.errors import InputError
 from aorta.installation import training_program
-from aorta.records.environment_variables import check_variable
+from aorta.records.run_files import check_variable
 from aorta.redaction import hide, shown_values, shown_variables
 
 REFERENCE, CANDIDATE = SIDES

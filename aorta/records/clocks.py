@@ -1,13 +1,12 @@
 """Converts ranks' wall clocks to rank 0's (`clock_sync.json`), and monotonic to wall-clock time.
 
-Two parts. *Ranks*: by how much each one's clock was ahead of rank 0's, and its error bound (R9). Each trace repeats its
-own rank's entry under `TRACE_KEY`, as known when the trace was saved.
+*Ranks*: by how much the clock of each was ahead of rank 0's, and the error bound (R9). A trace repeats its own rank's
+entry under `TRACE_KEY`, as known when the trace was saved.
 
     clock = read_clock_sync(folder / CLOCK_SYNC_FILE).of(rank)
     clock.to_reference(own_ns), clock.bound_ns(own_ns)      # rank 0's clock at that instant, and the largest error
 
-Offsets are measured at the start and end of a run; from them follows the correction of any instant between, before and
-after, in exact integer nanoseconds.
+Offsets are measured at the start and end of a run; the correction of any instant follows in integer nanoseconds.
 
 *Host clocks*, read together (docs/dev/measuring.md, R7):
 
@@ -146,26 +145,20 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
 
     def worst_bound_ns(self) -> int | None:
         """Return the largest bound between the two measurements."""
-        if self.start is None or self.end is None:
-            return None
-        return max(self.start.bound_ns, self.end.bound_ns)
+        return None if self.start is None or self.end is None else max(self.start.bound_ns, self.end.bound_ns)
 
     def summary(self) -> dict[str, object]:
         """Return what metadata of a trace repeats (JSON types); null is unknown."""
-        return {
-            "rank": self.rank,
-            "host": self.host,
+        derived = {
             "offset_ns": self.offset_ns,
             "drift_ppm": self.drift_ppm,
             "drift_bound_ppm": self.drift_bound_ppm,
             "bound_start_ns": None if self.start is None else self.start.bound_ns,
             "bound_end_ns": None if self.end is None else self.end.bound_ns,
             "bound_worst_ns": self.worst_bound_ns(),
-            "start": None if self.start is None else msgspec.to_builtins(self.start),
-            "end": None if self.end is None else msgspec.to_builtins(self.end),
-            "injected": None if self.injected is None else msgspec.to_builtins(self.injected),
-            "reason": self.reason,
         }
+        measured = {name: msgspec.to_builtins(getattr(self, name)) for name in ("start", "end", "injected", "reason")}
+        return {"rank": self.rank, "host": self.host, **derived, **measured}
 
 
 class ClockSync(msgspec.Struct, frozen=True):
@@ -211,9 +204,6 @@ def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
     return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
 
 
-_DECODER: Final = msgspec.json.Decoder(ClockSync)
-
-
 def encode(sync: ClockSync) -> bytes:
     """Return the file's text, indented for people."""
     return msgspec.json.format(msgspec.json.encode(plain(sync)), indent=2) + b"\n"
@@ -242,7 +232,7 @@ def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
         InputError: it is something else, or not of this version.
     """
     try:
-        sync = decode_json(text, _DECODER)
+        sync = decode_json(text, msgspec.json.Decoder(ClockSync))
     except ValueError as error:
         raise InputError(f"{place}: not {kind} of an AORTA run ({error})") from error
     if sync.version != CLOCK_SYNC_VERSION:
@@ -250,7 +240,6 @@ def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
     return sync
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TRIES = 5
 # CLOCK_BOOTTIME exists on Linux only; elsewhere MONOTONIC is the nearest thing, and the boot id stays empty.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -279,7 +268,7 @@ def to_realtime_ns(monotonic_ns: int, anchor: ClockReading) -> int:
 def boot_id() -> str:
     """Identify this boot: BOOTTIME and MONOTONIC of two processes compare only if it is equal. "" if unknown."""
     try:
-        return _BOOT_ID.read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 

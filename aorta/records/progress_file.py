@@ -12,7 +12,7 @@ clock of `time.perf_counter_ns`.
 
 Layout, version 2: little-endian 64-bit words, a page of header and state, facts as JSON, groups as JSON lines, and a
 ring of `SLOTS` collectives. A slot's stamp is 0 while it is written, and then 1 + the number of the collective; step
-and phase are one word, with the lowest bits of the time since when, which is another. So a reader knows what is torn.
+and phase are one word, which repeats the lowest bits of the word for the time since when. So a reader sees torn values.
 
 Must not import torch, wait for anything, or raise into a training loop once the file is there.
 """
@@ -69,6 +69,11 @@ _PHASE_SHIFT: Final = 16
 _SINCE_MASK: Final = 0xFFFF
 # Words of a slot.
 _STAMP, _GROUP, _NUMBER, _KIND, _DTYPE, _SIZE, _PEER, _ISSUED_NS, _COMPLETED_NS = range(9)
+_STATE_WORD: Final = _STATE_AT // _WORD
+RING_WORDS: Final = (_STATE_WORD + _ISSUED, _STATE_WORD + _RING_NS, _RING_AT // _WORD, SLOTS, SLOT_WORDS)
+"""For a writer of the ring in compiled code: words of the count and the time of progress, the first slot's, how many
+slots there are, and how many words each has."""
+_PHASE_WORDS: Final = (_STATE_WORD + _STEP_AND_PHASE, _STATE_WORD + _SINCE, _STEP_SHIFT, _PHASE_SHIFT, _SINCE_MASK)
 _TRIES: Final = 10
 _RETRY_S: Final = 0.001
 
@@ -203,9 +208,6 @@ class Progress:
         yield
         self.enter(before)
 
-    def compile_phases(self, mapping: Any) -> None:
-        """See `ProgressFile`."""
-
     def group(self, _name: str, _ranks: Sequence[int]) -> int:
         """List a process group; returns its index, or `NOWHERE` where there is no space."""
         return NOWHERE
@@ -248,12 +250,7 @@ class ProgressFile(Progress):
 
     def _map(self, memory: mmap.mmap | bytearray) -> None:
         self._memory, self._words = memory, memoryview(memory).cast("q")
-        self._state = self._words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
-
-    def leave(self) -> None:
-        for name in ("enter", "begin_step"):
-            self.__dict__.pop(name, None)  # compiled functions
-        self._map(bytearray(_BYTES))
+        self._state = self._words[_STATE_WORD : _FACTS_AT // _WORD]
 
     @classmethod
     def create(cls, path: Path, facts: ProgressFacts) -> ProgressFile:
@@ -343,21 +340,14 @@ class ProgressFile(Progress):
     def issued(self) -> int:
         return self._state[_ISSUED]
 
+    def leave(self) -> None:
+        for name in ("enter", "begin_step"):
+            self.__dict__.pop(name, None)  # compiled functions
+        self._map(bytearray(_BYTES))
+
     def end(self, exit_code: int) -> None:
         self._state[_EXIT] = exit_code
         self._state[_ENDED] = 1
-
-
-RING_WORDS: Final = (_STATE_AT // _WORD + _ISSUED, _STATE_AT // _WORD + _RING_NS, _RING_AT // _WORD, SLOTS, SLOT_WORDS)
-"""For a writer of the ring in compiled code: words of the count and the time of progress, the first slot's, how many
-slots there are, and how many words each has."""
-_PHASE_WORDS: Final = (
-    _STATE_AT // _WORD + _STEP_AND_PHASE,
-    _STATE_AT // _WORD + _SINCE,
-    _STEP_SHIFT,
-    _PHASE_SHIFT,
-    _SINCE_MASK,
-)
 
 
 class ProgressWatch:
@@ -372,7 +362,7 @@ class ProgressWatch:
         file = open_regular(path, buffering=0)
         weakref.finalize(self, file.close)
         data = file.read(_BYTES)
-        self._state = _words_of(path, data)[_STATE_AT // _WORD : _FACTS_AT // _WORD]
+        self._state = _words_of(path, data)[_STATE_WORD : _FACTS_AT // _WORD]
         self._file, self.facts = file.fileno(), _facts(path, data)
 
     def state(self) -> ProgressState:
@@ -397,8 +387,14 @@ def read_progress(path: Path) -> ProgressSeen:
         data = read_small(path)
         words = _words_of(path, data)
         facts = _facts(path, data)
-        state = words[_STATE_AT // _WORD : _FACTS_AT // _WORD]
-        groups, torn = _groups(data, state[_GROUPS_BYTES])
+        state = words[_STATE_WORD : _FACTS_AT // _WORD]
+        groups: tuple[ProgressGroup, ...] = ()
+        torn = []
+        try:
+            listed, decoder = data[_GROUPS_AT : _GROUPS_AT + state[_GROUPS_BYTES]], msgspec.json.Decoder(ProgressGroup)
+            groups = tuple(decode_json(line, decoder) for line in listed.splitlines())
+        except ValueError as error:
+            torn.append(f"groups: {error}")
         collectives, lost = _collectives(words, _words_of(path, read_small(path)), facts, groups)
         if lost:
             torn.append(f"{lost} of the newest collectives: they were being written")
@@ -459,14 +455,6 @@ def _facts(path: Path, data: bytes) -> ProgressFacts:
         raise UnreadableProgress(f"{path}: its facts cannot be read: {error}") from error
 
 
-def _groups(data: bytes, size: int) -> tuple[tuple[ProgressGroup, ...], list[str]]:
-    try:
-        lines, decoder = data[_GROUPS_AT : _GROUPS_AT + size].splitlines(), msgspec.json.Decoder(ProgressGroup)
-        return tuple(decode_json(line, decoder) for line in lines), []
-    except ValueError as error:
-        return (), [f"groups: {error}"]
-
-
 def _collectives(
     words: memoryview, again: memoryview, facts: ProgressFacts, groups: tuple[ProgressGroup, ...]
 ) -> tuple[tuple[ProgressCollective, ...], int]:
@@ -492,7 +480,7 @@ def _collectives(
             )
         )
     found.sort(key=lambda row: row.index)
-    newest = max(words[_STATE_AT // _WORD + _ISSUED], found[-1].index + 1 if found else 0)
+    newest = max(words[_STATE_WORD + _ISSUED], found[-1].index + 1 if found else 0)
     found = [row for row in found if row.index >= newest - SLOTS]
     return tuple(found), min(newest, SLOTS) - len(found)
 

@@ -19,8 +19,8 @@ from aorta.distributed.peers import Peers
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.clocks import read_clocks
+from aorta.records.record_file import RecordWriter
 from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step
-from aorta.records.writer import RecordWriter
 
 _log = logging.getLogger(__name__)
 

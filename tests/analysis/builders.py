@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.records.record_file import RecordWriter
 from aorta.records.schema import (
     SCHEMA_VERSION,
     ActiveSegment,
@@ -21,7 +22,6 @@ from aorta.records.schema import (
     Stall,
     Step,
 )
-from aorta.records.writer import RecordWriter
 from aorta.timeline.overlap import measure_window
 
 MS = 1_000_000

@@ -20,7 +20,7 @@ from aorta.distributed.output_folder import (
     rank_facts,
     recorded_environment,
 )
-from aorta.records.environment_variables import ENVIRONMENT_PREFIXES
+from aorta.records.run_files import ENVIRONMENT_PREFIXES
 from aorta.redaction import SECRET, redact
 from tests.distributed.conftest import place
 from tests.libraries import stand_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aorta import redaction
-from aorta.records import environment_variables, schema
+from aorta.records import run_files, schema
 from aorta.timeline.classes import KINDS
 from tests.docs.pages import ROOT, code, first_column, section
 
@@ -56,5 +56,5 @@ def test_versions_and_kinds() -> None:
 
 def test_recorded_variables() -> None:
     text = section(PAGE, "The manifest: `run.json`")
-    assert all(f"{prefix}*" in text for prefix in environment_variables.ENVIRONMENT_PREFIXES)
+    assert all(f"{prefix}*" in text for prefix in run_files.ENVIRONMENT_PREFIXES)
     assert all(word.upper() in text for word in redaction.NAMES)

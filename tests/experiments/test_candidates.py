@@ -12,7 +12,7 @@ from aorta.errors import AortaError
 from aorta.experiments.launch_plan import Setting, grid
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
-from aorta.records.environment_variables import KNOWN_VARIABLES, check_variable
+from aorta.records.run_files import KNOWN_VARIABLES, check_variable
 from tests.experiments.conftest import Bench
 
 TWO_BY_TWO = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "parallel.bucket_cap_mb=10,25")

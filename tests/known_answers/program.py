@@ -27,8 +27,8 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.parallel.ddp import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
+from aorta.records.record_file import RecordWriter
 from aorta.records.schema import Footer, InstrumentMode, Phase
-from aorta.records.writer import RecordWriter
 from tests.analysis.builders import header
 
 CPU = torch.device("cpu")

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from aorta.analysis.load.record_columns import read_tables
 from aorta.errors import InputError, RecordWriteError, RunIncomplete
-from aorta.records.reader import header_of
+from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.run_files import RANK_FILE
-from aorta.records.writer import RecordWriter
 from tests.rank_records import read_rank
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"

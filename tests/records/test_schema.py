@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from aorta.records.record_file import RecordWriter
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import COLUMNS, SCHEMA_VERSION, Anchor, Footer, Header, Line, Step
-from aorta.records.writer import RecordWriter
 from aorta.timeline.classes import LANES
 from tests import strategies
 from tests.rank_records import RankRecord, read_rank

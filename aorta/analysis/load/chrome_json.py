@@ -148,12 +148,14 @@ class EventArray(Generic[Piece]):
     def _begin(self) -> bytes:
         """Read up to the events. Returns the part of the events that was read along with it."""
         text = bytearray()
-        while not text.strip() and self._more(text):
+        while not text.strip() and len(text) <= LIMIT and self._more(text):
             text = text.removeprefix(_BYTE_ORDER_MARK)
         start = text.lstrip()[:1]
         if start == b"[":
             self._in_object = False
             return bytes(text[text.index(b"[") + 1 :])
+        if not start and len(text) > LIMIT:
+            raise self._no_array(bytes(text))
         if not start:
             raise InputError(f'{self._place}: cut off: it is empty; expected a Chrome trace, with "{_EVENTS}"')
         if start != b"{":

@@ -16,7 +16,7 @@ from typing import Final
 
 from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
-from aorta.records.reader import header_of
+from aorta.records.record_file import header_of
 from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
 

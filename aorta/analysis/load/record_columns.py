@@ -50,9 +50,17 @@ from aorta.analysis.load.record_details import (
 from aorta.analysis.load.run_facts import coverage_facts, source_of
 from aorta.analysis.run import NO_STEPS, RankTables
 from aorta.errors import InputError
-from aorta.records.reader import Problems, no_footer, raw_lines, read_header, second_header
+from aorta.records.record_file import (
+    Problems,
+    StepLine,
+    decode_field,
+    decode_line,
+    no_footer,
+    raw_lines,
+    read_header,
+    second_header,
+)
 from aorta.records.schema import Calibration, DeviceTelemetry, Footer, Gradient, Header
-from aorta.records.step_line import StepLine, decode_field, decode_line
 
 _SCALARS: Final = (
     *("epoch", "step", "global_step", "warmup"),

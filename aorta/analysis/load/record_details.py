@@ -24,9 +24,8 @@ from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfSt
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
-from aorta.records.reader import LINE_LIMIT
+from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, DeviceSample, Header
-from aorta.records.step_line import StepLine, decode_field, decode_line
 from aorta.timeline.classes import BUBBLE
 from aorta.timeline.intervals import merge
 

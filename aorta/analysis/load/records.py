@@ -20,7 +20,7 @@ from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of
 from aorta.analysis.run import RankTables, Run, partial_steps
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
-from aorta.records.reader import header_of
+from aorta.records.record_file import header_of
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.records.schema import WORLD_LIMIT, Header
 

@@ -17,7 +17,7 @@ from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
-from aorta.records.reader import header_of
+from aorta.records.record_file import header_of
 from aorta.records.run_files import RANK_FILE, in_history
 
 Align: TypeAlias = Literal["clock", "none", "start_profile"]

@@ -20,7 +20,7 @@ from aorta.analysis.load.open import is_tar, members, opened
 from aorta.analysis.load.rank_inference import ranks_in_path
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, decode
-from aorta.records.reader import header_of
+from aorta.records.record_file import header_of
 from aorta.records.run_files import (
     HISTORY_DIR,
     MANIFEST_FILE,

@@ -25,7 +25,7 @@ from aorta.analysis.load import microseconds
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread
 from aorta.records.clocks import WallTime
-from aorta.records.reader import stream
+from aorta.records.record_file import stream
 from aorta.records.schema import Anchor, Footer, Header, Step
 from aorta.timeline.classes import LOCKSTEP
 from aorta.timeline.intervals import merge

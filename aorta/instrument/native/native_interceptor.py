@@ -28,7 +28,7 @@ from aorta.instrument.native.ranges import NativeRanges
 from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.records.progress_file import RING_WORDS, Progress
+from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 _CPU = torch.device("cpu")
@@ -79,10 +79,9 @@ class NativeCpuInterceptor:
             )
             for name, operator in here.items()
         ]
-        path = self._progress.path
         ring = None
-        if path is not None:
-            ring = module.Progress(os.fsencode(path), *RING_WORDS, list(DTYPES))
+        if isinstance(self._progress, ProgressFile):
+            ring = module.Progress(os.fsencode(self._progress.path), *RING_WORDS, list(DTYPES))
             self._progress.compile_phases(ring)
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, ring)
         self.ranges = NativeRanges(module, self._tap)

@@ -118,3 +118,5 @@ def test_a_value_that_never_ends_is_not_held(monkeypatch):
     for start in (b'{"x": "', b'{"traceEvents": [{"x": "', b'{"traceEvents": [], "x": "'):
         with pytest.raises(InputError, match=r"t\.json: .*(no Chrome trace|bounded memory|behind the events)"):
             scan(start + b"a" * (1 << 18), 4096)
+    with pytest.raises(InputError, match=r"t\.json: .*no Chrome trace"):
+        scan(b" " * (1 << 18) + b"[{}]", 4096)

@@ -20,9 +20,8 @@ from aorta.analysis.frames import NO_TIME
 from aorta.analysis.load.record_columns import METRIC_LIMIT
 from aorta.analysis.load.records import load_run
 from aorta.errors import InputError
-from aorta.records.reader import LINE_LIMIT, PROBLEM_LIMIT
+from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
 from aorta.records.schema import BucketReady, Gradient, Step, Wait
-from aorta.records.step_line import StepLine
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
 from tests.rank_records import read_rank

@@ -16,7 +16,7 @@ from aorta.analysis.report import report_folder
 from aorta.analysis.report.figure_data import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
-from aorta.records.reader import header_of
+from aorta.records.record_file import header_of
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.analysis.report.page_states import save_autopsy
 from tests.analysis.report.pages import text_of
