@@ -19,18 +19,13 @@ from typing import Any, Self
 import msgspec
 
 from aorta.config.schema import Devices
-from aorta.device_metrics.libraries import AmdSmi, DeviceIdentity, Nvml
-from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
+from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml, Program, RocmSmi, words_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import SampleSource, Values
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step
 
 _log = logging.getLogger(__name__)
-BEST: dict[str, tuple[str, ...]] = {
-    "cuda": ("nvml",),
-    "rocm": ("amdsmi", "rocm-smi"),
-    "other": (),
-}
+BEST: dict[str, tuple[str, ...]] = {"cuda": ("nvml",), "rocm": ("amdsmi", "rocm-smi")}
 """In order of preference: the library before the program."""
 UNASKED_PROGRAM_INTERVAL_S = 5.0
 """Interval for a program that was not requested explicitly: each run uses a core for up to a second, on every rank."""
@@ -54,8 +49,7 @@ def open_source(
         asked: `telemetry.devices`; `auto` opens nothing on a CPU, whose sensors are not read.
         interval_s: requested seconds between two samples.
         keep_words: rocm-smi, if it is chosen, keeps its raw output.
-        forced: rocm-smi is run in any case (`telemetry.force`): by auto it is the source then, so that what it prints
-            is read too.
+        forced: `telemetry.force`: auto chooses rocm-smi, whatever the device.
     """
     if asked is Devices.off or (asked is Devices.auto and identity.platform == "cpu" and not forced):
         return Opened()
@@ -64,18 +58,16 @@ def open_source(
         "amdsmi": lambda: AmdSmi(identity),
         "rocm-smi": lambda: RocmSmi(identity, keep_words),
     }
-    named = ("rocm-smi",) if asked is Devices.auto and forced else () if asked is Devices.auto else (asked.name,)
+    best = BEST.get(identity.platform, ()) if asked is Devices.auto else (asked.name,)
     problems = []
-    for name in (*named, *(BEST.get(identity.platform, ()) if asked is Devices.auto else ())):
+    for name in ("rocm-smi", *best) if asked is Devices.auto and forced else best:
         try:
             source = makers[name]()
         except DeviceUnreadable as error:
             problems.append(str(error))
             continue
-        is_program = source.min_interval_s >= 1
-        unasked = is_program and name not in named
-        least = UNASKED_PROGRAM_INTERVAL_S if unasked else source.min_interval_s
-        return Opened(source, max(interval_s, least))
+        unasked = asked is Devices.auto and not forced and source.min_interval_s >= 1
+        return Opened(source, max(interval_s, UNASKED_PROGRAM_INTERVAL_S if unasked else source.min_interval_s))
     return Opened(problem="; ".join(problems) or "no source is known for this kind of device")
 
 
@@ -84,12 +76,11 @@ MIN_WORDS_INTERVAL_S = 1.0
 
 
 class DeviceSampler:
-    """Takes samples for the length of a `with` block.
+    """Takes samples for the length of a `with` block, and closes the source.
 
     Args:
-        opened: the source of values; closed at the end.
-        keep_words: record rocm-smi's raw output, for which rocm-smi is run in addition if another source was chosen.
-        interval_s: between two samples of that raw output.
+        keep_words: record rocm-smi's output, for which rocm-smi is run in addition if another source was chosen.
+        interval_s: between two such outputs.
     """
 
     def __init__(self, opened: Opened, keep_words: bool = False, interval_s: float = 1.0) -> None:
@@ -116,7 +107,7 @@ class DeviceSampler:
 
     @property
     def header(self) -> DeviceTelemetry | None:
-        """The entry of the record's header; None if no metrics were requested."""
+        """Entry of the record's header; None if no metrics were requested."""
         if self._source is None and self._opened.problem is None:
             return None
         name = None if self._source is None else self._source.name
@@ -153,7 +144,7 @@ class DeviceSampler:
             )
 
     def onto(self, step: Step) -> Step:
-        """Return the step, with the samples taken since the last call."""
+        """Return the step with the samples taken since the last call."""
         with self._lock:
             samples, self._samples = self._samples, []
             raw, self._raw = self._raw, {}

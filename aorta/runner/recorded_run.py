@@ -23,7 +23,7 @@ import torch
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.device_metrics.libraries import identify
+from aorta.device_metrics.sources import identify
 from aorta.device_metrics.sampler import DeviceSampler, open_source
 from aorta.distributed.accelerator import device_name
 from aorta.distributed.clock_measurement import ClockSynchronisation

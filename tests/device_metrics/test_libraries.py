@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from aorta.device_metrics.libraries import AmdSmi, DeviceIdentity, Nvml, throttlers, violations
+from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml, throttlers, violations
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import Values
 

@@ -1,10 +1,11 @@
-"""Sources of device metrics that are libraries: NVML (`pip install nvidia-ml-py`, imported as `pynvml`), whose calls
-release the interpreter lock, and `amdsmi` of the installed ROCm (`pip install /opt/rocm/share/amd_smi`); and which
-physical device a rank computes on, as these tools name it.
+"""Sources of device metrics, and which physical device a rank computes on, as these tools name it.
 
-torch counts visible devices; management libraries count all of them. The PCI address is the same in both. Units: NVML
-gives milliwatts, MHz, bytes and whole percents (nvml.h); amdsmi degrees Celsius, watts, MHz, percent, MiB. Neither was
-run on a device here. Must not start a program.
+NVML (`pip install nvidia-ml-py`, imported as `pynvml`), `amdsmi` of the installed ROCm (`pip install
+/opt/rocm/share/amd_smi`), and the program `rocm-smi`, whose output `records.device_values` parses.
+
+torch counts visible devices; management tools count all of them. The PCI address is the same in both. Units: NVML gives
+milliwatts, MHz, bytes and whole percents (nvml.h); amdsmi degrees Celsius, watts, MHz, percent, MiB. None of them was
+run on a device here. Must not run a program on the training thread, traced, or leave one running.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import shutil
+import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
@@ -19,15 +24,21 @@ from typing import Any, TypeVar
 
 import torch
 
+from aorta.distributed.environment_checks import untraced
 from aorta.distributed.topology import platform_of
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (
     BYTES_PER_MIB,
+    Card,
     SampleSource,
     Values,
     ask_all,
     first,
+    from_json,
+    from_text,
+    json_in_output,
     known,
+    normalised,
     number,
     pci_key,
     whole,
@@ -62,7 +73,7 @@ def identify(device: torch.device, environment: Mapping[str, str] = os.environ) 
     uuid = getattr(properties, "uuid", None)
     pci = None
     parts: list[Any] = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    if all(isinstance(part, int) for part in parts):  # older versions of torch do not tell, and give the uuid alone
+    if all(isinstance(part, int) for part in parts):  # older versions of torch give the uuid alone
         pci = "{:04x}:{:02x}:{:02x}.0".format(*parts)
     return DeviceIdentity(platform, pci, str(uuid) if uuid else None, physical_index(platform, ordinal, environment))
 
@@ -79,9 +90,7 @@ def physical_index(platform: Platform, ordinal: int, environment: Mapping[str, s
 
 
 def match(identity: DeviceIdentity, entries: Sequence[tuple[str | None, T]]) -> T | None:
-    """Return the entry of `entries` (PCI address, thing; in the tool's order) that is this device; None where that is
-    ambiguous.
-    """
+    """Return the thing whose PCI address is this device's, of (address, thing) in the tool's order; None: ambiguous."""
     wanted = pci_key(identity.pci)
     if wanted is not None:
         keys = [(pci_key(pci), thing) for pci, thing in entries]
@@ -111,15 +120,10 @@ _REASONS = {
 """Bits of nvmlClocksEventReasons (nvml.h) that reduce clocks under load. Excluded: idle (0x1), application clock
 settings (0x2) and the display's clock setting (0x100), which are not responses to load.
 """
-_MILLI = 1000.0
 
 
 class Nvml(SampleSource):
-    """The metrics source of one rank's NVIDIA device.
-
-    Raises:
-        DeviceUnreadable: the package or the driver's library is missing, or the device cannot be identified.
-    """
+    """One rank's NVIDIA device. Raises DeviceUnreadable without package or driver, or where the device is ambiguous."""
 
     name = "nvml"
     min_interval_s = 0.0
@@ -152,26 +156,25 @@ class Nvml(SampleSource):
         return nvml.nvmlDeviceGetHandleByIndex(index)
 
     def read(self) -> Values:
-        """Return the current values; those of a sensor that the card lacks are None."""
         nvml, device = self._nvml, self._device
+
+        def throttle() -> list[str]:
+            # Renamed in driver 535; older packages have the older name only.
+            ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            bits = (ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(device)
+            return sorted({name for bit, name in _REASONS.items() if bits & bit})
+
         return ask_all(
             {
                 "temp_c": lambda: float(nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)),
-                "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / _MILLI,
+                "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
                 "sclk_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
                 "mclk_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM)),
                 "util_pct": lambda: float(nvml.nvmlDeviceGetUtilizationRates(device).gpu),
                 "mem_used_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(device).used),
-                "throttle": self._throttle,
+                "throttle": throttle,
             }
         )
-
-    def _throttle(self) -> list[str]:
-        # Renamed in driver 535; older packages have the older name only.
-        ask = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        ask = ask or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-        bits = ask(self._device)
-        return sorted({name for bit, name in _REASONS.items() if bits & bit})
 
     def settings(self) -> dict[str, Any]:
         """Return the power cap and clock limits. NVML does not report a lock by `nvidia-smi --lock-gpu-clocks`."""
@@ -179,8 +182,8 @@ class Nvml(SampleSource):
         graphics = nvml.NVML_CLOCK_GRAPHICS
         return known(
             {
-                "power_cap_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / _MILLI,
-                "power_cap_default_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / _MILLI,
+                "power_cap_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3,
+                "power_cap_default_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1e3,
                 "sclk_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM),
                 "mclk_max_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_MEM),
                 "sclk_application_mhz": lambda: nvml.nvmlDeviceGetApplicationsClock(device, graphics),
@@ -213,10 +216,8 @@ _MICROWATTS_FROM = 10_000
 
 
 class AmdSmi(SampleSource):
-    """The metrics source of one rank's AMD device.
-
-    Raises:
-        DeviceUnreadable: the package is missing or does not fit the driver, or the device cannot be identified.
+    """One rank's AMD device. Raises DeviceUnreadable where the package is missing or does not fit the driver, or the
+    device is ambiguous.
     """
 
     name = "amdsmi"
@@ -245,47 +246,44 @@ class AmdSmi(SampleSource):
 
     def read(self) -> Values:
         smi, device = self._smi, self._device
+        kinds, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
+
+        def temperature() -> float | None:
+            try:  # the hot spot, as rocm-smi's junction; MI300 has no edge sensor
+                return number(smi.amdsmi_get_temp_metric(device, kinds.HOTSPOT, current))
+            except smi.AmdSmiException:
+                return number(smi.amdsmi_get_temp_metric(device, kinds.EDGE, current))
 
         def power() -> float | None:
-            found = smi.amdsmi_get_power_info(device)
+            info = smi.amdsmi_get_power_info(device)
             names = ("current_socket_power", "socket_power", "average_socket_power")
-            return first(*(number(found.get(name)) or None for name in names))  # 0 may mean that it does not apply
+            return first(*(number(info.get(name)) or None for name in names))  # 0 may mean that it does not apply
+
+        def clock(kind: str) -> float | None:
+            info = smi.amdsmi_get_clock_info(device, getattr(smi.AmdSmiClkType, kind))
+            return first(number(info.get("clk")), number(info.get("cur_clk")))  # renamed in ROCm 6.2
+
+        def used_bytes() -> int | None:
+            return whole(number(smi.amdsmi_get_gpu_vram_usage(device)["vram_used"]), BYTES_PER_MIB)
+
+        def throttle() -> list[str] | None:
+            reasons = None
+            if hasattr(smi, "amdsmi_get_violation_status"):
+                with suppress(smi.AmdSmiException):
+                    reasons = violations(smi.amdsmi_get_violation_status(device))
+            return throttlers(smi.amdsmi_get_gpu_metrics_info(device)) if reasons is None else reasons
 
         return ask_all(
             {
-                "temp_c": self._temperature,
+                "temp_c": temperature,
                 "power_w": power,
-                "sclk_mhz": lambda: self._clock("GFX"),
-                "mclk_mhz": lambda: self._clock("MEM"),
+                "sclk_mhz": lambda: clock("GFX"),
+                "mclk_mhz": lambda: clock("MEM"),
                 "util_pct": lambda: number(smi.amdsmi_get_gpu_activity(device)["gfx_activity"]),
-                "mem_used_bytes": lambda: whole(
-                    number(smi.amdsmi_get_gpu_vram_usage(device)["vram_used"]), BYTES_PER_MIB
-                ),
-                "throttle": self._throttle,
+                "mem_used_bytes": used_bytes,
+                "throttle": throttle,
             }
         )
-
-    def _temperature(self) -> float | None:
-        """Return the hot spot's, like rocm-smi's junction; MI300 has no edge sensor."""
-        smi = self._smi
-        kinds, current = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
-        try:
-            return number(smi.amdsmi_get_temp_metric(self._device, kinds.HOTSPOT, current))
-        except smi.AmdSmiException:
-            return number(smi.amdsmi_get_temp_metric(self._device, kinds.EDGE, current))
-
-    def _clock(self, kind: str) -> float | None:
-        clock = self._smi.amdsmi_get_clock_info(self._device, getattr(self._smi.AmdSmiClkType, kind))
-        return first(number(clock.get("clk")), number(clock.get("cur_clk")))  # renamed in ROCm 6.2
-
-    def _throttle(self) -> list[str] | None:
-        smi = self._smi
-        if hasattr(smi, "amdsmi_get_violation_status"):
-            with suppress(smi.AmdSmiException):
-                reasons = violations(smi.amdsmi_get_violation_status(self._device))
-                if reasons is not None:
-                    return reasons
-        return throttlers(smi.amdsmi_get_gpu_metrics_info(self._device))
 
     def settings(self) -> dict[str, Any]:
         """Return the power cap, clock limits and locks, performance level."""
@@ -328,3 +326,128 @@ def throttlers(metrics: Mapping[str, Any]) -> list[str] | None:
         return sorted({name for places, name in _THROTTLERS if any(bits >> place & 1 for place in places)})
     on = metrics.get("throttle_status")
     return None if not isinstance(on, bool | int) else ["other"] if on else []
+
+
+TIMEOUT_S = 20.0
+WORDS = ("--showtemp", "--showuse", "--showpower", "--showmemuse", "--showclocks", "--showmeminfo", "vram", "--showbus")
+SETTINGS = ("--showmaxpower", "--showperflevel", "--showbus")
+
+
+class Program:
+    """A program that is run repeatedly, until `abort` from another thread. Raises DeviceUnreadable if not on PATH."""
+
+    def __init__(self, name: str) -> None:
+        if shutil.which(name) is None:
+            raise DeviceUnreadable(f"{name} not available")
+        self.name = name
+        self._child: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._aborted = False
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run it to completion. Raises DeviceUnreadable where it cannot start, takes too long, or was aborted."""
+        command = [self.name, *words]
+        try:
+            with self._lock:
+                if self._aborted:
+                    raise DeviceUnreadable(f"{self.name}: the run has ended")
+                self._child = child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    env=untraced(os.environ),
+                )
+            try:
+                out, err = child.communicate(timeout=TIMEOUT_S)
+            finally:
+                if child.poll() is None:
+                    child.kill()
+                    child.communicate()
+        except subprocess.TimeoutExpired as error:
+            raise DeviceUnreadable(f"{self.name} failed: no answer in {TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise DeviceUnreadable(f"{self.name} failed: {error.strerror or error}") from error
+        if self._aborted:
+            raise DeviceUnreadable(f"{self.name}: the run has ended")
+        return subprocess.CompletedProcess(command, child.returncode, out, err)
+
+    def abort(self) -> None:
+        with self._lock:
+            self._aborted = True
+            child = self._child
+        if child is not None and child.poll() is None:
+            with suppress(OSError):
+                child.kill()
+
+
+class RocmSmi(SampleSource):
+    """One rank's device by `rocm-smi`, the last resort, as ROCm 10 no longer has it. `keep_words`: keep its text for
+    the record (`rocm_smi_*`), and read the values from that. Raises DeviceUnreadable where the program is missing.
+    """
+
+    name = "rocm-smi"
+    min_interval_s = 1.0
+
+    def __init__(self, identity: DeviceIdentity, keep_words: bool = False) -> None:
+        self._program = Program(self.name)
+        self._identity, self._keep_words = identity, keep_words
+        self._raw: dict[str, Any] = {}
+
+    def read(self) -> Values:
+        if self._keep_words:
+            self._raw = {}  # a failed reading has no raw output
+            text, self._raw = words_of(self._program)
+            cards = from_text(text)
+        else:
+            cards = self._cards(*WORDS)
+        values = normalised(self._mine(cards))
+        if values.empty:
+            raise DeviceUnreadable("rocm-smi: none of its values is known")
+        return values
+
+    def _cards(self, *words: str) -> list[Card]:
+        done = self._program.run(*words, "--json")
+        if done.returncode != 0:
+            output = (done.stderr or done.stdout).strip().splitlines()
+            said = output[-1] if output else "no output"
+            raise DeviceUnreadable(f"{self.name} ended with {done.returncode}: {said}")
+        return from_json(json_in_output(done.stdout))
+
+    def _mine(self, cards: list[Card]) -> Card:
+        if not cards:
+            raise DeviceUnreadable("rocm-smi: no card in its output")
+        found = match(self._identity, [(_text(card.get("pci bus")), card) for card in cards])
+        if found is None:
+            raise DeviceUnreadable(f"rocm-smi: cannot tell which of {len(cards)} cards this rank computes on")
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return the power cap and performance level (`manual` and `determinism` hold clocks fixed)."""
+        card = self._mine(self._cards(*SETTINGS))
+        return {
+            "power_cap_w": first(number(card.get("max graphics package power (w)"))),
+            "performance_level": _text(card.get("performance level")),
+        }
+
+    def raw(self) -> dict[str, Any]:
+        """Return the output of the last reading, once."""
+        raw, self._raw = self._raw, {}
+        return raw
+
+    def close(self) -> None:
+        self._program.abort()
+
+
+def words_of(program: Program) -> tuple[str, dict[str, Any]]:
+    """Return what `rocm-smi` printed, and the `rocm_smi_*` fields of a step; raises as `Program.run`."""
+    now_ns = time.time_ns()
+    done = program.run(*WORDS)
+    fields = {"rocm_smi_output": done.stdout, "rocm_smi_exit_code": done.returncode, "rocm_smi_stderr": done.stderr}
+    return done.stdout, {"rocm_smi_t_ns": now_ns, **fields}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value != "N/A" else None
