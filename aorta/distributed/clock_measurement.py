@@ -87,11 +87,7 @@ def pong(store: dist.Store, clock: WallClock, prefix: str, samples: int) -> None
 
 
 class ClockSynchronisation:
-    """The two measurements of one run, on one rank; every rank makes both calls.
-
-    Attributes:
-        result: as far as it is known on this rank.
-    """
+    """The two measurements of one run; every rank makes both calls. `result`: as far as this rank knows it."""
 
     def __init__(self, settings: Clock, peers: Peers, topology: Topology, folder: RunFolder) -> None:
         self._settings, self._peers, self._folder = settings, peers, folder
@@ -100,13 +96,8 @@ class ClockSynchronisation:
         self.result: ClockSync | None = None
 
     def at_start(self) -> ClockSync | None:
-        """Measure before the first step; rank 0 writes the file now, so that a killed run keeps it.
-
-        Returns:
-            None where `clock.sync` is off.
-
-        Raises:
-            PeerFailed: a rank did not take part.
+        """Measure before the first step (None where `clock.sync` is off); rank 0 writes the file now, so that a killed
+        run keeps it. Raises PeerFailed where a rank does not take part.
         """
         if not self._settings.sync:
             return None
@@ -116,15 +107,7 @@ class ClockSynchronisation:
         injected = None if self._clock.injected is None else msgspec.to_builtins(self._clock.injected)
         facts = peers.gather("clock/facts", {**self._facts, "injected": injected})
         found = self._pass("start", self._clock)
-        ranks = [
-            RankClock(
-                rank=rank,
-                host=answer["host"],
-                boot_id=answer["boot_id"],
-                injected=None if answer["injected"] is None else Injected(**answer["injected"]),
-            )
-            for rank, answer in enumerate(facts)
-        ]
+        ranks = [msgspec.convert({"rank": rank, **answer}, RankClock) for rank, answer in enumerate(facts)]
         sync = ClockSync(
             version=CLOCK_SYNC_VERSION,
             run_id=self._folder.run_id,
@@ -138,15 +121,15 @@ class ClockSynchronisation:
         self._publish(sync)
         if any(entry.injected for entry in sync.ranks) and peers.rank == REFERENCE_RANK:
             _log.warning(
-                "clock.fake_*: every rank but 0 measures with a clock that is %d ns ahead and gains %g ppm; times in "
-                "the record are not changed, the merge of traces takes it into account",
+                "clock.fake_*: every rank but 0 measures with a clock %d ns ahead that gains %g ppm; times in "
+                "the record are unchanged, merging traces corrects for it",
                 self._settings.fake_offset_ns,
                 self._settings.fake_drift_ppm,
             )
         return sync
 
     def at_end(self) -> ClockSync | None:
-        """Measure after the last step. Ranks that do not answer keep the value of the start, with an unknown bound."""
+        """Measure after the last step. A rank that does not answer keeps its first value, with an unknown bound."""
         if self.result is None or self._clock is None:
             return None  # clock.sync is off
         found = self._pass("end", self._clock)

@@ -1,23 +1,32 @@
-"""Functions of `torch.cuda` that torch does not offer for accelerators in general.
+"""What only CUDA and HIP have: functions of `torch.cuda` that torch does not offer for accelerators in general, and the
+file that NCCL's functions come from. On ROCm builds `torch.cuda` is HIP, and RCCL has NCCL's names.
 
-Everything else uses `torch.accelerator`, `torch.Stream`, `torch.Event` and `torch.get_device_module`, which serve any
-accelerator torch knows. On ROCm builds `torch.cuda` is HIP, so one call serves both. Must not be called on a device of
-another type, except where a function says what it returns there.
+Must not be called on a device of another type, except where a function says what it returns there, load a library, or
+say of a file what was not read from it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
+from aorta.redaction import redact
+
 TYPE = "cuda"
 """torch's device type for both CUDA and HIP."""
+_MAPS: Final = Path("/proc/self/maps")
+_OF_TORCH: Final = ("libtorch_cuda.so", "libtorch_hip.so")
+"""Libraries of torch that hold its NCCL process group, linked with NCCL or RCCL, or with it inside."""
 
 _observers: list[bool] = []
 _called: list[Callable[[], None]] = []
@@ -29,16 +38,12 @@ def device_count() -> int:
 
 
 def spin(cycles: int) -> None:
-    """Keep the current stream busy for a number of cycles of the device's clock, whose frequency power management
-    varies.
-    """
+    """Keep the current stream busy for so many cycles of the device's clock, whose frequency varies."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
 def is_capturing() -> bool:
-    """Return whether the current stream is being captured into a graph; False without a device, of which torch built
-    for CUDA raises an error instead.
-    """
+    """Return whether the current stream is being captured into a graph; False without a device, where torch raises."""
     return _has_device() and torch.cuda.is_current_stream_capturing()
 
 
@@ -68,8 +73,8 @@ def nccl_version() -> str | None:
 
 
 def mps_runs() -> bool:
-    """Return whether NVIDIA's Multi-Process Service runs for this process, without which the kernels of two processes
-    on one device take turns (its control daemon keeps its process number in the folder of its pipes).
+    """Return whether NVIDIA's Multi-Process Service runs (its daemon keeps its process id in the folder of its pipes).
+    Without it, kernels of two processes on one device take turns.
     """
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     try:
@@ -113,9 +118,8 @@ def write_memory_history(path: Path) -> None:
 
 
 def on_out_of_memory(call: Callable[[], None]) -> Callable[[], None]:
-    """Have `call` called whenever an allocation fails, on its thread, before torch raises; returns what ends that.
-
-    torch can attach an observer, and detach none: one stays for the rest of the process.
+    """Call `call` whenever an allocation fails, on its thread, before torch raises; returns what ends that. torch
+    cannot detach an observer: one stays for the rest of the process.
     """
     if not _observers:
         torch._C._cuda_attachOutOfMemoryObserver(lambda *_: [one() for one in list(_called)])  # type: ignore[attr-defined]
@@ -131,3 +135,50 @@ def on_out_of_memory(call: Callable[[], None]) -> Callable[[], None]:
 
 def end_memory_history() -> None:
     torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def loaded_library() -> dict[str, Any] | None:
+    """Return the file that provides `ncclGetVersion`, and what tells two builds of one version apart:
+
+        {"path": "/opt/rocm/lib/librccl.so.1.0", "version": "2.22.3", "bytes": ..., "sha256": "1f2e..."}
+
+    None where nothing provides it, and on other systems than Linux. Size and SHA-256 are None where the file is no
+    longer the one that was loaded or cannot be read. Reads the whole file.
+    """
+    function = next(_nccl_functions(), None) if sys.platform == "linux" else None
+    if function is None:
+        return None
+    # NCCL_VERSION_CODE is 1000 x major + 100 x minor + patch up to 2.8, then 10000 x major + ... (nccl.h).
+    version, code = None, ctypes.c_int()
+    if function(ctypes.byref(code)) == 0:
+        major, rest = divmod(code.value, 10000 if code.value >= 10000 else 1000)
+        version = f"{major}.{rest // 100}.{rest % 100}"
+    # The file mapped there, symbolic links resolved; followed by ` (deleted)` where it was replaced
+    # (proc_pid_maps(5)).
+    address, path = ctypes.cast(function, ctypes.c_void_p).value or 0, None
+    for line in _MAPS.read_text(errors="replace").splitlines():
+        extent, _, _, _, _, *mapped = line.split(maxsplit=5)
+        first, _, end = extent.partition("-")
+        if int(first, 16) <= address < int(end, 16):
+            path = mapped[0] if mapped else None
+            break
+    size, digest = None, None
+    if path is not None and not path.endswith(" (deleted)"):
+        try:
+            with Path(path).open("rb") as file:
+                size, digest = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            pass
+    return {"path": path and redact(path), "version": version, "bytes": size, "sha256": digest}
+
+
+def _nccl_functions() -> Iterator[Any]:
+    """Yield `ncclGetVersion` in the order of the dynamic linker's search: preloaded and global libraries come before
+    what torch was linked with (ld.so(8), dlsym(3)).
+    """
+    torch_lib = Path(torch.__file__).with_name("lib")
+    for name in (None, *(str(torch_lib / library) for library in _OF_TORCH)):
+        try:
+            yield ctypes.CDLL(name, mode=os.RTLD_LAZY | os.RTLD_NOLOAD).ncclGetVersion
+        except (OSError, AttributeError):  # not loaded; does not have it
+            continue

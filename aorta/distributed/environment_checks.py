@@ -1,8 +1,7 @@
 """Warns about environment settings and numbers of ranks that silently change what is measured, at the start of a run.
 
-From the environment, the platform, the number of streams that the run will use and its ranks, it yields one sentence
-for each problem: what it is, what it does to the measurement, and what to do; at error level where it destroys what
-is measured. Which device tracer the process runs under is read from the environment too: a second one is refused.
+Each warning says what is set, what that does to the measurement, and what to do; at error level where it destroys what
+is measured. A second device tracer is refused.
 
 Must not change a setting (it would come too late, W18), load a tracer's library, or refuse to run for a setting: its
 effect may be what is to be measured.
@@ -59,13 +58,12 @@ def streams_used(
 ) -> Mapping[int, int]:
     """Return how many accelerator streams a run uses at most, by priority.
 
-    Each process group has one of the backend's, for asynchronous collectives and for sends and receives (a group that
-    is bound to no device has one more for each rank it sends to or receives from, which is not counted: nobody knows
-    which). AORTA adds one for each group and for each priority of the streams that collectives are issued on.
+    The backend has one for each process group (a group bound to no device has one more for each rank it sends to or
+    receives from, which are not counted). AORTA adds one for each group and each priority of issuing streams.
 
     Args:
-        own: the strategy's streams, by priority; the compute stream is not among them.
-        groups: process groups.
+        own: the strategy's streams by priority, without the compute stream.
+        groups: number of process groups.
         looking: whether collectives are timed.
         priority: of AORTA's streams; None: that of the stream a collective was issued on.
     """
@@ -78,21 +76,26 @@ def streams_used(
 def setting_warnings(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], *, timing_events: bool
 ) -> list[EnvironmentWarning]:
-    """Return the environment settings that change the measurement on this platform.
+    """Return the environment settings that change the measurement; none on a CPU, where they do not matter, or on
+    accelerators other than CUDA's and HIP's, for which they are not known.
 
     Args:
         environment: names and values as the process started with them.
-        platform: where the run computes. Nothing is reported for a CPU, where none of this matters, or for accelerators
-            other than CUDA's and HIP's, for which it is not known.
         streams: accelerator streams that the run may use at once, by priority.
-        timing_events: whether the run records timing events, as every mode of the instrumentation but `off` does.
+        timing_events: whether the run records timing events: in every mode but `off`.
     """
-    return [] if platform in ("cpu", "other") else list(_found(environment, platform, streams, timing_events))
+    return (
+        [] if platform in ("cpu", "other") else list(_setting_warnings(environment, platform, streams, timing_events))
+    )
 
 
-def _found(
+def _setting_warnings(
     environment: Mapping[str, str], platform: Platform, streams: Mapping[int, int], timing_events: bool
 ) -> Iterator[EnvironmentWarning]:
+    def number(name: str, default: int) -> int:
+        text = environment.get(name, "").strip()
+        return int(text) if text.isdecimal() else default
+
     def on(name: str) -> bool:
         return environment.get(name, "").strip().lower() not in _OFF
 
@@ -124,7 +127,7 @@ def _found(
                 logging.ERROR,
             )
     if platform == "rocm":
-        queues = _number(environment, "GPU_MAX_HW_QUEUES", DEFAULT_HW_QUEUES)
+        queues = number("GPU_MAX_HW_QUEUES", DEFAULT_HW_QUEUES)
         priority, most = max(streams.items(), key=lambda used: used[1])
         if most > queues:
             yield EnvironmentWarning(
@@ -133,7 +136,7 @@ def _found(
                 f"start, or {_WITHOUT_OURS}"
             )
     elif not one_connection(environment):
-        queues = _number(environment, "CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_CONNECTIONS)
+        queues = number("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_CONNECTIONS)
         if (everything := sum(streams.values())) > queues:
             more = f"set CUDA_DEVICE_MAX_CONNECTIONS={min(everything, MOST_CONNECTIONS)} before the start, or "
             yield EnvironmentWarning(
@@ -148,17 +151,9 @@ def one_connection(environment: Mapping[str, str]) -> bool:
     return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, "").strip()
-    return int(text) if text.isdecimal() else default
-
-
 def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
-    """Return what it does to a run that its collectives are timed from Python; None where they are not, and on a CPU
-    where the configuration asks for it.
-
-    Args:
-        interceptor: what times them, as the manifest has it (`native.build.interceptor_for`).
+    """Return a warning where collectives are timed from Python; None on a CPU where the configuration asks for it.
+    `interceptor`: what times them, as the manifest has it (`native.build.interceptor_for`).
     """
     timed_by, _, why = (interceptor or "").partition(":")
     if timed_by != "python":
@@ -167,8 +162,8 @@ def timed_from_python(interceptor: str | None, platform: Platform) -> Environmen
     if platform == "cpu":
         return None if chosen_python(why) else EnvironmentWarning(cost)
     return EnvironmentWarning(
-        f"{cost}, so a device that is not kept busy by what was launched before has to wait, and less overlaps than "
-        "without AORTA; take the compiled interceptor where overlap and step times matter"
+        f"{cost}, so a device without queued work waits, and less overlaps than without AORTA; use the compiled "
+        "interceptor where overlap and step times matter"
     )
 
 
@@ -184,10 +179,10 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Environme
     program = started[0] if started else ""
     own = program.endswith(".py") and Path(program).name != "__main__.py"
     launcher, program = ("torchrun --standalone", f" {program}") if own else ("aorta train", "")
-    lacks = "one rank: it has no other rank to communicate with, so nothing here says how well communication hides; "
+    lacks = "one rank has nobody to communicate with, so this run does not show how well communication hides; "
     if devices < 2:
         return EnvironmentWarning(
-            f"{lacks}that takes a machine with two devices or more, or two CPU cores (training.device=cpu)"
+            f"{lacks}that needs a machine with at least two devices, or two CPU cores (training.device=cpu)"
         )
     return EnvironmentWarning(
         f"{lacks}start one process per device, with the same arguments: {launcher} --nproc_per_node {devices}"
@@ -201,25 +196,25 @@ def too_many_ranks(local_world_size: int, cores: int, platform: Platform) -> Env
         return None
     cores_text = f"{cores} core{'s' if cores > 1 else ''}"
     return EnvironmentWarning(
-        f"{local_world_size} ranks on {cores_text}: ranks wait for a core as well as for each other, which lengthens "
-        f"computation and communication alike; start one rank a core at most (--nproc_per_node {cores})"
+        f"{local_world_size} ranks on {cores_text}: ranks wait for a core as well as for each other, so computation "
+        f"and communication both take longer; start at most one rank per core (--nproc_per_node {cores})"
     )
 
 
 def shared_device(ranks_per_device: int, *, mps: bool) -> EnvironmentWarning | None:
-    """Return what it does to times that ranks share a device; None where each has one of its own."""
+    """Return a warning where ranks share a device; None where each has its own."""
     if ranks_per_device == 1:
         return None
-    turns = "run beside one another (MPS)" if mps else "take turns on it (there is no MPS), so overlap means nothing"
+    turns = "run concurrently (MPS)" if mps else "take turns (no MPS), so overlap means nothing"
     return EnvironmentWarning(
-        f"training.ranks_per_device={ranks_per_device}: the ranks of a device {turns}, and NCCL is set to let them: "
-        "their communication is no network's; for one rank a device leave it out"
+        f"training.ranks_per_device={ranks_per_device}: the ranks of a device {turns}, and their communication crosses "
+        "no network; leave it out for one rank per device"
     )
 
 
 def cores() -> int:
-    """Return the cores that the ranks of this host may use together: this process and what started it, which is not
-    bound to one core where a launcher binds each rank to a core of its own.
+    """Return the cores that this host's ranks may use: those of this process and of its parent, as a launcher may bind
+    each rank to one core.
     """
     own = os.sched_getaffinity(0)
     try:
@@ -261,11 +256,9 @@ def untraced(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_two_tracers(profiling: bool, environment: Mapping[str, str]) -> None:
-    """Reject a second tracer: both need the device's only tracing session.
-
-    Raises:
-        ConfigError: torch.profiler is enabled in a process that rocprofv3 or nsys traces. Under rocprofv3 the second
-            one hangs or fails with CONFIGURATION_LOCKED; under nsys it gets no device activity.
+    """Raise ConfigError where torch.profiler is enabled in a process that rocprofv3 or nsys traces: the device has one
+    tracing session. Under rocprofv3 the second tracer hangs or fails with CONFIGURATION_LOCKED; under nsys it sees no
+    device activity.
     """
     tracer = tracer_present(environment)
     if profiling and tracer is not None:

@@ -15,23 +15,21 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 import torch
 
 from aorta.command_line import shown_path, to_stderr
-from aorta.distributed.accelerator import device_name
-from aorta.distributed.collective_library import loaded_library
-from aorta.distributed.cuda import nccl_version
+from aorta.distributed.cuda import loaded_library, nccl_version
 from aorta.distributed.peers import Peers
-from aorta.distributed.topology import Topology, default_label, platform_of
+from aorta.distributed.topology import Topology, default_label, device_name, platform_of
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.installation import checkout, commit_of
 from aorta.records.clocks import CLOCK_SYNC_FILE
@@ -62,7 +60,7 @@ CHECKPOINT_DIR = "checkpoints"
 RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 """Folders in which a resumed run goes on."""
 LOCK_FILE = ".aorta.lock"
-"""It is never removed: who had opened it before would lock a file that nobody else sees."""
+"""Never removed: a process that had it open would lock a file that nobody else sees."""
 _LONGEST_HOLDER = 1000
 
 
@@ -92,12 +90,12 @@ class RunFolder:
 def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder]:
     """Agree on run id and attempt, and keep other runs out of the folder for the length of a `with` block.
 
-    Every rank holds a shared lock on a file that stays there. Who begins needs it alone for a moment: rank 0, then the
-    first rank of each other node, whose disk may be its own. A process that is killed holds no lock.
+    Every rank holds a shared lock on a file that stays there; rank 0 and the first rank of each other node, whose disk
+    may be its own, take it exclusively first. A process that is killed holds no lock.
 
     Raises:
-        ConfigError: another run uses the folder; every rank raises, with its host and process.
-        RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
+        ConfigError: on every rank, where another run uses the folder; names its host and process.
+        RunIncomplete: on every rank, where one cannot write the folder; names it.
     """
     path = path.absolute()
     earlier, attempt = _earlier_manifest(path), topology.restart_count
@@ -106,6 +104,7 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
     if restarted and isinstance(earlier.get("run_id"), str):
         run_id = str(earlier["run_id"])
     folder = RunFolder(path, *peers.from_rank_zero("run", (run_id, attempt)))
+    this_run = f"run {folder.run_id}, attempt {folder.attempt}, process ".encode()
     first, of_node = topology.rank == 0, topology.local_rank == 0
     with ExitStack() as stack:
         for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
@@ -115,27 +114,23 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
                     file = stack.enter_context((path / LOCK_FILE).open("a+b", buffering=0))
                     OF_THIS_PROCESS.add(file.fileno())
                     stack.callback(OF_THIS_PROCESS.discard, file.fileno())
-                    _lock(file, folder, topology, alone=of_node)
+                    if of_node and lock_file(file):
+                        file.truncate(0)
+                        file.write(this_run + f"{topology.pid} on {topology.host}".encode())
+                    file.seek(0)
+                    holder = file.read(_LONGEST_HOLDER)
+                    if not lock_file(file, shared=True) or not holder.startswith(this_run):
+                        raise ConfigError(
+                            f"{path}: in use by {holder.decode(errors='replace') or 'another run'}; wait for its end, "
+                            "stop it, or choose another folder with aorta.record(DIR), label=NAME or "
+                            "training.output_dir=DIR"
+                        )
         yield folder
-
-
-def _lock(file: BinaryIO, folder: RunFolder, topology: Topology, *, alone: bool) -> None:
-    run = f"run {folder.run_id}, attempt {folder.attempt}, process ".encode()
-    if alone and lock_file(file):
-        file.truncate(0)
-        file.write(run + f"{topology.pid} on {topology.host}".encode())
-    file.seek(0)
-    holder = file.read(_LONGEST_HOLDER)
-    if not lock_file(file, shared=True) or not holder.startswith(run):
-        raise ConfigError(
-            f"{folder.path}: in use by {holder.decode(errors='replace') or 'another run'}; wait for its end, stop it, "
-            "or choose another folder with aorta.record(DIR), label=NAME or training.output_dir=DIR"
-        )
 
 
 @contextmanager
 def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
-    """Wait until every rank has left this `with` block; where one failed in it, all of them raise."""
+    """Wait until every rank has left this `with` block; where one failed in it, all raise."""
     error: ConfigError | str | None = None
     try:
         yield
@@ -161,17 +156,15 @@ def prepare(
     resuming: bool,
     keep: Collection[str] = (),
 ) -> None:
-    """Clear the folder for a run that occupies it.
+    """Move an earlier run in the folder to `history/`, or delete it; a resumed run keeps checkpoints and traces.
 
-    One process per node moves what an earlier run left, rank 0 before the others: on a shared disk it moves everything
-    at once, on local disks each node moves its own. Checkpoints stay where they are when this run resumes from them,
-    and so do its earlier traces, beside which the later ones are written.
+    One process per node does it, rank 0 first: on a shared disk it moves everything, on local disks each node its own.
 
     Args:
-        keep: names of folders that stay in any case, because they are the caller's.
+        keep: names of the caller's folders, which stay in any case.
 
     Raises:
-        RunIncomplete: the folder cannot be written on some rank; every rank raises, and the rank is named.
+        RunIncomplete: on every rank, where one cannot write the folder; names it.
     """
     path = folder.path
     overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
@@ -188,7 +181,7 @@ def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
 
 
 def _earlier_manifest(path: Path) -> dict[str, Any]:
-    """Return what the run that was here before says of itself; nothing where that cannot be read."""
+    """Return the manifest of the run that was here before; {} where it cannot be read."""
     try:
         return read_manifest(path)
     except (OSError, ValueError):
@@ -196,7 +189,7 @@ def _earlier_manifest(path: Path) -> dict[str, Any]:
 
 
 def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | None:
-    """Make room for a run; returns where an earlier one was moved to, None where there was none or it was deleted."""
+    """Make room for a run; returns where an earlier one went, None where there was none or it was deleted."""
     files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     ours = (path / name for name in names if name not in stays)
@@ -218,9 +211,7 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
 
 @dataclass(frozen=True)
 class RequestedConfig:
-    """What was requested: the run's label (None: that of the platform), its configuration (JSON types), and a hash
-    of the settings that change a measurement.
-    """
+    """A label (None: the platform's), a configuration (JSON types), and a hash of what changes a measurement."""
 
     label: str | None
     config: Mapping[str, Any]
@@ -228,7 +219,7 @@ class RequestedConfig:
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that change a measurement, with effective values (W18); nothing that looks like a secret."""
+    """Return the variables that change a measurement (W18); nothing that looks like a secret."""
     return {
         name: redact(value)
         for name, value in sorted(environment.items())
@@ -239,12 +230,7 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def rank_facts(
     topology: Topology, device: torch.device, device_telemetry: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what each rank contributes to the manifest.
-
-    Args:
-        device_telemetry: the source of its device samples, and the device's settings (power cap, clock limits and
-            locks).
-    """
+    """Return a rank's part of the manifest. `device_telemetry`: source of its samples, and the device's settings."""
     return {
         "rank": topology.rank,
         "local_rank": topology.local_rank,
@@ -272,11 +258,15 @@ def build_manifest(
 
     Args:
         ranks: `rank_facts` of every rank, in rank order.
-        plan: effective settings of the parallel strategy (bucket size, wrapped blocks, ...).
+        plan: effective settings of the parallel strategy.
     """
     kind = platform_of(device)
     environments = [facts.pop("environment") for facts in ranks]
     libraries = [facts.pop("collective_library") for facts in ranks]
+
+    def differences(values: list[Any]) -> dict[str, Any]:
+        return {str(rank): value for rank, value in enumerate(values) if value != values[0]}
+
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": folder.run_id,
@@ -301,9 +291,9 @@ def build_manifest(
             **{name: metadata.version(name) for name in ("hydra-core", "omegaconf", "msgspec")},
         },
         "environment": environments[0],
-        "environment_differences": _other_than_first(environments),
+        "environment_differences": differences(environments),
         "collective_library": libraries[0],
-        "collective_library_differences": _other_than_first(libraries),
+        "collective_library_differences": differences(libraries),
         "host_facts": {
             "machine": platform.machine(),
             "kernel": platform.release(),
@@ -315,8 +305,3 @@ def build_manifest(
         "topology": ranks,
         "command": hide(sys.argv),
     }
-
-
-def _other_than_first(facts: Sequence[Any]) -> dict[str, Any]:
-    """Return, by rank, what differs from rank 0."""
-    return {str(rank): other for rank, other in enumerate(facts) if other != facts[0]}

@@ -1,10 +1,9 @@
 """Ends a run early, with all ranks stopping after the same step.
 
 A signal reaches ranks at different times; if each stopped after its own current step, the faster ones would wait in a
-collective for ever. So ranks agree on the last step through the store, in a thread, without involving the training
-loop: once a stop is requested, each rank posts the step it is in and starts no further step until all have posted; the
-largest posted step is the last one for all ranks. The cost to the loop is one flag per step. A rank whose loop is over
-posts that it requires no further step, so nobody waits for it.
+collective for ever. So a thread of each rank agrees on the last step through the store: once a stop is requested, each
+rank posts the step it is in and starts no other until all have posted; the largest is the last one for all. The loop
+checks one flag per step. A rank whose loop is over posts -1, so nobody waits for it.
 
 Must not use a collective.
 """
@@ -28,11 +27,7 @@ _NO_DEMAND = -1
 
 
 class StopAgreement:
-    """Decides before each step whether it may start.
-
-    Attributes:
-        stopped_by: the signal that requested the stop, on whichever rank it arrived; None if there was none.
-    """
+    """Decides before each step whether it may start. `stopped_by`: the signal that requested a stop on any rank."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
@@ -107,13 +102,10 @@ class StopAgreement:
 
 @contextmanager
 def stop_on_signals(request: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a request to stop, for the length of a `with` block.
+    """Turn SIGINT and SIGTERM into one call of `request`, inside the signal handler, for the length of a `with` block.
 
     Launchers often repeat the signal, so a repetition is ignored; a SIGINT more than two seconds after the first signal
     comes from an impatient person and interrupts at once (KeyboardInterrupt).
-
-    Args:
-        request: called once, inside the signal handler.
     """
     first: float | None = None
 

@@ -1,7 +1,9 @@
-"""Determines which rank this process is and which device it computes on, from torchrun's environment variables, and
-opens and closes torch.distributed for one run, with `Peers` on a store of their own prefix.
+"""Where a rank runs: its numbers from torchrun's environment variables, its device, and torch.distributed for one run,
+with `Peers` on a store of their own prefix. Without the variables the world has one rank.
 
-Without the variables the world has one rank. Must not leave a group open, whatever happens inside.
+What devices can do is asked by `torch.accelerator`, `torch.Stream`, `torch.Event` and the module of the device's type;
+`cuda` has what only CUDA and HIP have. Must not decide by the kind of device what it can do: features are tried. Must
+not leave a process group open, whatever happens inside.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, supported_activities
 
 from aorta.config.resolve import environment_number
 from aorta.distributed import cuda
-from aorta.distributed.accelerator import default_backend, lacks_backend, lacks_streams
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError, PeerFailed
 from aorta.records.schema import Platform
 
 _log = logging.getLogger(__name__)
+_CONNECT_S = 5.0
+_ON_HOST = "gloo"
+"""The backend that copies an accelerator's tensors to the host: its collectives do not run on the device."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def select_device(wanted: str, local_rank: int, ranks_per_device: int = 1) -> to
 
     Args:
         wanted: `training.device`: `auto`, `cpu`, or the type of an accelerator as torch names it.
-        ranks_per_device: how many ranks share a device. NCCL has to be told so (`share_device`).
+        ranks_per_device: ranks that share a device; `share_device` makes NCCL accept that.
 
     Raises:
         ConfigError: that accelerator does not exist or lacks what the measurement needs, or there are fewer devices
@@ -83,7 +88,21 @@ def select_device(wanted: str, local_rank: int, ranks_per_device: int = 1) -> to
     """
     available = None if wanted == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     if wanted not in ("auto", "cpu") and (available is None or available.type != wanted):
-        raise ConfigError(_missing_device_message(wanted, available))
+        here = f"torch {torch.__version__}"
+        if wanted == cuda.TYPE:
+            raise ConfigError("training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu")
+        try:
+            torch.device(wanted)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"training.device={wanted}: {here} knows no device of that type; allowed are auto, cpu, cuda (CUDA and "
+                "HIP) and any other accelerator this torch is built for, as xpu"
+            ) from error
+        seen = "no accelerator" if available is None else f"{available.type} only"
+        raise ConfigError(
+            f"training.device={wanted}: {here} sees {seen} on this machine; use training.device=auto or cpu, or "
+            "install the torch that is built for it"
+        )
     if available is None:
         return torch.device("cpu")
     count, index = torch.accelerator.device_count(), local_rank // ranks_per_device
@@ -94,7 +113,14 @@ def select_device(wanted: str, local_rank: int, ranks_per_device: int = 1) -> to
         )
     device = torch.device(available.type, index)
     torch.accelerator.set_device_index(index)
-    if missing := [*lacks_streams(device), *lacks_backend(device)]:
+    missing, backend = list(lacks_streams(device)), default_backend(device)
+    if backend is None:
+        missing.append("torch.distributed has no backend for it")
+    elif backend == _ON_HOST:
+        missing.append(f"torch.distributed exchanges its tensors through the host ({backend})")
+    elif not dist.is_backend_available(backend):
+        missing.append(f"this torch is built without {backend}, its backend of torch.distributed")
+    if missing:
         why = f"AORTA cannot measure on {device.type}: {', '.join(missing)}"
         if wanted == "auto":
             _log.warning("training.device=auto: %s; this run computes on the CPU", why)
@@ -107,12 +133,11 @@ def select_device(wanted: str, local_rank: int, ranks_per_device: int = 1) -> to
 
 
 def share_device(rank: int, nccl_version: str | None) -> dict[str, str]:
-    """Let NCCL run several ranks of a host on one device, which it otherwise refuses ("Duplicate GPU detected"), by
-    setting environment variables; call before the process group is opened. Returns those in force: what is set already
-    stays.
+    """Let NCCL run several ranks on one device, which it refuses otherwise ("Duplicate GPU detected"), by environment
+    variables; returns those in force (what is set already stays). Call it before the process group is opened.
 
-    From NCCL 2.30 on there is a variable for it. Before, each rank names a host of its own, and NCCL then talks over
-    sockets, here on the loopback device. Few thread blocks, so that computation has room beside them.
+    NCCL 2.30 has a variable for it. Before, each rank names a host of its own, and NCCL talks over sockets, here on the
+    loopback device. Few thread blocks leave room for computation.
     """
     wanted = {"NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
     if tuple(int(part) for part in (nccl_version or "0").split(".")[:2]) >= (2, 30):
@@ -138,30 +163,64 @@ def default_label(device: torch.device) -> str:
     return device.type if platform == "other" else platform
 
 
-def _missing_device_message(wanted: str, available: torch.device | None) -> str:
-    if wanted == cuda.TYPE:
-        return "training.device=cuda: torch sees no CUDA or HIP device; use training.device=auto or cpu"
+def default_backend(device: torch.device) -> str | None:
+    """Return torch.distributed's default backend for tensors of this device; None if there is none."""
+    return dist.Backend.default_device_backend_map.get(device.type) if dist.is_available() else None
+
+
+def lacks_streams(device: torch.device) -> Iterator[str]:
+    """Yield what the measurement needs and this accelerator, the current one, lacks, in clauses. CUDA and HIP have all;
+    on others features are tried, which waits for the device once.
+    """
+    if device.type == cuda.TYPE:
+        return
     try:
-        torch.device(wanted)
+        if torch.Stream(device) == torch.accelerator.current_stream(device):
+            yield "it has one stream only"
+    except RuntimeError:  # raised by torch where a device's guard does not implement it
+        yield "it has no streams"
+    try:
+        begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        begin.record()
+        end.record()
+        end.synchronize()
+        begin.elapsed_time(end)
     except RuntimeError:
-        return (
-            f"training.device={wanted}: torch {torch.__version__} knows no device of that type; allowed are auto, cpu, "
-            "cuda (CUDA and HIP) and any other accelerator this torch is built for, as xpu"
-        )
-    seen = "no accelerator" if available is None else f"{available.type} only"
-    return (
-        f"training.device={wanted}: torch {torch.__version__} sees {seen} on this machine; use training.device=auto or "
-        "cpu, or install the torch that is built for it"
-    )
+        yield "its events do not tell the time"
 
 
-_log = logging.getLogger(__name__)
-_CONNECT_S = 5.0
+def device_name(device: torch.device) -> str:
+    """Return the vendor's name of the device; `cpu`, or the device's type where the vendor's module gives no name."""
+    if device.type == "cpu":
+        return "cpu"
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type if named is None else str(named(device))
+
+
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return torch's random states on the host and on an accelerator, by `cpu` and `device`."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Restore what `random_states` gave; an accelerator's only where both sides have one."""
+    torch.set_rng_state(states["cpu"])
+    if device.type != "cpu" and "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"], device)
+
+
+def profiled() -> list[ProfilerActivity]:
+    """Return the activities that torch's profiler can record here: the host, then the accelerator if any."""
+    found = supported_activities()  # type: ignore[no-untyped-call]
+    return sorted(found, key=lambda activity: activity is not ProfilerActivity.CPU)
 
 
 def backend_for(device: torch.device, emulated_ranks: int | None = None) -> str:
-    """Return `gloo` on a CPU; on an accelerator its own (NCCL, RCCL on ROCm), with gloo beside it for CPU tensors;
-    torch's fake one where a process stands for all ranks.
+    """Return `gloo` on a CPU; on an accelerator its own (NCCL, RCCL) and gloo for CPU tensors; torch's fake one where a
+    process stands for all ranks.
     """
     if emulated_ranks is not None:
         return dist.Backend.FAKE
@@ -172,11 +231,10 @@ def backend_for(device: torch.device, emulated_ranks: int | None = None) -> str:
 def process_group(
     topology: Topology, device: torch.device, timeout_s: float, emulated_ranks: int | None = None
 ) -> Iterator[Peers]:
-    """Open the default process group, and yield the peers, for the length of a `with` block.
+    """Open the default process group for the length of a `with` block, and yield the peers.
 
     Args:
-        emulated_ranks: how many ranks the group has of which this process is the first, and the only one that there is;
-            its peers are none. None: every rank is a process.
+        emulated_ranks: size of a group of which this process is the first rank, and the only one that exists.
 
     Raises:
         PeerFailed: the other ranks did not join within `timeout_s`.
@@ -210,20 +268,14 @@ def process_group(
     except BaseException:
         if device.type == "cpu":
             dist.destroy_process_group()
-        else:
-            _abort()
+            raise
+        # Closing in order would wait for kernels already issued, and those may wait for a dead peer.
+        try:
+            dist.distributed_c10d._abort_process_group()
+        except Exception as error:  # noqa: BLE001  the error that led here is the one to report
+            _log.warning("the process group could not be aborted and is left to the end of the process: %s", error)
         raise
     dist.destroy_process_group()
-
-
-def _abort() -> None:
-    """Abort every group after an error: on an accelerator, closing in order waits for kernels already issued, and
-    those may wait for a dead peer. gloo has no such kernels.
-    """
-    try:
-        dist.distributed_c10d._abort_process_group()
-    except Exception as error:  # noqa: BLE001  the error that led here is the one to report
-        _log.warning("the process group could not be aborted and is left to the end of the process: %s", error)
 
 
 def _store(topology: Topology, timeout: timedelta) -> dist.Store:

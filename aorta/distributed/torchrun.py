@@ -2,9 +2,9 @@
 
     python -m aorta.distributed.torchrun --standalone --nproc_per_node 2 train.py ...
 
-torchrun itself ends with 1, a traceback of its own and a list of exit codes. Rank 0 has said its error itself; that of
-another rank, which left it in a file, is said here. All ranks are on this host, so the stores by which they meet
-listen on the loopback interface alone. Must not hide an error of the launcher.
+torchrun itself ends with 1, a traceback of its own and a list of exit codes. Rank 0 has printed its error; that of
+another rank, left in a file, is printed here. All ranks are on this host, so their stores listen on the loopback
+interface alone. Must not hide an error of the launcher.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def launch(arguments: Sequence[str]) -> int:
         if failure.exitcode < 0:  # it could say nothing itself
             to_stderr(f"error: rank {rank} was ended by {failure.signal_name()}")
             return SIGNAL_EXIT_BASE - failure.exitcode
-        left, by_root = _left_error(failure), _left_error(error.failures.get(0))
+        # An error file's message is a mapping; rank 0 has printed its own by then.
+        left, by_root = (
+            failed.message.get("message") if failed is not None and isinstance(failed.message, dict) else None
+            for failed in (failure, error.failures.get(0))
+        )
         if left and (not by_root or error.failures[0].exitcode == PeerFailed.exit_code):
             to_stderr(f"error: {left}")
         return int(failure.exitcode)
@@ -94,12 +98,6 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
 
     rank = min(failures, key=order)
     return rank, failures[rank]
-
-
-def _left_error(failure: ProcessFailure | None) -> str | None:
-    """Return the error that a rank left in its file; rank 0 has said that by then."""
-    message: object = None if failure is None else failure.message  # a mapping where there is such a file
-    return str(message.get("message")) if isinstance(message, dict) else None
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from torch.profiler import profile
 from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.schema import Config
 from aorta.distributed import cuda
-from aorta.distributed.accelerator import profiled
-from aorta.distributed.topology import Topology
+from aorta.distributed.topology import Topology, profiled
 from aorta.gpu_check.check_table import (
     CheckRow,
     CheckVerdict,

@@ -31,9 +31,15 @@ from aorta.command_line import command, to_stdout
 from aorta.config.groups.fabric import emulated_ranks
 from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
-from aorta.distributed.accelerator import device_name
 from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used
-from aorta.distributed.topology import platform_of, process_group, read_topology, select_device, share_device
+from aorta.distributed.topology import (
+    device_name,
+    platform_of,
+    process_group,
+    read_topology,
+    select_device,
+    share_device,
+)
 from aorta.errors import EXIT_OK
 from aorta.gpu_check.case import PAIRS, StrategyCheck, chosen
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of

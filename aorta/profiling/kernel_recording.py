@@ -21,7 +21,7 @@ from torch.autograd import DeviceType, _profiler_enabled
 from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
-from aorta.distributed.accelerator import profiled
+from aorta.distributed.topology import profiled
 from aorta.records.clocks import read_clocks
 from aorta.timeline.kernel_names import DeviceKernel, copies
 

@@ -23,8 +23,8 @@ from torch.profiler import ProfilerAction, profile, record_function
 from aorta.config.groups.profiling import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed import cuda
-from aorta.distributed.accelerator import profiled
 from aorta.distributed.environment_checks import tracer_present
+from aorta.distributed.topology import profiled
 from aorta.profiling.memory_history import MemoryHistory, by_category
 from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
 from aorta.profiling.trace_files import STEP_BASE, TraceWindow, free_name

@@ -25,11 +25,10 @@ from torch.profiler import profile
 
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Rpc
-from aorta.distributed.accelerator import profiled
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
-from aorta.distributed.topology import Topology, read_topology
+from aorta.distributed.topology import Topology, profiled, read_topology
 from aorta.errors import ConfigError
 from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_files import export

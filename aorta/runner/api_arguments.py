@@ -30,8 +30,8 @@ from aorta.config.groups.loop import calibration_steps
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.distributed.accelerator import lacks_streams
 from aorta.distributed.output_folder import RequestedConfig
+from aorta.distributed.topology import lacks_streams
 from aorta.errors import ConfigError
 from aorta.loggers import Logger
 from aorta.records.schema import InstrumentMode

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.distributed.accelerator import random_states, set_random_states
+from aorta.distributed.topology import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.records.files import open_regular, read_small
 from aorta.workload.task import Stages

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.distributed.accelerator import random_states, set_random_states
+from aorta.distributed.topology import random_states, set_random_states
 from aorta.instrument.emulation.replay import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.open_step import StepFacts

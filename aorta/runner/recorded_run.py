@@ -23,9 +23,8 @@ import torch
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
-from aorta.device_metrics.sources import identify
 from aorta.device_metrics.sampler import DeviceSampler, open_source
-from aorta.distributed.accelerator import device_name
+from aorta.device_metrics.sources import identify
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.distributed.cuda import mps_runs
 from aorta.distributed.environment_checks import (
@@ -48,7 +47,7 @@ from aorta.distributed.output_folder import (
     write_manifest,
 )
 from aorta.distributed.peers import Peers
-from aorta.distributed.topology import Topology, default_label, platform_of
+from aorta.distributed.topology import Topology, default_label, device_name, platform_of
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation

@@ -22,9 +22,8 @@ from aorta.config.groups.workload import STREAMS_NEED_DEVICE
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Streams
 from aorta.distributed import cuda
-from aorta.distributed.accelerator import default_backend, device_name
 from aorta.distributed.peers import Peers
-from aorta.distributed.topology import Topology
+from aorta.distributed.topology import Topology, default_backend, device_name
 from aorta.errors import ConfigError
 from aorta.records.files import write_whole
 from aorta.records.run_files import (

@@ -101,7 +101,7 @@ def test_an_abort_that_fails_hides_no_error(monkeypatch, caplog):
 
 def test_this_torch_can_abort_a_group_and_open_another():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    module._abort()
+    dist.distributed_c10d._abort_process_group()
     assert not dist.is_initialized()
     with process_group(place(), CPU, timeout_s=10):
         assert dist.is_initialized()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from aorta import installation
-from aorta.distributed import collective_library
+from aorta.distributed import cuda
 from aorta.distributed.output_folder import (
     RequestedConfig,
     RunFolder,
@@ -107,7 +107,7 @@ def test_ranks_whose_environment_differs_from_rank_0_are_listed(manifest):
     assert all("environment" not in facts for facts in read["topology"])
 
 
-SHOW = "import json; from aorta.distributed import collective_library as c; print(json.dumps(c.loaded_library()))"
+SHOW = "import json; from aorta.distributed import cuda as c; print(json.dumps(c.loaded_library()))"
 
 
 @pytest.mark.parametrize(("code", "version"), [(2708, "2.7.8"), (22703, "2.27.3")])
@@ -132,7 +132,7 @@ def test_a_library_that_was_replaced_after_it_was_loaded_has_no_digest(tmp_path)
 
 
 def test_without_nccl_no_library_is_recorded(manifest, monkeypatch):
-    monkeypatch.setattr(collective_library, "_functions", lambda: iter(()))
+    monkeypatch.setattr(cuda, "_nccl_functions", lambda: iter(()))
     read = manifest({}, {})
     assert (read["collective_library"], read["collective_library_differences"]) == (None, {})
 
