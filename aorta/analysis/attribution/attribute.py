@@ -39,7 +39,7 @@ from aorta.analysis.frames import Exposed, Ints
 from aorta.analysis.groups import Groups
 from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.engines import Engine, Local, progress
-from aorta.analysis.load.run_facts import Manifest, config_of
+from aorta.analysis.load.records import Manifest, config_of
 from aorta.analysis.run import ExposedSums, Run
 from aorta.errors import InputError
 

@@ -36,8 +36,8 @@ from aorta.analysis.documents.dataset import LaunchLeftOut, MeasuredFrom, PaceFa
 from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Location, launch_folders, load_source
+from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.records import load_run
-from aorta.analysis.load.run_facts import FORMAT
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import COMPLETED, Run
 from aorta.errors import InputError

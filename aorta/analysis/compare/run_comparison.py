@@ -33,7 +33,8 @@ from aorta.analysis.documents.comparison import (
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
-from aorta.analysis.load.run_facts import FORMAT, collective_library, config_of, interceptor
+from aorta.analysis.load.record_columns import FORMAT
+from aorta.analysis.load.records import collective_library, config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.run import Run
 from aorta.records.run_files import flatten

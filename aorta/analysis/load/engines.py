@@ -17,9 +17,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Final, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from aorta.errors import InputError, ToolMissing
 from aorta.installation import install_command
@@ -33,6 +34,24 @@ class Readable(Protocol):
 
     def absolute(self) -> Readable:
         """Return the same with absolute paths, for workers with another working directory."""
+
+
+@dataclass(frozen=True)
+class FileToRead:
+    """An input that is one local file."""
+
+    path: Path
+
+    def size_bytes(self) -> int:
+        """Return the size of the file; 0 where it is unknown, which reading it will explain."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def absolute(self) -> Self:
+        """Return the same with an absolute path, for workers with another working directory."""
+        return replace(self, path=self.path.absolute())
 
 
 Item = TypeVar("Item", bound=Readable)

@@ -9,9 +9,12 @@ Must not: keep a step as Python objects for longer than its block, or know anyth
 from __future__ import annotations
 
 import gc
+import os
+import socket
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -47,9 +50,10 @@ from aorta.analysis.load.record_details import (
     mono_ns,
     samples_from_text,
 )
-from aorta.analysis.load.run_facts import coverage_facts, source_of
-from aorta.analysis.run import NO_STEPS, RankTables
+from aorta.analysis.run import COMPLETED, NO_STEPS, CoverageFacts, RankTables, Source
+from aorta.autopsy.processes import process_facts
 from aorta.errors import InputError
+from aorta.records.clocks import boot_id
 from aorta.records.record_file import (
     Problems,
     StepLine,
@@ -61,7 +65,10 @@ from aorta.records.record_file import (
     second_header,
 )
 from aorta.records.schema import Calibration, DeviceTelemetry, Footer, Gradient, Header
+from aorta.timeline.arrays import ranges
 
+FORMAT: Final = "aorta"
+"""`Source.format` of AORTA's own records."""
 _SCALARS: Final = (
     *("epoch", "step", "global_step", "warmup"),
     *("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns"),
@@ -87,13 +94,31 @@ def read_tables(path: Path, *, spans: bool = False, exposed: bool = False) -> Ra
         exposed: give its exposed communication in pieces (`RankTables.exposed`).
 
     Raises:
-        InputError: as `records.reader.header_of`; a line is longer than `LINE_LIMIT`, or the record names more than
+        InputError: as `record_file.header_of`; a line is longer than `LINE_LIMIT`, or the record names more than
             `METRIC_LIMIT` metrics, or has a second header.
     """
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and each collection would traverse the million objects of a block
     try:
-        tables = _read(path, spans=spans or exposed)
+        problems = Problems(path.name)
+        lines = raw_lines(path, problems)
+        footer: Footer | None = None
+        record = _Record(path, read_header(path, lines, problems), spans or exposed)
+        for number, offset, text in lines:
+            try:
+                line = decode_line(text)
+                if isinstance(line, StepLine):
+                    record.add(number, offset, line)
+            except ValueError as error:
+                problems.add(number, str(error))
+                continue
+            if isinstance(line, Footer):
+                footer = line
+            elif isinstance(line, Header):
+                raise second_header(path, number, line)
+            elif isinstance(line, Calibration):
+                record.calibrations.append(line)
+        tables = record.finish(footer, problems)
         if exposed:
             assert tables.spans is not None
             pieces, sums = exposed_of(tables.steps, tables.collectives, tables.spans)
@@ -102,30 +127,6 @@ def read_tables(path: Path, *, spans: bool = False, exposed: bool = False) -> Ra
     finally:
         if collecting:
             gc.enable()
-
-
-def _read(path: Path, *, spans: bool) -> RankTables:
-    problems = Problems(path.name)
-    lines = raw_lines(path, problems)
-    header = read_header(path, lines, problems)
-    footer: Footer | None = None
-    columns = _Columns(path, header, spans)
-    for number, offset, text in lines:
-        try:
-            line = decode_line(text)
-            if isinstance(line, StepLine):
-                columns.add(number, offset, line)
-                continue
-        except ValueError as error:
-            problems.add(number, str(error))
-            continue
-        if isinstance(line, Footer):
-            footer = line
-        elif isinstance(line, Header):
-            raise second_header(path, number, line)
-        elif isinstance(line, Calibration):
-            columns.calibrations.append(line)
-    return columns.finish(footer, problems)
 
 
 class _Values(dict[bytes, int]):
@@ -137,11 +138,7 @@ class _Values(dict[bytes, int]):
         self.decoded: list[Any] = []
 
     def number(self, text: bytes, line: Any, name: str) -> int:
-        """Return the number of the text of a field.
-
-        Raises:
-            ValueError: it violates the schema.
-        """
+        """Return the number of the text of a field; a `ValueError` where it violates the schema."""
         if text not in self:
             self.decoded.append(decode_field(line, name))
             self[text] = len(self)
@@ -178,19 +175,15 @@ class _Phase:
         self.lines, self.length = [], self.length + len(lines)
         return lines
 
-    def ends(self) -> dict[str, Floats]:
-        """Return at least and at most of each metric that marks leave open; NaN where nothing is open."""
-        found = {}
-        for name, values in self.bounds.items():
-            place, low, high = np.array(values, np.float64).reshape(-1, 3).T
-            found[name] = np.full((2, self.length), np.nan)
-            found[name][:, place.astype(np.int64)] = low, high
-        return found
-
-    def values(self, ends: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return each metric. A kind that a step does not mention was not used in it and is 0, unless kinds are null
-        for another reason than that their times are open.
+    def frame(self, reasons: _Values, coverages: _Values) -> tuple[Steps, Ints, Ints]:
+        """Return the steps in the order of the file, the offset of each line, and how many collectives it has. A kind
+        that a step does not mention was not used in it and is 0, unless kinds are null for another reason than that
+        their times are open.
         """
+        ends = {name: np.full((2, self.length), np.nan) for name in self.bounds}
+        for name, bounds in self.bounds.items():
+            place, low, high = np.array(bounds, np.float64).reshape(-1, 3).T
+            ends[name][:, place.astype(np.int64)] = low, high
         names = dict.fromkeys(chain.from_iterable(names for names, *_ in self.metrics))
         table = {name: np.full(self.length, np.nan) for name in names}
         for said, at, values in self.metrics:
@@ -205,31 +198,37 @@ class _Phase:
                     table[name][at] = unused
             for column, name in enumerate(said):
                 table[name][at] = values[:, column]
-        return table
+        integers: dict[str, Ints] = dict(zip(_OF_STEPS, np.concatenate(self.integers, axis=1), strict=True))
+        offsets, counts = integers.pop("line_offset"), integers.pop("collectives")
+        steps = Steps(
+            **{**integers, "warmup": integers["warmup"] != 0, "by_kernels": integers["by_kernels"] != 0},
+            phase=np.concatenate(self.phases),
+            reasons=tuple(reasons.decoded),
+            coverages=tuple(coverages.decoded),
+            metrics=table,
+            losses=dict(zip(LOSSES, np.concatenate(self.losses, axis=1), strict=True)),
+            bounds={name: (low, high) for name, (low, high) in ends.items()},
+        )
+        return steps, offsets, counts
 
 
-@dataclass
-class _Columns:
-    """Collects the steps of one file."""
+class _Record:
+    """Collects the steps of one file. `spans`: keep what ran inside them."""
 
-    path: Path
-    header: Header
-    spans: bool
-    training: _Phase = field(default_factory=_Phase)
-    baselines: _Phase = field(default_factory=_Phase)
-    rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    names: Numbered = field(default_factory=Numbered)
-    metric_names: set[str] = field(default_factory=set)
-    names_seen: set[tuple[str, ...]] = field(default_factory=set)
-    reasons: _Values = field(default_factory=_Values)
-    coverages: _Values = field(default_factory=_Values)
-    span_rows: SpanRows = field(default_factory=SpanRows)
-    waits_known: list[bool] = field(default_factory=list)
-    sample_lines: array[int] = field(default_factory=lambda: array("q"))
-    mark_lines: array[int] = field(default_factory=lambda: array("q"))
-    gradient_order: tuple[Gradient, ...] = ()
-    calibrations: list[Calibration] = field(default_factory=list)
-    waiting_rows: int = 0
+    def __init__(self, path: Path, header: Header, spans: bool) -> None:
+        self.path, self.header, self.spans = path, header, spans
+        self.training, self.baselines = _Phase(), _Phase()
+        self.rows: list[npt.NDArray[np.int64]] = []
+        self.names = Numbered()
+        self.metric_names: set[str] = set()
+        self.names_seen: set[tuple[str, ...]] = set()
+        self.reasons, self.coverages = _Values(), _Values()
+        self.span_rows = SpanRows()
+        self.waits_known: list[bool] = []
+        self.sample_lines, self.mark_lines = array("q"), array("q")
+        self.gradient_order: tuple[Gradient, ...] = ()
+        self.calibrations: list[Calibration] = []
+        self.waiting_rows = 0
 
     def add(self, number: int, offset: int, line: Any) -> None:
         """Add one step.
@@ -242,14 +241,22 @@ class _Columns:
             raise ValueError(
                 f"a step of rank {line.rank} of {line.world_size} in the record of rank {rank} of {world_size}"
             )
-        left_open = _open_metrics(line) if line.bounds else {}
-        if left_open:
-            line.reasons = msgspec.Raw(_reasons(line, left_open))
+        left_open = {}  # the null metrics that the marks of the step leave open, with their bounds
+        for name, (low, high) in (line.bounds or {}).items():
+            if line.overlap.get(name, 0.0) is None:
+                if low > high:
+                    raise ValueError(f"{name} is at least {low:g} and at most {high:g} in its bounds")
+                left_open[name] = (low, high)
+        if left_open:  # their own reasons have the numbers of the step; with one for all, distinct texts stay few
+            said = decode_field(line, "reasons") | dict.fromkeys(left_open, HOST_BOUND)
+            line.reasons = msgspec.Raw(msgspec.json.encode(said))
         reason = self.reasons.number(bytes(line.reasons), line, "reasons")
         coverage = self.coverages.number(bytes(line.coverage), line, "coverage")
         has_ranges = bool(line.ranges)
         if has_ranges:
-            _check_times(decode_field(line, "ranges"))
+            for row in decode_field(line, "ranges"):
+                if any(not -(2**61) < value < 2**61 for value in (row.thread, row.depth, row.start_ns, row.end_ns)):
+                    raise ValueError("a number in its ranges exceeds what a column holds")
         if self.spans and has_bubbles(line):
             decode_field(line, "active_segments")
         gradient_order = decode_field(line, "gradient_order")
@@ -261,7 +268,13 @@ class _Columns:
             self.sample_lines.append(offset)
         names = tuple(line.overlap)
         if names not in self.names_seen:
-            self._check_names(number, names)
+            self.names_seen.add(names)
+            self.metric_names.update(names)
+            if len(self.metric_names) > METRIC_LIMIT:
+                raise InputError(
+                    f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not "
+                    f"a record of AORTA (in {self.path.parent})"
+                )
         trains = line.phase == "train"
         phase = self.training if trains else self.baselines
         for name, ends in left_open.items():
@@ -277,27 +290,12 @@ class _Columns:
         if len(phase.lines) >= BLOCK_STEPS or self.waiting_rows >= 100 * BLOCK_STEPS:
             self.flush()
 
-    def _check_names(self, number: int, names: tuple[str, ...]) -> None:
-        self.names_seen.add(names)
-        self.metric_names.update(names)
-        if len(self.metric_names) > METRIC_LIMIT:
-            raise InputError(
-                f"{self.path.name}:{number}: more than {METRIC_LIMIT} different metrics in one record: this is not a "
-                f"record of AORTA (in {self.path.parent})"
-            )
-
     def flush(self) -> None:
         """Turn the steps added since the last call into arrays."""
         self.baselines.flush()
         first = self.training.length
         lines = self.training.flush()
-        self.rows.append(self._rows([row for line in lines for row in line.collectives]))
-        if self.spans:
-            add_spans(self.span_rows, lines, first, self.header.lanes)
-            self.waits_known += [line.waits is not msgspec.UNSET for line in lines]
-        self.waiting_rows = 0
-
-    def _rows(self, rows: list[Any]) -> npt.NDArray[np.int64]:
+        rows = [row for line in lines for row in line.collectives]
         table = np.empty((len(_OF_ROWS), len(rows)), np.int64)
         if rows:
             kind, group, seq, size, dtype, issue, start, end, source, backend_end = zip(*rows, strict=True)
@@ -307,25 +305,28 @@ class _Columns:
                     table[place] = column
                 except TypeError:  # a null among them
                     table[place] = [NO_TIME if value is None else value for value in column]
-        return table
+        self.rows.append(table)
+        if self.spans:
+            add_spans(self.span_rows, lines, first, self.header.lanes)
+            self.waits_known += [line.waits is not msgspec.UNSET for line in lines]
+        self.waiting_rows = 0
 
     def finish(self, footer: Footer | None, problems: Problems) -> RankTables:
         """Return the frames of everything added, in order of global step, each step once."""
         self.flush()
-        steps, integers = self._steps(self.training)
+        steps, offsets, counts = self.training.frame(self.reasons, self.coverages)
         read = self.training.length + self.baselines.length
         rows: npt.NDArray[np.int64] = np.concatenate(self.rows, axis=1)
-        counts, chosen = integers["collectives"], np.arange(len(steps))
-        step, spans = np.repeat(chosen, counts), self._spans()
+        spans = self.span_rows.frame(np.array(self.waits_known, bool)) if self.spans else None
+        chosen = np.arange(len(steps))
+        step = np.repeat(chosen, counts)
         if np.any(np.diff(steps.global_step) <= 0):
             _, chosen = np.unique(steps.global_step, return_index=True)  # the first of equals
             starts = np.cumsum(counts) - counts
-            at = np.concatenate([np.arange(0), *(np.arange(starts[old], starts[old] + counts[old]) for old in chosen)])
-            rows, step = rows[:, at], np.repeat(np.arange(len(chosen)), counts[chosen])
-            steps = steps.take(chosen)
+            step, at = ranges(starts[chosen], (starts + counts)[chosen])
+            rows, steps = rows[:, at], steps.take(chosen)
             spans = None if spans is None else _reordered(spans, chosen)
-        texts = problems.as_sentences()
-        name = self.path.name
+        texts, name = problems.as_sentences(), self.path.name
         if footer is None:
             texts.append(no_footer(self.path))
         if (repeated := self.training.length - len(steps)) > 0:
@@ -335,12 +336,8 @@ class _Columns:
         columns = dict(zip(_OF_ROWS, rows, strict=True))
         if (columns["backend_end_ns"] == NO_TIME).all():
             del columns["backend_end_ns"]
-        collectives = Collectives(
-            step=step,
-            **columns,
-            names=tuple(CollectiveName(*name) for name in self.names),
-        )
-        source = source_of(self.path, self.header, footer)
+        collectives = Collectives(step=step, **columns, names=tuple(CollectiveName(*name) for name in self.names))
+        source = _source(self.path, self.header, footer)
         if self.sample_lines and samples_from_text(self.header):
             source = replace(source, device_telemetry=DeviceTelemetry(WORDS, None))
         return RankTables(
@@ -352,38 +349,19 @@ class _Columns:
                 source.lanes,
                 steps.global_step,
                 steps.length_ns,
-                integers["line_offset"][chosen],
+                offsets[chosen],
                 self.sample_lines,
                 (self.header.local_rank, self.header.world_size),
                 self.mark_lines,
             ),
-            isolated=self._steps(self.baselines)[0] if self.baselines.length else NO_STEPS,
+            isolated=self.baselines.frame(self.reasons, self.coverages)[0] if self.baselines.length else NO_STEPS,
             spans=spans,
             gradient_order=self.gradient_order,
-            covered=coverage_facts(steps, collectives, footer),
+            covered=_coverage_facts(steps, collectives, footer),
             problems=tuple(texts),
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,
         )
-
-    def _steps(self, phase: _Phase) -> tuple[Steps, dict[str, Ints]]:
-        """Return the steps of a phase in the order of the file, and the columns that no frame has."""
-        integers: dict[str, Ints] = dict(zip(_OF_STEPS, np.concatenate(phase.integers, axis=1), strict=True))
-        others = {name: integers.pop(name) for name in ("line_offset", "collectives")}
-        ends = phase.ends()
-        steps = Steps(
-            **{**integers, "warmup": integers["warmup"] != 0, "by_kernels": integers["by_kernels"] != 0},
-            phase=np.concatenate(phase.phases),
-            reasons=tuple(self.reasons.decoded),
-            coverages=tuple(self.coverages.decoded),
-            metrics=phase.values(ends),
-            losses=dict(zip(LOSSES, np.concatenate(phase.losses, axis=1), strict=True)),
-            bounds={name: (low, high) for name, (low, high) in ends.items()},
-        )
-        return steps, others
-
-    def _spans(self) -> Spans | None:
-        return self.span_rows.frame(np.array(self.waits_known, bool)) if self.spans else None
 
 
 def _reordered(spans: Spans, chosen: Ints) -> Spans:
@@ -397,32 +375,49 @@ def _reordered(spans: Spans, chosen: Ints) -> Spans:
     return replace(found.take(order), waits_known=spans.waits_known[chosen])
 
 
-def _open_metrics(line: Any) -> dict[str, tuple[float, float]]:
-    """Return the bounds of the metrics that the marks of a step leave open, the null ones.
+def _source(path: Path, header: Header, footer: Footer | None) -> Source:
+    """Describe where the record of one rank comes from, by its first and last line."""
+    match footer:
+        case None:
+            # The process that writes it may be alive: on this host since its boot, and not a later one with the same
+            # pid. Of another host or pid namespace that is not known.
+            ending, process = "killed (no footer)", process_facts(header.pid)
+            if process is not None and header.boot_id == boot_id() and header.host == socket.gethostname():
+                started_ns = process.start_ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+                if process.state not in "ZX" and started_ns <= header.clock.boottime_ns:
+                    ending = "still running"
+        case Footer(reason="signal"):
+            ending = f"stopped by {footer.signal or 'a signal'}, exit code {footer.exit_code}"
+        case Footer(reason="error", exit_code=0):
+            ending = f"recorded in part: {footer.error or 'not recorded why'}"
+        case Footer(reason="error"):
+            ending = f"ended by an error, exit code {footer.exit_code}: {footer.error or 'not recorded'}"
+        case _:
+            ending = COMPLETED
+    shared = {name: getattr(header, name) for name in header.__struct_fields__ if name in Source.__dataclass_fields__}
+    groups = {} if footer is None else footer.groups
+    return Source(path=str(path), format=FORMAT, groups=groups, ending=ending, **shared)
 
-    Raises:
-        ValueError: the least value of a metric is more than the greatest.
-    """
-    found = {name: ends for name, ends in line.bounds.items() if line.overlap.get(name, 0.0) is None}
-    for name, (low, high) in found.items():
-        if low > high:
-            raise ValueError(f"{name} is at least {low:g} and at most {high:g} in its bounds")
-    return found
 
-
-def _reasons(line: Any, names: Collection[str]) -> bytes:
-    """Return the `reasons` of a step with one reason for all these metrics, whose own have the numbers of the step: so
-    that distinct texts stay few.
-    """
-    return msgspec.json.encode(decode_field(line, "reasons") | dict.fromkeys(names, HOST_BOUND))
-
-
-def _check_times(ranges: Sequence[Any]) -> None:
-    """Check the ranges of a step.
-
-    Raises:
-        ValueError: a number exceeds what a column holds.
-    """
-    numbers = [number for row in ranges for number in (row.thread, row.depth, row.start_ns, row.end_ns)]
-    if any(not -(2**61) < number < 2**61 for number in numbers):
-        raise ValueError("a number in its ranges exceeds what a column holds")
+def _coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None) -> CoverageFacts:
+    """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
+    reasons, uncovered, first = Counter[str](), 0, None
+    outside, seen, unwatched = 0 if footer is None else footer.outside, 0, 0
+    for code, coverage in enumerate(steps.coverages):
+        at = np.flatnonzero(steps.coverage == code)
+        outside += coverage.outside * len(at)
+        seen += coverage.seen * len(at)
+        unwatched += coverage.unwatched * len(at)
+        if not coverage.complete and len(at):
+            uncovered += len(at)
+            reasons[coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"] += len(at)
+        if coverage.issued is not None and coverage.seen != coverage.issued and len(at):
+            step = int(steps.global_step[at[0]])
+            first = step if first is None else min(first, step)
+    used = steps.used[collectives.step] & (collectives.end_ns != NO_TIME)
+    sources = Counter[str | None]()
+    counts: Sequence[int] = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
+    for name, count in zip(collectives.names, counts, strict=True):
+        if count:
+            sources[name.end_source] += count
+    return CoverageFacts(dict(sources), uncovered, dict(reasons), first, outside, unwatched / max(seen, 1))

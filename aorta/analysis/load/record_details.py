@@ -1,7 +1,5 @@
 """Reads what ran inside the steps of a record: while its lines are read, or from some of them again, as all steps would
-be too much to hold.
-
-Must not: take another line for a step's, should the file have changed since its columns were read.
+be too much to hold. Must not: take another line for a step's, should the file have changed since.
 """
 
 from __future__ import annotations
@@ -10,9 +8,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -20,6 +17,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from aorta.analysis.frames import UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
+from aorta.analysis.load.engines import FileToRead
 from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
@@ -29,10 +27,15 @@ from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, DeviceSa
 from aorta.timeline.classes import BUBBLE
 from aorta.timeline.intervals import merge
 
-_STALL: Final = (Lane.STALL, SpanName("stall", ""))
-_HAND_OVER: Final = (Lane.HAND_OVER, SpanName("hand_over", "hand-over"))
-_BUBBLE: Final = (Lane.BUBBLE, SpanName("bubble", ""))
-_READY: Final = (Lane.READY, SpanName("ready", ""))
+_NAMES: Final = {
+    Lane.STALL: SpanName("stall", ""),
+    Lane.HAND_OVER: SpanName("hand_over", "hand-over"),
+    Lane.BUBBLE: SpanName("bubble", ""),
+    Lane.READY: SpanName("ready", ""),
+}
+_ANOTHER_LINE: Final = "another line stands there now"
+WORDS: Final = "rocm-smi"
+"""Source of the samples that are read from `rocm_smi_output`."""
 
 
 def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence[str]) -> None:
@@ -53,35 +56,30 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     spans.add(Lane.COMPUTE, step, zip(repeat("compute"), block, phase, strict=False), start, end)
     step, work, start, end, *_ = rows("aux")
     spans.add(Lane.AUX, step, zip(repeat("aux"), work, repeat(""), strict=False), start, end)
-    others: dict[tuple[Lane, SpanName], list[tuple[int, int, int, int]]] = defaultdict(list)
+    others: dict[Lane, list[tuple[int, int, int, int]]] = defaultdict(list)
     for at, line in enumerate(lines, start=first):
         for stall in line.stalls:
-            key = _HAND_OVER if stall.cause == "hand_over" else _STALL
-            others[key].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
+            lane = Lane.HAND_OVER if stall.cause == "hand_over" else Lane.STALL
+            others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
         for ready in line.ready or ():
-            others[_READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
+            others[Lane.READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
         if has_bubbles(line) and BUBBLE in lanes:
             bit = 1 << lanes.index(BUBBLE)
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
             merged = merge((part.start_ns, part.end_ns) for part in segments if part.lanes & bit)
-            others[_BUBBLE] += [(at, begin, finish, UNKNOWN) for begin, finish in merged]
+            others[Lane.BUBBLE] += [(at, begin, finish, UNKNOWN) for begin, finish in merged]
     waits = [(at, wait) for at, line in enumerate(lines, start=first) for wait in line.waits or ()]
     times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
     step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
     spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
-    for (lane, name), found in others.items():
+    for lane, found in others.items():
         step, start, end, ref = np.array(found, np.int64).T
-        spans.add(lane, step, name, start, end, ref)
+        spans.add(lane, step, _NAMES[lane], start, end, ref)
 
 
 def has_bubbles(line: Any) -> bool:
     """Return whether a step of a pipeline has bubbles."""
     return bool(line.overlap.get("bubble_ms", 0.0) != 0.0)
-
-
-_ANOTHER_LINE: Final = "another line stands there now"
-WORDS: Final = "rocm-smi"
-"""Source of the samples that are read from `rocm_smi_output`."""
 
 
 def samples_from_text(header: Header) -> bool:
@@ -102,23 +100,32 @@ def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
 
 
 @dataclass(frozen=True)
-class RecordDetails(Details):
-    """Details of a record: reads the lines of its file again, by their offsets."""
+class RecordDetails(FileToRead, Details):
+    """Reads the lines of a record again, by offset. `local_rank_of`: the local rank, and the ranks of the run."""
 
-    path: Path
     lanes: tuple[str, ...]
     global_step: Ints
     length_ns: Ints
     line_offset: Ints
     sample_lines: array[int]
     local_rank_of: tuple[int, int]
-    """The local rank, and the ranks of the run."""
     mark_lines: array[int]
 
     def step(self, place: int) -> StepIntervals:
         """Return one step, from its line."""
         with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
-            return self._step(file, place)
+            line = self._line(file, place)
+            return StepIntervals(
+                int(self.length_ns[place]),
+                self.lanes,
+                decode_field(line, "active_segments"),
+                [ComputeRange(*row) for row in line.compute],
+                line.stalls,
+                [AuxRange(*row) for row in line.aux],
+                decode_field(line, "ranges") or (),
+                None if line.waits is UNSET else line.waits,
+                line.ready or (),
+            )
 
     def spans(self, places: npt.NDArray[np.intp]) -> Spans:
         """Return what ran when in some steps, from their lines."""
@@ -139,7 +146,15 @@ class RecordDetails(Details):
                 for sample in samples or ():
                     yield sample, decode_field(line, "reasons").get("device")
                 if not samples and line.rocm_smi_t_ns is not UNSET:
-                    yield self._of_words(line, line.rocm_smi_t_ns)
+                    at_ns = mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
+                    values, reason = read_words(
+                        line.rocm_smi_output or "",
+                        *self.local_rank_of,
+                        exit_code=line.rocm_smi_exit_code or 0,
+                        stderr=line.rocm_smi_stderr or "",
+                        error=line.rocm_smi_error or None,
+                    )
+                    yield DeviceSample(at_ns, at_ns, **asdict(values)), reason
 
     def user_ranges(self) -> Iterator[UserRangesOfStep]:
         """Yield the caller's ranges, from the lines that hold any."""
@@ -149,42 +164,6 @@ class RecordDetails(Details):
             for offset in self.mark_lines:
                 line = _line_at(file, offset)
                 yield UserRangesOfStep(line.global_step, line.start_mono_ns, decode_field(line, "ranges"))
-
-    def _of_words(self, line: Any, t_ns: int) -> tuple[DeviceSample, str | None]:
-        at_ns = mono_ns(t_ns, line.t_start_ns, line.start_mono_ns)
-        values, reason = read_words(
-            line.rocm_smi_output or "",
-            *self.local_rank_of,
-            exit_code=line.rocm_smi_exit_code or 0,
-            stderr=line.rocm_smi_stderr or "",
-            error=line.rocm_smi_error or None,
-        )
-        return DeviceSample(at_ns, at_ns, **asdict(values)), reason
-
-    def size_bytes(self) -> int:
-        """Return the size of the file; 0 where it no longer exists, which reading it will report."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-    def absolute(self) -> RecordDetails:
-        """Return the same with an absolute path, for workers with another working directory."""
-        return replace(self, path=self.path.absolute())
-
-    def _step(self, file: BinaryIO, place: int) -> StepIntervals:
-        line = self._line(file, place)
-        return StepIntervals(
-            int(self.length_ns[place]),
-            self.lanes,
-            decode_field(line, "active_segments"),
-            [ComputeRange(*row) for row in line.compute],
-            line.stalls,
-            [AuxRange(*row) for row in line.aux],
-            decode_field(line, "ranges") or (),
-            None if line.waits is UNSET else line.waits,
-            line.ready or (),
-        )
 
     def _line(self, file: BinaryIO, place: int) -> Any:
         line = _line_at(file, int(self.line_offset[place]))
@@ -204,11 +183,7 @@ class RecordDetails(Details):
 
 
 def _line_at(file: BinaryIO, offset: int) -> Any:
-    """Return the step whose line begins at `offset`.
-
-    Raises:
-        ValueError: there is no step now.
-    """
+    """Return the step whose line begins at `offset`, or raise a `ValueError` where there is none now."""
     file.seek(offset)
     line = decode_line(file.readline(LINE_LIMIT))
     if not isinstance(line, StepLine):

@@ -1,7 +1,8 @@
 """Loads a run folder as a `Run`: the records of all ranks that can be read, and their health.
 
 Reads `rank_<rank>_metrics.jsonl` and, where it exists, `run.json`; everything else in the folder is ignored, including
-the `history` of earlier runs. Must not: mix runs or attempts, or choose between two interpretations without saying so.
+the `history` of earlier runs. Must not: mix runs or attempts, choose between two interpretations without saying so,
+fail because the manifest is missing, or use one of another run.
 """
 
 from __future__ import annotations
@@ -11,21 +12,98 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from aorta.analysis.health import EmulationCounts, Health
 from aorta.analysis.join import join
-from aorta.analysis.load.engines import Engine, Local, progress
+from aorta.analysis.load.engines import Engine, FileToRead, Local, progress
 from aorta.analysis.load.record_columns import read_tables
-from aorta.analysis.load.run_facts import Manifest, emulated_fabric, manifest_of, timed_from_python
 from aorta.analysis.run import RankTables, Run, partial_steps
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
-from aorta.records.schema import WORLD_LIMIT, Header
+from aorta.records.run_files import (
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_FILE_GLOB,
+    RANK_FILE_NAME,
+    rank_files,
+    read_manifest,
+)
+from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
+
+Manifest: TypeAlias = Mapping[str, object]
 
 
-def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
+def manifest_of(folder: Path, run_id: str) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the run `run_id` in a folder and None, or None and why there is none that can be used."""
+    try:
+        manifest = read_manifest(folder)
+    except FileNotFoundError:
+        return None, f"there is no {MANIFEST_FILE}: only what the headers say is known"
+    except OSError as error:
+        return None, f"{MANIFEST_FILE} cannot be read ({error.strerror or error}): only what the headers say is known"
+    except ValueError as error:
+        return None, f"{MANIFEST_FILE} is not a JSON object ({error}): only what the headers say is known"
+    if manifest.get("run_id") != run_id:
+        return None, (
+            f"{MANIFEST_FILE} belongs to run {manifest.get('run_id')!r}, the records to {run_id!r}: it is not used"
+        )
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        return None, (
+            f"{MANIFEST_FILE} has schema version {manifest.get('schema_version')!r}, this AORTA reads "
+            f"{SCHEMA_VERSION}: it is not used"
+        )
+    return manifest, None
+
+
+def config_of(manifest: Manifest | None) -> Mapping[str, object]:
+    """Return the resolved configuration, nested as it was written; empty without a manifest."""
+    config = manifest.get("config") if manifest is not None else None
+    return config if isinstance(config, dict) else {}
+
+
+def interceptor(manifest: Manifest | None) -> str | None:
+    """Return what timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
+    differ; None where the manifest does not say.
+    """
+    stated = [rank.get("interceptor") for rank in _topology(manifest)]
+    return ", ".join(sorted({each.partition(":")[0] for each in stated if isinstance(each, str)})) or None
+
+
+def collective_library(manifest: Manifest | None) -> str | None:
+    """Return version and SHA-256 of the file from which NCCL's or RCCL's functions come, its path where there is no
+    SHA-256, and ranks that have another; None where the manifest states none.
+    """
+    found = (manifest or {}).get("collective_library")
+    if not isinstance(found, dict):
+        return None
+    digest, others = found.get("sha256"), (manifest or {}).get("collective_library_differences")
+    build = f"sha256 {digest[:12]}" if isinstance(digest, str) else found.get("path")
+    ranks = f", another on rank {', '.join(others)}" if isinstance(others, dict) and others else ""
+    return f"{found.get('version')} ({build}){ranks}"
+
+
+def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
+    """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
+    on a CPU where the configuration asked for it.
+    """
+    stated = [rank.get("interceptor") for rank in _topology(manifest)]
+    reasons = [
+        each.partition(":")[2].strip() for each in stated if isinstance(each, str) and each.startswith("python:")
+    ]
+    if platform == "cpu":
+        reasons = [why for why in reasons if not chosen_python(why)]
+    return reasons[0] if reasons else None
+
+
+def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
+    """Return what the manifest says of each rank."""
+    topology = manifest.get("topology") if manifest is not None else None
+    return [rank for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
+
+
+def _clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
     """Return the clocks by rank and None, or none and why."""
     path = folder / CLOCK_SYNC_FILE
     if not path.is_file():
@@ -40,23 +118,11 @@ def clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Ma
 
 
 @dataclass(frozen=True)
-class RecordFile:
+class RecordFile(FileToRead):
     """The record of one rank, not read yet; `spans` and `exposed` as in `read_tables`."""
 
-    path: Path
     spans: bool = False
     exposed: bool = False
-
-    def size_bytes(self) -> int:
-        """Return the size of the file; 0 where it is unknown, which reading it will explain."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-    def absolute(self) -> RecordFile:
-        """Return the same with an absolute path, for workers with another working directory."""
-        return replace(self, path=self.path.absolute())
 
 
 def _tables(file: RecordFile) -> RankTables:
@@ -93,16 +159,24 @@ def load_run(
     if not headers:
         raise _unreadable(folder, len(files), left_out)
     _refuse_mixture(folder, headers)
-    chosen = _one_per_rank(_latest_attempt(headers, left_out), left_out)
+    latest = max(header.attempt for header in headers.values())  # ranks of different attempts never ran together
+    left_out += [
+        f"{file.name}: attempt {header.attempt}, the last attempt of this run is {latest}"
+        for file, header in headers.items()
+        if header.attempt != latest
+    ]
+    chosen = _one_per_rank({file: each for file, each in headers.items() if each.attempt == latest}, left_out)
 
     def read() -> Iterator[RankTables]:
-        groups: dict[tuple[int, ...], Sequence[int]] = {}
+        known: dict[tuple[int, ...], Sequence[int]] = {}
         with progress(len(chosen), f"reading {folder}") as tick:
             for found in (engine or Local()).map(_tables, [RecordFile(file, spans, exposed) for file in chosen]):
                 if isinstance(found, InputError):
                     left_out.append(str(found))
                 else:
-                    yield _with_shared_groups(found, groups)
+                    # The footers of a thousand ranks list the same thousand: equal lists become one.
+                    groups = {name: known.setdefault(tuple(of), of) for name, of in found.source.groups.items()}
+                    yield replace(found, source=replace(found.source, groups=groups))
                 tick()
 
     frames = join(read(), len(chosen))
@@ -110,7 +184,7 @@ def load_run(
         raise _unreadable(folder, len(files), left_out)
     source = next(iter(frames.ranks.values())).source
     manifest, manifest_problem = manifest_of(folder, source.identity)
-    clocks, why_not = clocks_of(folder, source.run_id, source.attempt)
+    clocks, why_not = _clocks_of(folder, source.run_id, source.attempt)
     health = _health(frames.ranks, left_out, manifest, manifest_problem)
     return Run(str(folder), frames, manifest, health, clocks=clocks, clocks_missing=why_not)
 
@@ -137,7 +211,16 @@ def _health(
     hashes = sorted({str(source.manifest_hash) for source in sources})
     if len(hashes) > 1:
         problems.append(f"the ranks ran with different configurations: manifest hashes {', '.join(hashes)}")
-    fabric = emulated_fabric(manifest)
+    fabric = config_of(manifest).get("fabric")
+    if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
+        fabric = None  # it delays nothing on purpose
+    held = None
+    if fabric is not None and sources[0].emulated_ranks is None:
+        # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
+        ends = Counter[str | None]()
+        for tables in ranks.values():
+            ends.update(tables.covered.end_sources)
+        held = EmulationCounts(ends.total(), None if ends["event"] else ends["future"] + ends["wait"])
     world_size = sources[0].world_size
     return Health(
         world_size=world_size,
@@ -154,21 +237,12 @@ def _health(
         unwatched={rank: tables.covered.unwatched for rank, tables in ranks.items() if tables.covered.unwatched},
         instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
         fabric=fabric,
-        # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
-        held=None if fabric is None or sources[0].emulated_ranks is not None else _held(ranks),
+        held=held,
         manifest_problem=manifest_problem,
         timed_from_python=timed_from_python(manifest, sources[0].platform),
         platform=sources[0].platform,
         emulated_ranks=sources[0].emulated_ranks,
     )
-
-
-def _held(ranks: Mapping[int, RankTables]) -> EmulationCounts:
-    sources = Counter[str | None]()
-    for tables in ranks.values():
-        sources.update(tables.covered.end_sources)
-    slower = None if sources["event"] else sources["future"] + sources["wait"]
-    return EmulationCounts(sources.total(), slower)
 
 
 def nothing_found(folder: Path) -> str:
@@ -184,18 +258,8 @@ def nothing_found(folder: Path) -> str:
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"
 
 
-def _with_shared_groups(tables: RankTables, known: dict[tuple[int, ...], Sequence[int]]) -> RankTables:
-    """Replace equal lists of ranks by one: the footers of a thousand ranks list the same thousand."""
-    groups = {name: known.setdefault(tuple(ranks), ranks) for name, ranks in tables.source.groups.items()}
-    return replace(tables, source=replace(tables.source, groups=groups))
-
-
 def _refuse_mixture(folder: Path, headers: Mapping[Path, Header]) -> None:
-    """Check that headers agree on the run and, within an attempt, on the world size.
-
-    Raises:
-        InputError: they do not; names both values and their files.
-    """
+    """Raise an `InputError` unless headers agree on the run and, within an attempt, on the world size."""
     (first_file, first), *others = headers.items()
     sizes = {first.attempt: (first_file, first)}
     for file, other in others:
@@ -212,25 +276,9 @@ def _refuse_mixture(folder: Path, headers: Mapping[Path, Header]) -> None:
             )
 
 
-def _latest_attempt(headers: Mapping[Path, Header], left_out: list[str]) -> dict[Path, Header]:
-    """Keep the records of the last attempt. A restarted job numbers its attempts, and ranks of different attempts never
-    ran together.
-    """
-    latest = max(header.attempt for header in headers.values())
-    left_out += [
-        f"{file.name}: attempt {header.attempt}, the last attempt of this run is {latest}"
-        for file, header in headers.items()
-        if header.attempt != latest
-    ]
-    return {file: header for file, header in headers.items() if header.attempt == latest}
-
-
 def _one_per_rank(headers: Mapping[Path, Header], left_out: list[str]) -> list[Path]:
     """Return the records by rank. The file with the name that a run gives it wins over `rank_00_...`; the other is
-    reported as left out.
-
-    Raises:
-        InputError: no record is left, or two folders hold the same rank.
+    reported as left out. Raises an `InputError` where no record is left, or two folders hold the same rank.
     """
     chosen: dict[int, Path] = {}
     for file, header in sorted(headers.items(), key=lambda each: (each[1].rank, len(each[0].name))):

@@ -16,7 +16,7 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.formatting import PAGE, TEXT
-from aorta.analysis.load.run_facts import config_of
+from aorta.analysis.load.records import config_of
 from aorta.analysis.report.run_tables import facts_table
 from aorta.analysis.straggler import sentences
 from aorta.records.run_files import flatten

@@ -21,7 +21,7 @@ import numpy as np
 from aorta.analysis.frames import NO_TIME, CollectiveName, Collectives, Floats, Ints, SpanName
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.run_facts import FORMAT
+from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.run import HOST_TIMER, RankTables, Run
 from aorta.analysis.step_intervals import StepContents, contents_of
 from aorta.analysis.whatif.program import (
