@@ -185,12 +185,16 @@ def simulated_run(
     steps: int = 30,
     warmup: int = 3,
     transfer_ms: float = 6.0,
+    hidden_ms: float | None = None,
     platform: str = "cuda",
     fabric: str = "none",
     seed: int = 0,
 ) -> Path:
     """Data-parallel training on one emulated link: blocks of backward, each followed by an all-reduce of its bucket,
     a tail that the optimizer waits for. For pictures and end-to-end tests, not for known answers.
+
+    Args:
+        hidden_ms: the transfer of every bucket but the last, which backward hides; None: as `transfer_ms`.
     """
     random.seed(seed)
     for rank in range(ranks):
@@ -198,7 +202,13 @@ def simulated_run(
             rank, ranks, run_id=f"run-{label}", label=label, platform=platform, warmup_steps=warmup, host="node0"
         )
         lines = [
-            _simulated_step(rank, ranks, number, warm=number < warmup, transfer_ms=transfer_ms)
+            _simulated_step(
+                rank,
+                ranks,
+                number,
+                warm=number < warmup,
+                transfer_ms=[transfer_ms if hidden_ms is None else hidden_ms] * 3 + [transfer_ms],
+            )
             for number in range(steps)
         ]
         write_rank(folder, head, lines)
@@ -212,7 +222,7 @@ def simulated_run(
     return folder
 
 
-def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_ms: float) -> Step:
+def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_ms: list[float]) -> Step:
     def around(value: float) -> int:
         return round(value * random.uniform(0.9, 1.15) * (1.8 if warm else 1.0) * MS)
 
@@ -228,9 +238,10 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
         compute.append(ComputeRange(f"block{block}", "backward", now, now + length))
         now += length
         issue, begin = now, max(now, link)
-        link = begin + around(transfer_ms)
+        link = begin + around(transfer_ms[block])
         seq = number * 4 + block
-        comm.append(Collective("allreduce", "world", seq, 25_000_000, "bfloat16", issue, begin, link, "event"))
+        size = 25_000_000 if block < 3 else 24_000_000  # the last bucket is what is left
+        comm.append(Collective("allreduce", "world", seq, size, "bfloat16", issue, begin, link, "event"))
     stalls = [Stall(now, link)] if link > now else []
     now = max(now, link)
     tail = now + around(3.0)

@@ -186,7 +186,7 @@ def _arrow(entry: ComparedMetric) -> str:
     """Return `33.1 -> 76.4 ms` or `48 % -> 0 %`, with more digits where these are the same on both sides."""
     sides = entry.reference or 0.0, entry.candidate or 0.0
     if entry.unit == "ratio":
-        left, right = (TEXT.percent(side, 0 if abs(sides[0] - sides[1]) >= 0.02 else 2) for side in sides)
+        left, right = (TEXT.percent(side, 0 if abs(sides[0] - sides[1]) >= 0.02 else 1) for side in sides)
         return f"{left} -> {right}"
     left, right = (TEXT.number(side, entry.unit) for side in sides)
     if left == right and sides[0] != sides[1]:

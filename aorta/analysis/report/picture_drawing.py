@@ -106,7 +106,7 @@ def side_by_side_figure(sides: Sequence[Side], shown: TypicalStep, path: Path) -
         axes.set_ylim(y + 0.7, 0.3)
     panels[0].set_xlim(0, end_ms)
     panels[0].tick_params(labelbottom=False)
-    panels[1].set_xlabel("ms since the first of these ranks began the step")
+    panels[1].set_xlabel("ms since the step began")
     kinds = {(span.kind, span.lane): None for side in sides for found in side.spans.values() for span in found}
     handles: dict[str, Artist] = {
         OTHER_WORK if lane == OTHER_WORK else kind: Patch(facecolor=color_of(kind, lane))

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
@@ -28,8 +28,9 @@ SLOW_MS: Final = 10.0
 LAUNCHES: Final = 4
 
 
-def _run(folder: Path, transfer_ms: float = REFERENCE_MS, seed: int = 1, ranks: int = 2, steps: int = 20) -> Path:
-    return simulated_run(folder, label=folder.name, ranks=ranks, steps=steps, transfer_ms=transfer_ms, seed=seed)
+def _run(folder: Path, transfer_ms: float = REFERENCE_MS, seed: int = 1, ranks: int = 2, **more: Any) -> Path:
+    label = "-".join(folder.parts[-2:])  # no two sides hold the same run
+    return simulated_run(folder, label=label, ranks=ranks, transfer_ms=transfer_ms, seed=seed, **{"steps": 20, **more})
 
 
 def _set(folder: Path, transfer_ms: float, first_seed: int, spread_ms: float = 0.1) -> Path:
@@ -41,6 +42,17 @@ def _set(folder: Path, transfer_ms: float, first_seed: int, spread_ms: float = 0
 def _sets(folder: Path, reference_ms: float, candidate_ms: float, spread_ms: float = 0.1) -> dict[str, Path]:
     sides = {"reference": (reference_ms, 0), "candidate": (candidate_ms, 10)}
     return {side: _set(folder / side, mean, seed, spread_ms) for side, (mean, seed) in sides.items()}
+
+
+def _shifted(folder: Path) -> dict[str, Path]:
+    """The candidate's buckets take longer where backward hides them; what is exposed differs by less than its
+    margin.
+    """
+    sides = {side: folder / side for side in ("reference", "candidate")}
+    for side, exposed_ms, hidden_ms in (("reference", 4.0, 4.0), ("candidate", 4.02, 6.5)):
+        for at in range(LAUNCHES):
+            _run(sides[side] / f"{at:02d}", exposed_ms + 0.001 * at, steps=12, hidden_ms=hidden_ms)
+    return sides
 
 
 def _traces(folder: Path) -> dict[str, Path]:
@@ -63,7 +75,7 @@ def _not_comparable(folder: Path) -> dict[str, Path]:
     sides = {side: _run(folder / side) for side in ("reference", "candidate")}
     for side, where in sides.items():
         config = {"workload": {"name": "gpt", "model_dim": 64 if side == "reference" else 128}}
-        write_manifest(where, config, run_id=f"run-{side}", world_size=2, platform="cuda")
+        write_manifest(where, config, run_id=f"run-{'-'.join(where.parts[-2:])}", world_size=2, platform="cuda")
     return sides
 
 
@@ -94,6 +106,7 @@ STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
     "regression": lambda folder: _sets(folder, REFERENCE_MS, SLOW_MS),
     "improvement": lambda folder: _sets(folder, SLOW_MS, REFERENCE_MS),
     "undecided": lambda folder: _sets(folder, 7.0, 7.0, spread_ms=0.8),
+    "shifted": _shifted,
     "not_comparable": _not_comparable,
     "one_rank": _one_rank,
     "hung": _hung,

@@ -126,11 +126,11 @@ class Sampled(Series):
         }
 
 
-def test_what_does_not_change_is_a_sentence_and_not_a_chart(tmp_path: Path) -> None:
+def test_what_does_not_change_has_no_chart(tmp_path: Path) -> None:
     charts, notes = step_charts({"x": Sampled(run_of(tmp_path, 3))})
     assert len(charts) == 3  # the temperature, behind overlap ratio and job step
     assert len({plot.x_range.id for plot in as_bokeh(charts)}) == 1  # all over the same steps
-    assert [note.partition(" does not change over the steps and has no chart: ")[2] for note in notes] == ["300 W (x)."]
+    assert notes == []
 
 
 def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:

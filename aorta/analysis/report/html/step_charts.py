@@ -80,9 +80,7 @@ def step_charts(series: Mapping[str, Series]) -> tuple[list[Chart], list[str]]:
             notes.append(f"{title} has one step and no chart: {', '.join(values)}.")
             continue
         if name.startswith("device_") and None not in still.values() and not caption:
-            values = [f"{value:,.4g} {unit} ({label})" for label, value in still.items()]
-            notes.append(f"{title} does not change over the steps and has no chart: {', '.join(values)}.")
-            continue
+            continue  # a flat line: the median in the table of metrics says it
         whole = _WHOLE.get(unit)
         share = None if whole is None else model("Range1d", start=-0.03 * whole, end=1.03 * whole)
         heights = share or model("DataRange1d", **({"start": 0} if unit == "ms" else {}))

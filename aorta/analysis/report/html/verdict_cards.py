@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from aorta.analysis.cautions import autopsy_title
-from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
+from aorta.analysis.compare.headline import headline, is_comparable, numbers
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
 from aorta.analysis.documents import known
@@ -77,7 +78,11 @@ def verdict_of(summary: Summary) -> PageVerdict:
     tested = comparison.tested
     found = comparison.verdict
     tone, symbol = _LOOKS[found] if tested else ("open", "")
-    word = first_upper(title(comparison)) if tested or not is_comparable(comparison) else _NO_VERDICT
+    word, _, said = headline(comparison).partition(": ")
+    word = word if tested or not is_comparable(comparison) else _NO_VERDICT
+    stated = numbers(comparison)
+    if not comparison.unlike and found != SHIFTED:  # of these the numbers say what the headline would
+        stated = first_upper(f"{said} {stated}")
     primary = comparison.deciding
     names = dict.fromkeys((primary, *_CARDS))
     metrics = comparison.metrics
@@ -92,7 +97,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         word,
         tone,
         symbol,
-        first_upper(f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}"),
+        stated,
         str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
         _basis(comparison),
         tuple(
@@ -117,16 +122,18 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     ]
     word = "Run summary" if many else next(iter([*stuck.values(), *results.values()]))
     told = [f"{label}: {result}. " for label, result in results.items()] if many else []
-    measured = [
-        f"{f'{label}: ' if many else ''}{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}, warm-up "
-        "left out"
-        for label, entry in entries.items()
-        if entry.count
-    ]
+    measured = []
+    for label, entry in entries.items():
+        over = f"{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}"
+        if entry.launches:
+            over += f" of launch {Path(entry.representative).name}, the nearest to the medians of {entry.launches}"
+        measured += [f"{f'{label}: ' if many else ''}{over}, warm-up left out"] if entry.count else []
     said = f"{first_upper('; '.join(measured))}. " if measured else ""
-    if stuck and not many:
-        told = [f"{first_upper(autopsy.summary)}. " for entry in entries.values() if (autopsy := known(entry.autopsy))]
     sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
+    if stuck and not many:
+        sentence = " ".join(
+            f"{first_upper(found.summary)}." for entry in entries.values() if (found := known(entry.autopsy))
+        )
     notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
     notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
     tone, symbol = ("bad", "!") if stuck else ("open", "")
