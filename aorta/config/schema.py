@@ -1,8 +1,8 @@
 """The typed schema of a configuration: names, types, defaults and meaning. `config/*.yaml` states what differs.
 
 Each field's comment on the line(s) above it is its documentation: `docs/configuration.md` is generated from it. Hydra
-overrides need mutable dataclasses, so none is frozen. Every other package takes the classes of the groups from here.
-Must not import torch, or check one field against another (that is `resolve`).
+overrides need mutable dataclasses, so none is frozen. Other packages take the classes of the groups from here, but for
+`aorta.analysis`, which must not load Hydra. Must not import torch, or check one field against another (`resolve` does).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What there is to gain: the changes that would gain most, what each part of the communication costs a step, and the
+"""What there is to gain: the changes that would gain most, the marginal cost of each part of the communication, and the
 critical path of a step.
 
     gains(base_of(program)).gains[0].sentence
     marginals(program).marginals[0].gain_ms
     critical_path(program, 7).totals_ns()
 
-A candidate is one thing that somebody could change, tried alone. A marginal cost is how much shorter a step would be,
-were one kind or group of collectives free; all are worked out in one replay. Bounds are not reachable by any single
-change. The critical path goes back from the end of the rank on which a step took longest, along what each moment waited
-for; its segments sum up to the step exactly. Must not add gains up: what one collective hides another may expose.
+A candidate is one change that somebody could make, tried alone. A marginal cost is the gain if one kind or group of
+collectives were free; all are worked out in one replay. Bounds are not reachable by any single change. The critical
+path goes back from the end of the rank on which a step took longest, along what each moment waited for; its segments
+sum up to the step exactly. Must not add gains up: what one collective hides another may expose.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import numpy as np
 
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import TEXT, rough_interval
-from aorta.analysis.frames import Bools, Floats, Ints
+from aorta.analysis.frames import Bools, Ints
 from aorta.analysis.step_intervals import HAND_OVER
 from aorta.analysis.straggler import NO_SLOWER_RANKS
-from aorta.analysis.whatif.changes import NoStragglers, apply, parse_changes
-from aorta.analysis.whatif.network_changes import CommSpeed
+from aorta.analysis.whatif.changes import CommSpeed, NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.prediction import FREE, Base, flags_of, gain_of, predict_from, step_gain_ms, verdict
 from aorta.analysis.whatif.program import Issued, RunProgram, What
-from aorta.analysis.whatif.replay import Freed, StepTimes, replay, span_edges
+from aorta.analysis.whatif.replay import StepTimes, replay, span_edges
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -67,45 +66,46 @@ class Gains(msgspec.Struct, frozen=True):
 
 
 def gains(base: Base, shown: int = SHOWN) -> Gains:
+    """Try every change that somebody could make in this run, alone."""
     found: dict[bytes, GainEntry] = {}
+    upper_bound = base.program.facts.network is None
     for text, words in (_SETTINGS | _HYPOTHETICAL).items():
-        tried = _tried(base, text, words)
-        if tried is not None:  # two that gain the same in every step are one change: FSDP's overlap and prefetch=1
-            found.setdefault(tried[0].tobytes(), tried[1])
+        (change,) = parse_changes([text])
+        try:
+            changed = apply(base.program, [change])
+        except InputError:  # this run does not have it
+            continue
+        gained = step_gain_ms(base.times, replay(changed.program))
+        gain = gain_of(gained, base.identity.missed_ms + change.STATED_ERROR * abs(float(np.median(gained))))
+        share, setting = gain.value / base.identity.replayed_ms, text in _SETTINGS
+        significant = not upper_bound and gain.low > 0
+        sentence = (
+            f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(gain.value, gain.low, gain.high)} "
+            f"per step, {TEXT.percent(share)}, {verdict(significant, upper_bound)}"
+        )
+        entry = GainEntry(
+            change=text,
+            words=words,
+            setting=setting,
+            gain_ms=gain.value,
+            low_ms=gain.low,
+            high_ms=gain.high,
+            share=share,
+            notes=list(changed.flags),
+            significant=significant,
+            upper_bound=upper_bound,
+            sentence=sentence,
+        )
+        # Two that gain the same in every step are one change: FSDP's overlap and prefetch=1.
+        found.setdefault(gained.tobytes(), entry)
     worth = [gain for gain in found.values() if gain.share > WORTH]
     chosen = sorted(worth, key=lambda gain: (not (gain.setting and gain.significant), -gain.gain_ms))[:shown]
     free = predict_from(base, [FREE])
     return Gains(base.identity.replayed_ms, chosen, flags_of(base.program), free.notes)
 
 
-def _tried(base: Base, text: str, words: str) -> tuple[Floats, GainEntry] | None:
-    """Return what each step gains by a change, and the entry that says so; None where it does not apply."""
-    (change,) = parse_changes([text])
-    try:
-        changed = apply(base.program, [change])
-    except InputError:
-        return None
-    gained = step_gain_ms(base.times, replay(changed.program))
-    wrong_by = change.STATED_ERROR * abs(float(np.median(gained)))
-    found = gain_of(gained, base.identity.missed_ms + wrong_by)
-    share, setting = found.value / base.identity.replayed_ms, text in _SETTINGS
-    upper_bound = base.program.facts.network is None
-    significant = not upper_bound and found.low > 0
-    sentence = (
-        f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(found.value, found.low, found.high)} "
-        f"per step, {TEXT.percent(share)}, {verdict(significant, upper_bound)}"
-    )
-    notes = list(changed.flags)
-    return gained, GainEntry(
-        text, words, setting, found.value, found.low, found.high, share, notes, significant, upper_bound, sentence
-    )
-
-
 class Marginals(msgspec.Struct, frozen=True):
-    """Marginal costs (medians over steps and their intervals, `gain_of`), the largest first, and bounds.
-
-    `steps`: how many steps they rest on.
-    """
+    """Marginal costs (medians over steps and their intervals, `gain_of`), the largest first, and bounds."""
 
     step_ms: float
     steps: int
@@ -115,31 +115,39 @@ class Marginals(msgspec.Struct, frozen=True):
 
 
 def marginals(program: RunProgram) -> Marginals:
-    every = {
+    """Work out what a step would gain if each kind or group of collectives alone were free."""
+    every = {  # (layout, place) of all collectives
         (number, place): issued
         for number, layout in enumerate(program.layouts)
         for place, issued in enumerate(layout.issued)
     }
+    # Groups that other ranks use in each other's place (the disjoint groups of a mesh) are one family.
+    at_place: dict[tuple[int, str, int], set[str]] = defaultdict(set)
+    for (_, place), issued in every.items():
+        at_place[place, issued.kind, len(issued.ranks)].add(issued.group)
+    family = {issued.group: {issued.group} for issued in every.values()}
+    for names in at_place.values():
+        merged = set().union(*(family[name] for name in names))
+        family |= dict.fromkeys(merged, merged)
     kinds: dict[str, set[tuple[int, int]]] = defaultdict(set)
     groups: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
-    family = _families(every)
     for at, issued in every.items():
         kinds[issued.kind].add(at)
-        groups[family[issued.group]].add(at)
-    # What is asked about together, how it is asked for alone, and (layout, place) of its collectives.
+        groups[tuple(sorted(family[issued.group]))].add(at)
+    # What is freed together, the change that frees it alone, and (layout, place) of its collectives.
     parts: list[tuple[str, str, str | None, Collection[tuple[int, int]]]] = [
         ("bound", "all communication free", "comm=free", every),
-        *(("kind", kind, f"comm.kind.{kind}=free", those) for kind, those in sorted(kinds.items())),
+        *(("kind", kind, f"comm.kind.{kind}=free", chosen) for kind, chosen in sorted(kinds.items())),
     ]
     if len(groups) > 1:
-        for names, at_group in sorted(groups.items()):
-            change = f"comm.group.{names[0]}=free" if len(names) == 1 else None
-            parts.append(("group", ", ".join(names), change, at_group))
+        for members, chosen in sorted(groups.items()):
+            change = f"comm.group.{members[0]}=free" if len(members) == 1 else None
+            parts.append(("group", ", ".join(members), change, chosen))
     freed: dict[tuple[int, int], Bools] = defaultdict(lambda: np.zeros(len(parts) + 1, bool))
-    for number, (*_, those) in enumerate(parts, start=1):
-        for at in those:
+    for number, (*_, freed_here) in enumerate(parts, start=1):
+        for at in freed_here:
             freed[at][number] = True
-    times = replay(program, freed=Freed(len(parts) + 1, dict(freed)))
+    times = replay(program, freed=freed, scenarios=len(parts) + 1)
     base, free = times.job_step_ns(0), times.job_step_ns(1)
     missed_ms = abs(float(np.median(base)) / NS_PER_MS - float(np.median(program.recorded_step_ms())))
 
@@ -158,28 +166,7 @@ def marginals(program: RunProgram) -> Marginals:
         bounds.append(entry("bound", NO_SLOWER_RANKS, "stragglers=none", base - level, NoStragglers.STATED_ERROR))
     except InputError as error:
         notes.append(str(error))
-    bounds.append(entry("bound", "perfect overlap", None, _perfect_ns(program, base, free), CommSpeed.STATED_ERROR))
-    ordered = sorted(found[1:], key=lambda each: -each.gain_ms)
-    return Marginals(float(np.median(base)) / NS_PER_MS, len(program.steps), ordered, bounds, notes)
-
-
-def _families(every: dict[tuple[int, int], Issued]) -> dict[str, tuple[str, ...]]:
-    """Return, by group name, the names that other ranks use in its place (the disjoint groups of a mesh)."""
-    at_place: dict[tuple[int, str, int], set[str]] = defaultdict(set)
-    for (_, place), issued in every.items():
-        at_place[place, issued.kind, len(issued.ranks)].add(issued.group)
-    joined = {issued.group: {issued.group} for issued in every.values()}
-    for names in at_place.values():
-        merged = set().union(*(joined[name] for name in names))
-        for name in merged:
-            joined[name] = merged
-    return {name: tuple(sorted(names)) for name, names in joined.items()}
-
-
-def _perfect_ns(program: RunProgram, base: Ints, free: Ints) -> Ints:
-    """Return what each step would gain were nothing exposed but what no overlap can hide: it takes what it takes
-    without communication, or what its busiest link is busy for, whichever is longer.
-    """
+    # Perfect overlap: a step takes the longer of its time without communication and the time of its busiest link.
     busiest = np.zeros(len(base), np.int64)
     for number, step in enumerate(program.steps):
         for column in range(step.cost_ns.shape[1]):
@@ -188,7 +175,10 @@ def _perfect_ns(program: RunProgram, base: Ints, free: Ints) -> Ints:
                 # Without a link it waits for no other: it can run beside all of them.
                 busy[("alone", place) if issued.link is None else issued.link] += int(step.cost_ns[place, column])
             busiest[number] = max(busiest[number], *busy.values(), 0)
-    return np.maximum(base - np.maximum(free, busiest), 0)
+    overlapped = np.maximum(base - np.maximum(free, busiest), 0)
+    bounds.append(entry("bound", "perfect overlap", None, overlapped, CommSpeed.STATED_ERROR))
+    ordered = sorted(found[1:], key=lambda part: -part.gain_ms)
+    return Marginals(float(np.median(base)) / NS_PER_MS, len(program.steps), ordered, bounds, notes)
 
 
 Part: TypeAlias = Literal["compute", "aux", "hand_over", "own", "wake", "transfer", "backend", "before"]
@@ -226,8 +216,7 @@ class CriticalPath:
         """Return what each cause adds, the largest first: (part, rank, name) -> nanoseconds."""
         found: dict[tuple[Part, int, str], int] = {}
         for segment in self.segments:
-            key = segment[:3]
-            found[key] = found.get(key, 0) + segment.end_ns - segment.begin_ns
+            found[segment[:3]] = found.get(segment[:3], 0) + segment.end_ns - segment.begin_ns
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def as_json(self) -> dict[str, Any]:
@@ -246,14 +235,10 @@ class CriticalPath:
 def critical_path(program: RunProgram, index: int) -> CriticalPath:
     """Replay a program, and find the critical path of the step with this index."""
     times = replay(program, {index})
-    lengths = times.end_ns[index, :, 0] - times.begin_ns[index, :, 0]
-    column = int(np.argmax(lengths))
+    column = int(np.argmax(times.end_ns[index, :, 0] - times.begin_ns[index, :, 0]))
     begin, end = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
-    walk = _Walk(program, index, times.kept[index], begin)
-    walk.back_from(column, end)
-    return CriticalPath(
-        program.steps[index].global_step, program.ranks[column], begin, end, tuple(reversed(walk.segments))
-    )
+    segments = _Walk(program, index, times.kept[index], begin).back_from(column, end)
+    return CriticalPath(program.steps[index].global_step, program.ranks[column], begin, end, tuple(segments))
 
 
 class _Walk:
@@ -263,100 +248,86 @@ class _Walk:
         self._layouts = [program.layouts[layout] for layout in self._step.layouts]
         self._spans: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self._carried: set[tuple[int, int]] = set()
-        self.segments: list[PathSegment] = []
+        self._segments: list[PathSegment] = []
 
-    def back_from(self, column: int, now_ns: int) -> None:
+    def back_from(self, column: int, now_ns: int) -> list[PathSegment]:
+        """Return the segments up to the end of the step of a rank, in order of time."""
         operation = len(self._layouts[column].operations) - 2  # the last is END, at `now_ns`
         while True:
             left = int(self._times.leave_ns[operation, column, 0])
             self._own(column, left, now_ns)
             now_ns = min(left, now_ns)
-            if now_ns <= self._begin_ns:
-                return
-            what = self._layouts[column].operations[operation]
-            if what.what is What.BEGIN:
-                self._add("before", column, "", self._begin_ns, now_ns)
-                return
-            if what.what is What.WAIT:
+            what, place, back = self._layouts[column].operations[operation]
+            if now_ns <= self._begin_ns or what is What.BEGIN:
+                self._add("before", column, None, self._begin_ns, now_ns)
+                break
+            if what is What.WAIT:
                 entered = int(self._times.enter_ns[operation, column, 0])
-                if what.back:  # its times are those of another step
+                until = entered if back else int(self._times.end_ns[place, column, 0])
+                if back:  # its times are those of another step
                     self._add("before", column, "a collective of the step before", entered, now_ns)
-                elif (until := int(self._times.end_ns[what.place, column, 0])) > entered:
-                    self._add("wake", column, self._name(column, what.place), until, now_ns)
-                    arrived = self._collective(column, what.place, min(until, now_ns))
-                    if arrived is None:
-                        return
-                    column, operation, now_ns = arrived
-                    operation -= 1
-                    continue
                 else:
-                    self._add("wake", column, self._name(column, what.place), entered, now_ns)
-                now_ns = min(entered, now_ns)
+                    self._add("wake", column, place, max(until, entered), now_ns)
+                if until > entered:
+                    arrived = self._collective(column, place, min(until, now_ns))
+                    if arrived is None:
+                        break
+                    column, operation, now_ns = arrived
+                else:
+                    now_ns = min(entered, now_ns)
             operation -= 1
+        return self._segments[::-1]
 
     def _collective(self, column: int, place: int, now_ns: int) -> tuple[int, int, int] | None:
         """Return from the end of a collective on a rank to the arrival it waited for: rank, index of the issue, and
         when. None: that is before the beginning.
         """
+        step = self._step
         while now_ns > self._begin_ns:
-            times, step = self._times, self._step
-            last, free = int(times.last_ns[place, column, 0]), int(times.free_ns[place, column, 0])
+            last, free = (int(table[place, column, 0]) for table in (self._times.last_ns, self._times.free_ns))
             cost = int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
             issued = self._layouts[column].issued[place]
-            came = self._arrivals(issued, column, place)
-            _, last_column, issue = came[0]
+            # Every rank's issue of it: arrival, whether it is another rank, column, index of the operation.
+            group = (issued.group, issued.ranks)
+            before = sum((each.group, each.ranks) == group for each in self._layouts[column].issued[:place])
+            arrivals = []
+            for other in map(self._program.ranks.index, issued.ranks):
+                layout = self._layouts[other]
+                own = [at for at, each in enumerate(layout.issued) if (each.group, each.ranks) == group][before]
+                operation = next(
+                    at
+                    for at, (what, at_place, _) in enumerate(layout.operations)
+                    if (what, at_place) == (What.ISSUE, own)
+                )
+                arrivals.append(
+                    (-int(self._times.enter_ns[operation, other, 0]), other != column, other, operation, own)
+                )
             by_backend = now_ns > max(last, free) + cost
             if by_backend or free <= last:
-                part: Part = "backend" if by_backend else "transfer"
-                self._add(part, column, self._name(column, place), last, now_ns)
+                self._add("backend" if by_backend else "transfer", column, place, last, now_ns)
+                _, _, last_column, issue, _ = min(arrivals)
                 return (last_column, issue, min(last, now_ns)) if last > self._begin_ns else None
-            self._add("transfer", column, self._name(column, place), free, now_ns)
-            # A collective that costs nothing ends when its link was free for it: each is followed once, or the walk
+            self._add("transfer", column, place, free, now_ns)
+            # A collective that costs nothing ends when its link was free for it: it is followed once, or the walk
             # would find it, and not the one before it, for ever.
-            self._carried |= {
-                (arrived_column, self._layouts[arrived_column].operations[operation].place)
-                for _, arrived_column, operation in came
-            }
-            before = self._carried_before(issued, column, place, free)
-            if before is None:
-                self._add("before", column, "the link is busy with the step before", self._begin_ns, min(free, now_ns))
+            self._carried |= {(other, own) for _, _, other, _, own in arrivals}
+            carried = self._carried_before(issued, column, place, free)
+            now_ns = min(free, now_ns)
+            if carried is None:
+                self._add("before", column, "the link is busy with the step before", self._begin_ns, now_ns)
                 return None
-            (column, place), now_ns = before, min(free, now_ns)
+            column, place = carried
         return None
-
-    def _arrivals(self, issued: Issued, column: int, place: int) -> list[tuple[int, int, int]]:
-        """Return arrival, column and index of the issue of each rank of a collective, the last first; this rank before
-        others that came at the same moment.
-        """
-        group = (issued.group, issued.ranks)
-        before = sum((each.group, each.ranks) == group for each in self._layouts[column].issued[:place])
-        found = []
-        for rank in issued.ranks:
-            other = self._program.ranks.index(rank)
-            layout = self._layouts[other]
-            own = [at for at, each in enumerate(layout.issued) if (each.group, each.ranks) == group]
-            at = own[before]
-            operation = next(
-                index for index, each in enumerate(layout.operations) if each.what is What.ISSUE and each.place == at
-            )
-            found.append((int(self._times.enter_ns[operation, other, 0]), other, operation))
-        return sorted(found, key=lambda each: (-each[0], each[1] != column, each[1]))
 
     def _carried_before(self, issued: Issued, column: int, place: int, free_ns: int) -> tuple[int, int] | None:
         """Return column and place of the collective that kept the link busy until `free_ns`; None: not of this step."""
-        if not self._program.shared_links:
-            others = [
-                at
-                for at, each in enumerate(self._layouts[column].issued[:place])
-                if each.link == issued.link and int(self._times.end_ns[at, column, 0]) == free_ns
-            ]
-            return (column, others[-1]) if others else None
-        for rank in issued.ranks:
-            other = self._program.ranks.index(rank)
-            for at, each in enumerate(self._layouts[other].issued):
-                if (other, at) in self._carried or each.link != issued.link:
-                    continue
-                if int(self._times.end_ns[at, other, 0]) == free_ns:
+        ends, shared = self._times.end_ns, self._program.shared_links
+        columns = [self._program.ranks.index(rank) for rank in issued.ranks] if shared else [column]
+        for other in columns:
+            candidates = list(enumerate(self._layouts[other].issued))
+            for at, each in candidates if shared else candidates[:place][::-1]:
+                seen = shared and (other, at) in self._carried
+                if each.link == issued.link and int(ends[at, other, 0]) == free_ns and not seen:
                     return other, at
         return None
 
@@ -368,29 +339,30 @@ class _Walk:
         if column not in self._spans:
             self._spans[column] = span_edges(self._step, self._times, column)
         inside = [
-            (name, max(low, begin_ns), min(high, end_ns))
+            (self._program.names[name], max(low, begin_ns), min(high, end_ns))
             for name, (low, high) in self._spans[column]
             if low < end_ns and high > begin_ns
         ]
         edges = sorted({begin_ns, end_ns, *(edge for _, *span in inside for edge in span)}, reverse=True)
         for high, low in pairwise(edges):
-            over = [(name, span) for name, *span in inside if span[0] <= low and span[1] >= high]
+            over = [
+                (name.lane == HAND_OVER, begin, name) for name, begin, end in inside if begin <= low and end >= high
+            ]
             if not over:
-                self._add("own", column, "", low, high)
+                self._add("own", column, None, low, high)
                 continue
-            names = self._program.names
-            name = names[max(over, key=lambda each: (names[each[0]].lane == HAND_OVER, each[1][0]))[0]]
+            *_, name = max(over, key=lambda span: span[:2])
             part: Part = "compute" if name.lane == "compute" else "aux" if name.lane == "aux" else "hand_over"
             self._add(part, column, str(name), low, high)
 
-    def _add(self, part: Part, column: int, name: str, begin_ns: int, end_ns: int) -> None:
+    def _add(self, part: Part, column: int, name: str | int | None, begin_ns: int, end_ns: int) -> None:
+        """Add a segment before those there are, named in words or by the place of a collective."""
         begin_ns = max(begin_ns, self._begin_ns)
         if begin_ns >= end_ns:
             return
-        rank = self._program.ranks[column]
-        if self.segments and self.segments[-1][:3] == (part, rank, name):
-            end_ns = self.segments.pop().end_ns
-        self.segments.append(PathSegment(part, rank, name, begin_ns, end_ns))
-
-    def _name(self, column: int, place: int) -> str:
-        return f"{self._layouts[column].issued[place].kind} #{place}"
+        if isinstance(name, int):
+            name = f"{self._layouts[column].issued[name].kind} #{name}"
+        key = (part, self._program.ranks[column], name or "")
+        if self._segments and self._segments[-1][:3] == key:
+            end_ns = self._segments.pop().end_ns
+        self._segments.append(PathSegment(*key, begin_ns, end_ns))

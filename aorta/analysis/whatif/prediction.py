@@ -3,17 +3,17 @@
     predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
 What a step gains is the median of paired differences: each step as replayed with the change against the same one as
-replayed unchanged. Whoever states a gain states this one (`gain_of`). Ratio and exposed time are medians over the
+replayed unchanged. Every gain that is stated is this one (`gain_of`). Ratio and exposed time are medians over the
 replayed rank-steps. An interval has two parts: how the median varies when the record's own steps are drawn again
 (bootstrap), and by how much the model may be wrong: what the replay of the unchanged program misses (the identity
-check), plus a share of the predicted change (`Change.STATED_ERROR`). What another launch would have measured is in
-neither. Must not recommend anything.
+check), plus a share of the predicted change (`Change.STATED_ERROR`). Variation between launches is in neither. Must not
+recommend anything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -23,8 +23,7 @@ from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.formatting import rough_ms
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.stats import median_or_none
-from aorta.analysis.whatif.changes import apply, in_order
-from aorta.analysis.whatif.network_changes import CommSpeed, WorldSize
+from aorta.analysis.whatif.changes import CommSpeed, WorldSize, apply, in_order
 from aorta.analysis.whatif.program import Change, RunProgram
 from aorta.analysis.whatif.replay import Measured, RankStepSample, Times, measure, replay, sample
 from aorta.errors import InputError
@@ -32,14 +31,14 @@ from aorta.timeline.overlap import NS_PER_MS
 
 FREE: Final = CommSpeed("comm=free", math.inf)
 LAW_BOUND: Final = 1.25
-"""At another number of ranks nothing was recorded: a network may be so many times as slow or as fast as its law says.
+"""At another number of ranks nothing was recorded: a network may be this many times slower or faster than its formula.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/analysis/whatif)."""
 IDENTITY_BOUND: Final = 0.05
-"""The replay of the unchanged program may miss this part of the recorded job step time, no more."""
+"""The replay of the unchanged program may miss at most this part of the recorded job step time."""
 _WORTH_SAYING: Final = 0.10
 """From this part of the exposed time on it is said why a step is not shorter by what is no longer exposed."""
 BACKEND_BOUND: Final = 0.10
-"""From here on the part of collectives that the backend decided is said: a faster network's gain is then doubtful."""
+"""From this part of the collectives on it is said that the backend decided them: a faster network may gain less."""
 LEVEL: Final = 0.95
 _SEED: Final = 20_240_229
 
@@ -50,9 +49,9 @@ class Value:
     low: float
     high: float
 
-    def reaching(self, other: float) -> Value:
+    def reaching(self, other: float | None) -> Value:
         """Return the same with an interval that reaches as far as `other`."""
-        return Value(self.value, min(self.low, other), max(self.high, other))
+        return self if other is None else Value(self.value, min(self.low, other), max(self.high, other))
 
 
 def step_gain_ms(before: Times, after: Times) -> Floats:
@@ -60,29 +59,23 @@ def step_gain_ms(before: Times, after: Times) -> Floats:
 
 
 def gain_of(gains_ms: Floats, wrong_by: float) -> Value:
-    return value_of(gains_ms, np.arange(len(gains_ms)), wrong_by)
+    """Return the median gain of steps and its interval; the model may be wrong by `wrong_by` milliseconds."""
+    return _value(gains_ms, np.arange(len(gains_ms)), wrong_by, -np.inf)
 
 
-def value_of(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (-np.inf, np.inf)) -> Value:
-    """Return the median of `values` and its interval.
-
-    Args:
-        values: at least one, none NaN.
-        steps: of each value.
-        wrong_by: by how much the model may be wrong, in the unit of the values.
-        bounds: what the metric can be.
+def _value(values: Floats, steps: Ints, wrong_by: float, least: float = 0.0, most: float = np.inf) -> Value:
+    """Return the median of values of which none is NaN, and its interval between what the metric can be at least and at
+    most; `steps`: of each value.
     """
     value = float(np.median(values))
     drawn = step_medians(values, steps, np.random.default_rng(_SEED))
     low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return Value(
-        value, max(min(float(low), value) - wrong_by, bounds[0]), min(max(float(high), value) + wrong_by, bounds[1])
-    )
+    return Value(value, max(min(float(low), value) - wrong_by, least), min(max(float(high), value) + wrong_by, most))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the replay of the unchanged program gives, beside what was recorded. None: the record has no value."""
+    """The replay of the unchanged program, beside what was recorded. None: the record has no value."""
 
     recorded_ms: float
     replayed_ms: float
@@ -100,8 +93,8 @@ class Identity:
         return self.missed_ms / self.recorded_ms
 
     def problem(self) -> str | None:
-        """Return the check in words where the replay is not what was recorded; None where it is, as it is by
-        construction wherever the record says what made a step as long as it was.
+        """Return by how much the replay misses the record; None where it does not, as by construction wherever the
+        record says what made a step as long as it was.
         """
         if f"{self.residual:.2%}" == "0.00%":
             return None
@@ -121,12 +114,11 @@ class Prediction:
             stated of the step time follows from it.
         overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
         identity: the unchanged run, replayed and as recorded.
-        flags: sentences about what is not known; `notes`: about why less exposed communication is not as much less of a
-            step.
-        upper_bound: the network was real: what communication costs computation beside it is not in the replay.
+        flags: what is not known; `notes`: why less exposed communication is not as much less of a step.
+        upper_bound: the network was real; the replay leaves out that communication slows computation beside it.
         launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
-            change is held to. Of the difference it knows less than `gain_ms`, so nobody states it.
-        steps: how many were replayed; `rank_steps`: how many of them the overlap was measured in.
+            change is held to. It knows less of the difference than `gain_ms`, so no report states it.
+        steps: number of replayed steps; `rank_steps`: number of rank-steps in which the overlap was measured.
     """
 
     changes: tuple[str, ...]
@@ -153,15 +145,14 @@ class Prediction:
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
         identity, values = self.identity, {**asdict(self), "job_step_ms": asdict(self.job_step_ms)}
-        base = {
-            "job_step_ms": identity.replayed_ms,
-            "overlap_ratio": identity.replayed_ratio,
-            "exposed_comm_ms": identity.replayed_exposed_ms,
-        }
         shown = ("changes", "gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")
         return {
             **{name: values[name] for name in shown},
-            "base": base,
+            "base": {
+                "job_step_ms": identity.replayed_ms,
+                "overlap_ratio": identity.replayed_ratio,
+                "exposed_comm_ms": identity.replayed_exposed_ms,
+            },
             "identity": {**asdict(identity), "residual": identity.residual},
             **{name: values[name] for name in ("flags", "steps", "rank_steps", "notes")},
             "significant": self.significant,
@@ -171,15 +162,22 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Base:
+    """The unchanged program, replayed and measured."""
+
     program: RunProgram
     chosen: RankStepSample
     times: Times
     measured: Measured
     identity: Identity
 
+    def replayed(self, program: RunProgram) -> tuple[Times, Measured]:
+        """Replay a changed program, and measure it where the unchanged one was."""
+        times = replay(program, self.chosen.kept())
+        return times, measure(program, times, self.chosen)
+
 
 def base_of(program: RunProgram) -> Base:
-    """Replay the unchanged program, and hold it against the record.
+    """Replay the unchanged program, and compare it with the record.
 
     Raises:
         InputError: it misses the recorded step times by more than `IDENTITY_BOUND`.
@@ -190,14 +188,13 @@ def base_of(program: RunProgram) -> Base:
     chosen = sample(program)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
-    ratios = np.concatenate([program.steps[index].recorded_ratio[list(chosen.ranks)] for index in chosen.steps])
-    exposed = np.concatenate([program.steps[index].recorded_exposed_ms[list(chosen.ranks)] for index in chosen.steps])
+    columns, steps = list(chosen.ranks), [program.steps[index] for index in chosen.steps]
     identity = Identity(
         float(np.median(recorded)),
         float(np.median(times.job_step_ms())),
-        median_or_none(ratios),
+        median_or_none(np.concatenate([step.recorded_ratio[columns] for step in steps])),
         median_or_none(measured.overlap_ratio),
-        median_or_none(exposed),
+        median_or_none(np.concatenate([step.recorded_exposed_ms[columns] for step in steps])),
         median_or_none(measured.exposed_comm_ms),
     )
     if not identity.residual <= IDENTITY_BOUND:
@@ -219,88 +216,82 @@ def predict(program: RunProgram, changes: Sequence[Change]) -> Prediction:
 
 def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
     """Predict as `predict` does, for an unchanged run that was replayed already."""
-    changes = in_order(changes)
-    identity, every = base.identity, np.arange(len(base.program.steps))
+    changes, identity = in_order(changes), base.identity
     wrong_by = [  # step, ratio, exposed; changes whose effects cancel may each be wrong
         identity.missed_ms,
-        _apart(identity.replayed_ratio, identity.recorded_ratio),
-        _apart(identity.replayed_exposed_ms, identity.recorded_exposed_ms),
+        *(
+            0.0 if replayed is None or recorded is None else abs(replayed - recorded)
+            for replayed, recorded in (
+                (identity.replayed_ratio, identity.recorded_ratio),
+                (identity.replayed_exposed_ms, identity.recorded_exposed_ms),
+            )
+        ),
     ]
-    program, flags = base.program, dict[str, None]()
+    program, flags = base.program, dict.fromkeys(flags_of(base.program))
     times, measured = base.times, base.measured
     for change in changes:
-        changed = apply(program, [change])
-        program = changed.program
-        flags |= dict.fromkeys(changed.flags)
-        now = replay(program, base.chosen.kept())
-        metrics = measure(program, now, base.chosen)
+        program, of_change = apply(program, [change])
+        flags |= dict.fromkeys(of_change)
+        before, was = times, measured
+        times, measured = base.replayed(program)
         moves = (  # of steps the time, of rank-steps overlap ratio and exposed time
-            step_gain_ms(times, now),
-            measured.overlap_ratio - metrics.overlap_ratio,
-            measured.exposed_comm_ms - metrics.exposed_comm_ms,
+            step_gain_ms(before, times),
+            was.overlap_ratio - measured.overlap_ratio,
+            was.exposed_comm_ms - measured.exposed_comm_ms,
         )
         for index, moved in enumerate(moves):
             wrong_by[index] += change.STATED_ERROR * abs(median_or_none(moved) or 0.0)
-        times, measured = now, metrics
+
+    def known(values: Floats, wrong_by: float, most: float = np.inf) -> Value | None:
+        seen = ~np.isnan(values)
+        return _value(values[seen], measured.step[seen], wrong_by, 0.0, most) if seen.any() else None
+
     found = Prediction(
         changes=tuple(change.text for change in changes),
         gain_ms=gain_of(step_gain_ms(base.times, times), wrong_by[0]),
-        overlap_ratio=_known(measured.overlap_ratio, measured.step, wrong_by[1], (0.0, 1.0)),
-        exposed_comm_ms=_known(measured.exposed_comm_ms, measured.step, wrong_by[2]),
+        overlap_ratio=known(measured.overlap_ratio, wrong_by[1], 1.0),
+        exposed_comm_ms=known(measured.exposed_comm_ms, wrong_by[2]),
         identity=identity,
-        flags=(*flags_of(base.program), *flags),
+        flags=tuple(flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
-        launch_ms=value_of(times.job_step_ms(), every, wrong_by[0], (0.0, np.inf)),
+        launch_ms=_value(times.job_step_ms(), np.arange(len(base.program.steps)), wrong_by[0]),
         upper_bound=base.program.facts.network is None,
     )
     if any(isinstance(change, WorldSize) for change in changes):
-        found = _widened(found, base, program)
-    notes = _where_exposed_went(found, base.measured, measured, free=FREE in changes)
-    return replace(found, notes=tuple(notes))
+        # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
+        for factor in (LAW_BOUND, 1 / LAW_BOUND):
+            times, metrics = base.replayed(apply(program, [CommSpeed("the law", factor)]).program)
+            ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
+            found = replace(
+                found,
+                gain_ms=found.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times)))),
+                overlap_ratio=ratio and ratio.reaching(median_or_none(metrics.overlap_ratio)),
+                exposed_comm_ms=exposed and exposed.reaching(median_or_none(metrics.exposed_comm_ms)),
+                launch_ms=found.launch_ms.reaching(float(np.median(times.job_step_ms()))),
+            )
+    return replace(found, notes=_where_exposed_went(found, base.measured, measured, free=FREE in changes))
 
 
-def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> Iterator[str]:
-    """Yield why the step is not shorter by what was exposed; nothing where it is."""
-    exposed_ms = prediction.identity.replayed_exposed_ms
+def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> tuple[str, ...]:
+    """Return why the step is not shorter by what was exposed; nothing where it is."""
+    exposed_ms, notes = prediction.identity.replayed_exposed_ms, list[str]()
     if prediction.exposed_comm_ms is None or not exposed_ms:
-        return
+        return ()
     left_ms, gain_ms = prediction.exposed_comm_ms.value, prediction.gain_ms.value
     fell_ms, least_ms = exposed_ms - left_ms, _WORTH_SAYING * exposed_ms
     if free and left_ms > least_ms:
-        yield (
+        notes.append(
             f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed although communication is free: ranks "
             "wait for the last one to arrive"
         )
-    if fell_ms <= 0 or fell_ms - gain_ms <= least_ms:
-        return
-    idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
-    rest = "the rest overlapped untimed code or remaining waits"
-    if idle_ms <= 0:
-        rest = "the slowest rank, which decides how long a step takes, exposed less than the typical one"
-    change = "free communication" if free else "the change"
-    yield f"{change} saves {rough_ms(gain_ms)} of {rough_ms(fell_ms)} exposed; {rest}"
-
-
-def _widened(prediction: Prediction, base: Base, program: RunProgram) -> Prediction:
-    """Widen intervals so that they hold while the larger world's network is within `LAW_BOUND` of its law."""
-    for factor in (LAW_BOUND, 1 / LAW_BOUND):
-        other = apply(program, [CommSpeed("the law", factor)]).program
-        times = replay(other, base.chosen.kept())
-        measured = measure(other, times, base.chosen)
-        prediction = replace(
-            prediction,
-            gain_ms=prediction.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times)))),
-            overlap_ratio=_reaching(prediction.overlap_ratio, measured.overlap_ratio),
-            exposed_comm_ms=_reaching(prediction.exposed_comm_ms, measured.exposed_comm_ms),
-            launch_ms=prediction.launch_ms.reaching(float(np.median(times.job_step_ms()))),
-        )
-    return prediction
-
-
-def _reaching(value: Value | None, others: Floats) -> Value | None:
-    median = median_or_none(others)
-    return value if value is None or median is None else value.reaching(median)
+    if fell_ms > 0 and fell_ms - gain_ms > least_ms:
+        rest = "the rest overlapped untimed code or remaining waits"
+        if (median_or_none(now.idle_ms - was.idle_ms) or 0.0) <= 0:
+            rest = "the slowest rank, which decides how long a step takes, exposed less than the typical one"
+        change = "free communication" if free else "the change"
+        notes.append(f"{change} saves {rough_ms(gain_ms)} of {rough_ms(fell_ms)} exposed; {rest}")
+    return tuple(notes)
 
 
 def verdict(significant: bool, upper_bound: bool) -> str:
@@ -310,32 +301,23 @@ def verdict(significant: bool, upper_bound: bool) -> str:
 def flags_of(program: RunProgram) -> tuple[str, ...]:
     """Return what is not known, or doubtful, whatever is changed."""
     facts = program.facts
-    found = []
+    flags = []
     if facts.network is None:
-        found.append(
+        flags.append(
             "real network: predictions are upper bounds that ignore contention of communication with computation; "
             "measured cost includes backend overhead"
         )
     elif not facts.law:
-        found.append("the emulated network's time is added to the backend's, which is assumed constant")
+        flags.append("the emulated network's time is added to the backend's, which is assumed constant")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
     if part > BACKEND_BOUND:
-        found.append(
+        flags.append(
             f"the backend, not the network, decided {part:.0%} of the collectives: the gain of a faster network is a "
             "rough guess"
         )
     if facts.arrival_unknown:
-        found.append(
+        flags.append(
             f"{facts.arrival_unknown} of {facts.collectives} collectives were queued behind another: when the device "
             "reached them is assumed to be the earliest possible, so a faster network may gain less"
         )
-    return tuple(found)
-
-
-def _known(values: Floats, steps: Ints, wrong_by: float, bounds: tuple[float, float] = (0.0, np.inf)) -> Value | None:
-    known = ~np.isnan(values)
-    return value_of(values[known], steps[known], wrong_by, bounds) if known.any() else None
-
-
-def _apart(replayed: float | None, recorded: float | None) -> float:
-    return 0.0 if replayed is None or recorded is None else abs(replayed - recorded)
+    return tuple(flags)

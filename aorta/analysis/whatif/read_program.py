@@ -3,22 +3,31 @@
     program = read_program("artifacts/cuda", last=100)  # its last hundred steps
     program = program_of(run)                           # of a run that has been read
 
-Only steps behind the warm-up that every rank has. Refuses, and says why, what a replay could not follow: a step of
+Only steps after the warm-up that every rank has. Refuses, with the reason, what a replay could not follow: a step of
 which something was missed, ranks without a common clock, waits that were not recorded, sends and receives, groups of
-unknown ranks. Must not guess a wait, an end or a clock.
+unknown ranks.
+
+The order of a rank's operations follows from their times. At the same instant (frequent on virtual clocks) an issue
+comes before a wait that blocked, or that was for that collective; otherwise the wait was over before the issue.
+
+The cost of a collective is its time once all its ranks had arrived and its link was free. On an emulated network on one
+host the record shows it exactly: an end that the emulation set is that moment plus the network's charge; one that the
+backend set says how long the backend took. Everywhere else the recorded time is the cost, and the network's charge a
+part of it. Must not guess a wait, an end or a clock.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from aorta.analysis.frames import NO_TIME, CollectiveName, Collectives, Floats, Ints, SpanName
+from aorta.analysis.frames import NO_TIME, Bools, CollectiveName, Ints, SpanName
 from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
@@ -28,27 +37,28 @@ from aorta.analysis.whatif.program import (
     Column,
     Facts,
     Issued,
+    Operation,
     ProgramSpans,
     RankLayout,
     RunProgram,
     StepProgram,
+    What,
     compact,
-    not_replayable,
 )
-from aorta.analysis.whatif.recorded import Costs, IssuedCollective, Key, RankStep, Recorded, rank_step
-from aorta.analysis.whatif.schedule import Schedules
-from aorta.config.groups.fabric import emulated_rules, spans_nodes
-from aorta.config.schema import EmulatedFabric, Sharing
+from aorta.analysis.whatif.replay import LONG_AGO, CollectiveBatch, Schedules
+from aorta.config.groups.common import Sharing
+from aorta.config.groups.fabric import EmulatedFabric, emulated_rules, spans_nodes
 from aorta.errors import InputError
 
 _LEAST_STEPS: Final = 2
-_TIMED_AT_BOTH_ENDS: Final = frozenset({"send", "recv"})
 _REMEMBERED_STEPS: Final = 2
-"""A wait may be for a collective of that many steps ago."""
+"""A wait may be for a collective of at most this many steps before."""
+_Anchor: TypeAlias = tuple[int, int]
+"""A moment: the index of the last operation before it, and nanoseconds since that operation ended."""
 
 
 def read_program(location: str | Path, last: int | None = None) -> RunProgram:
-    """Return the program of one run folder.
+    """Return the program of one run folder, by `program_of`.
 
     Raises:
         InputError: it cannot be read, or not be replayed.
@@ -65,23 +75,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     Raises:
         InputError: it cannot be replayed; the message says why.
     """
-    _refuse(run)
-    common = reduce(np.intersect1d, [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()])
-    if len(common) < _LEAST_STEPS:
-        raise not_replayable(
-            run.location, f"{len(common)} step(s) behind the warm-up are on all ranks; it takes {_LEAST_STEPS}"
-        )
-    if run.manifest is None:
-        raise not_replayable(run.location, run.health.manifest_problem)
-    try:
-        network = network_of(run.health.fabric, run.health.world_size)
-    except ValueError as error:
-        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
-    return _Reader(run, network, common if last is None else common[-last:]).program()
-
-
-def _refuse(run: Run) -> None:
-    health, no = run.health, partial(not_replayable, run.location)
+    health, no = run.health, partial(_not_replayable, run)
     if run.source.format != FORMAT:
         raise no(f"it takes AORTA's own record of the run, and these are traces ({run.source.format})")
     if health.world_size == 1:
@@ -94,9 +88,24 @@ def _refuse(run: Run) -> None:
         raise no(f"coverage is not complete in {sum(health.uncovered_steps.values())} step(s): {reason}")
     basis = Pace(run).basis("compute_ms")
     if basis.source != "marks":
-        raise no(basis.reason or "when its device computed is known of the steps measured by kernels alone")
+        raise no(basis.reason or "the device's computation is known of the steps measured by kernels alone")
     if any(not tables.source.groups for tables in run.ranks.values()):
         raise no("a record has no footer, which names the ranks of each process group")
+    common = reduce(np.intersect1d, [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()])
+    if len(common) < _LEAST_STEPS:
+        raise no(f"{len(common)} step(s) after the warm-up are on all ranks; it takes {_LEAST_STEPS}")
+    if run.manifest is None:
+        raise no(health.manifest_problem)
+    try:
+        network = network_of(health.fabric, health.world_size)
+    except ValueError as error:
+        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+    return _Reader(run, network, common if last is None else common[-last:]).program()
+
+
+def _not_replayable(run: Run, why: object) -> InputError:
+    """Return the error for a run whose program would have to be guessed."""
+    return InputError(f"{run.location}: a replay is not possible: {why}")
 
 
 def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
@@ -111,31 +120,17 @@ def network_of(fabric: Mapping[str, object] | None, world_size: int) -> Emulated
         settings = msgspec.convert(fabric, EmulatedFabric)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
-    problems = list(emulated_rules(settings, world_size))
-    if problems:
+    if problems := list(emulated_rules(settings, world_size)):
         raise ValueError("; ".join(problems))
     return settings
 
 
-def _clock_offsets(run: Run) -> Mapping[int, int] | None:
-    """Return what to add to each rank's wall clock; None where all ranks share a host, and with it a monotonic clock.
+class _Known(NamedTuple):
+    """A collective that was issued: index of its step, its place in it, its end on the common clock."""
 
-    Raises:
-        InputError: they are on several hosts whose clocks were not measured.
-    """
-    if len({tables.source.host for tables in run.ranks.values()}) == 1 and run.source.host is not None:
-        return None
-    offsets = {}
-    for rank, tables in run.ranks.items():
-        clock = run.clocks.get(rank)
-        if clock is None or not clock.known:
-            why = run.clocks_missing or "they were not measured"
-            raise not_replayable(
-                run.location,
-                f"the ranks are on several hosts, and their clocks cannot be compared (rank {rank}): {why}",
-            )
-        offsets[rank] = clock.correction_ns(int(tables.steps.t_start_ns[0]))
-    return offsets
+    step: int
+    place: int
+    end_ns: int
 
 
 class _Rank:
@@ -144,7 +139,8 @@ class _Rank:
     Attributes:
         places: index of each step in the rank's tables.
         start_ns: when each began, on the clock that all ranks share.
-        known: collectives that were issued in the last steps.
+        links: name of a link -> its number on this rank.
+        known: group and number -> a collective that was issued in the last steps.
         left_ns: when the last operation that was read was over.
     """
 
@@ -156,66 +152,99 @@ class _Rank:
         self.start_ns: list[int] = began[self.places].tolist()
         self.groups = {name: tuple(sorted(members)) for name, members in tables.source.groups.items()}
         self.links: dict[str, int] = {}
-        self.known: dict[Key, IssuedCollective] = {}
+        self.known: dict[tuple[str, int], _Known] = {}
         self.left_ns = self.start_ns[0]
 
-    def contents(self, index: int) -> StepContents:
+    def contents(self, place: int) -> StepContents:
         """Return what ran inside a step; read from the record's line where the tables were read without.
 
         Raises:
             InputError: it can no longer be read.
         """
-        place = self.places[index]
         if self.tables.spans is not None:
             return contents_of(self.tables.spans, place)
         return contents_of(self.tables.details.spans(np.array([place])), 0)
 
 
+class _Moment(NamedTuple):
+    """One operation as it was recorded; `until_ns` is the end of the collective that a wait is for."""
+
+    enter_ns: int
+    leave_ns: int
+    operation: Operation
+    until_ns: int = 0
+
+
 class _RankStep(NamedTuple):
+    """One step of one rank.
+
+    Attributes:
+        layout: its index among the layouts.
+        host_ns, wake_ns: of each operation (`program.StepProgram`).
+        spans: of its time, between the ends of operations.
+        ready_ns: when held-back buckets were ready, in own time.
+        times_ns: when each of its collectives reached its link, began, ended, and ended in the backend (`NO_TIME`:
+            unknown), on the common clock; shape (4, collectives).
+        by_backend: whether the end of each is that of the backend, not one that an emulated network set.
+    """
+
     layout: int
-    step: RankStep
-    start_ns: int
-    issue_ns: list[int]
-    rows: Collectives
+    host_ns: list[int]
+    wake_ns: list[int]
+    spans: list[tuple[SpanName, _Anchor, _Anchor]]
+    ready_ns: list[int]
+    times_ns: Ints
+    by_backend: list[bool]
 
 
 class _Reader:
     """Builds the program, step by step over all ranks."""
 
     def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
-        offsets_ns = _clock_offsets(run)
+        # Ranks on one host share its monotonic clock; otherwise the wall clocks are corrected by what was measured.
+        one_host = len({tables.source.host for tables in run.ranks.values()}) == 1 and run.source.host is not None
+        self._ranks: list[_Rank] = []
+        for rank, tables in sorted(run.ranks.items()):
+            clock = run.clocks.get(rank)
+            if not one_host and (clock is None or not clock.known):
+                why = run.clocks_missing or "they were not measured"
+                raise _not_replayable(
+                    run, f"the ranks are on several hosts, and their clocks cannot be compared (rank {rank}): {why}"
+                )
+            start_ns = int(tables.steps.t_start_ns[0])
+            self._ranks.append(_Rank(tables, steps, None if one_host or not clock else clock.correction_ns(start_ns)))
         self._run, self._network, self._steps = run, network, steps
-        self._ranks = {
-            rank: _Rank(tables, steps, None if offsets_ns is None else offsets_ns[rank])
-            for rank, tables in sorted(run.ranks.items())
-        }
         self._layouts: dict[RankLayout, int] = {}
         self._names: dict[SpanName, int] = {}
-        self._schedules = Schedules(tuple(self._ranks))
+        self._schedules = Schedules(tuple(rank.tables.source.rank for rank in self._ranks))
         self._on_host = run.source.timer == HOST_TIMER
         self._shared = network is not None and network.sharing is Sharing.link and self._on_host
-        self._law = network is not None and self._on_host and offsets_ns is None
-        self._costs = Costs(self._law, self._shared)
-        self._arrival_unknown = 0
+        self._law = network is not None and self._on_host and one_host
+        self._arrival_unknown = self._collectives = self._backend_was_limit = 0
+        self._free: dict[tuple[int, int], int] = {}  # link and column -> until when it is busy
+        self._busy_before: dict[tuple[int, int], int] = {}  # ... before the first step
 
     def program(self) -> RunProgram:
         steps = [self._step(index) for index in range(len(self._steps))]
-        links = max((max(rank.links.values(), default=-1) for rank in self._ranks.values()), default=-1) + 1
+        links = 1 + max((link for rank in self._ranks for link in rank.links.values()), default=0)
+        busy_ns = np.full((links, len(self._ranks)), LONG_AGO, np.int64)
+        for at, until_ns in self._busy_before.items():
+            busy_ns[at] = until_ns
         return RunProgram(
-            ranks=tuple(self._ranks),
+            ranks=tuple(rank.tables.source.rank for rank in self._ranks),
             world_size=self._run.health.world_size,
             layouts=tuple(self._layouts),
             names=tuple(self._names),
             steps=steps,
-            start_ns=np.array([rank.start_ns[0] for rank in self._ranks.values()], np.int64),
-            busy_ns=self._costs.busy_before(max(links, 1), len(self._ranks)),
+            start_ns=np.array([rank.start_ns[0] for rank in self._ranks], np.int64),
+            busy_ns=busy_ns,
             facts=Facts(
                 parallel=self._run.source.parallel,
                 device=self._run.source.device,
                 network=self._network,
                 law=self._law,
-                collectives=self._costs.collectives,
-                backend_was_limit=self._costs.backend_was_limit,
+                collectives=self._collectives,
+                backend_was_limit=self._backend_was_limit,
                 arrival_unknown=self._arrival_unknown,
                 gradient_order=next(iter(self._run.ranks.values())).gradient_order,
             ),
@@ -223,81 +252,128 @@ class _Reader:
         )
 
     def _step(self, index: int) -> StepProgram:
-        of_ranks = [self._rank_step(rank, index) for rank in self._ranks.values()]
-        layouts = tuple(each.layout for each in of_ranks)
+        made = [self._rank_step(rank, index) for rank in self._ranks]
+        layouts, global_step = tuple(each.layout for each in made), int(self._steps[index])
         try:
-            plan = self._schedules.of(int(self._steps[index]), layouts, self._layouts)
+            plan = self._schedules.of(global_step, layouts, self._layouts)
         except InputError as error:
-            raise not_replayable(self._run.location, error) from error
-        ready = [each.step.ready_ns for each in of_ranks]
-        cost, network, backend = self._costs.of(
-            plan, _recorded(of_ranks, plan.places), self._charged(layouts, plan.places)
-        )
+            raise _not_replayable(self._run, error) from error
+        charged = None  # by the network's formula, shape (places, ranks) or (places, 1)
+        if self._network is not None:
+            known, world = list(self._layouts), self._run.health.world_size
+            different = layouts if len(set(layouts)) > 1 else layouts[:1]
+            charged = np.zeros((plan.places, len(different)), np.int64)
+            for column, layout in enumerate(different):
+                for place, issued in enumerate(known[layout].issued):
+                    charged[place, column] = round(issued.charge_ns(world, self._network))
+        times_ns = np.zeros((4, plan.places, len(made)), np.int64)
+        by_backend = np.zeros((plan.places, len(made)), bool)
+        for column, each in enumerate(made):
+            times_ns[:, : len(each.by_backend), column] = each.times_ns
+            by_backend[: len(each.by_backend), column] = each.by_backend
+        cost, backend = np.zeros_like(times_ns[0]), np.zeros_like(times_ns[0])
+        for row in plan.rows:
+            if isinstance(row, CollectiveBatch):
+                self._meet(row, times_ns, by_backend, charged, cost, backend)
+        if cost.size and (cost == cost[:, :1]).all():
+            cost = cost[:, :1]
+        spans = [
+            (column, self._names.setdefault(name, len(self._names)), *begin, *end)
+            for column, each in enumerate(made)
+            for name, begin, end in each.spans
+        ]
+        table = np.array(spans, np.int64).reshape(-1, 6).T
+        rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
+        ready = [each.ready_ns for each in made]
+        steps_of = [(rank.tables.steps, rank.places[index]) for rank in self._ranks]
         return StepProgram(
-            global_step=int(self._steps[index]),
+            global_step=global_step,
             layouts=layouts,
-            host_ns=_padded([each.step.host_ns for each in of_ranks]),
-            wake_ns=_padded([each.step.wake_ns for each in of_ranks]),
-            cost_ns=cost,
-            network_ns=network,
-            backend_ns=backend,
-            spans=self._spans([each.step for each in of_ranks]),
+            host_ns=_padded([each.host_ns for each in made]),
+            wake_ns=_padded([each.wake_ns for each in made]),
+            cost_ns=compact(cost),
+            network_ns=None if charged is None else compact(charged),
+            backend_ns=compact(backend) if backend.any() else None,
+            spans=ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5])),
             # None: no bucket was held back, or not the same on all ranks.
             ready_ns=np.array(ready, np.int64).T if ready[0] and len(set(map(len, ready))) == 1 else None,
-            recorded_ns=np.array([rank.tables.steps.length_ns[rank.places[index]] for rank in self._ranks.values()]),
-            recorded_ratio=self._metric("overlap_ratio", index),
-            recorded_exposed_ms=self._metric("exposed_comm_ms", index),
+            recorded_ns=np.array([steps.length_ns[place] for steps, place in steps_of]),
+            recorded_ratio=np.array([steps.column("overlap_ratio")[place] for steps, place in steps_of]),
+            recorded_exposed_ms=np.array([steps.column("exposed_comm_ms")[place] for steps, place in steps_of]),
         )
 
-    def _metric(self, name: str, index: int) -> Floats:
-        return np.array([rank.tables.steps.column(name)[rank.places[index]] for rank in self._ranks.values()])
-
     def _rank_step(self, rank: _Rank, index: int) -> _RankStep:
-        contents, start_ns, number = rank.contents(index), rank.start_ns[index], rank.tables.source.rank
-        steps, place = rank.tables.steps, rank.places[index]
+        """Return one step of one rank. A wait for a collective that was issued before the first step of the program is
+        own time.
+        """
+        place, start_ns, number = rank.places[index], rank.start_ns[index], rank.tables.source.rank
+        contents, rows = rank.contents(place), rank.tables.collectives.of_step(place)
         if contents.waits is None:
-            raise not_replayable(
-                self._run.location,
+            raise _not_replayable(
+                self._run,
                 f"the record does not say who waited for which collective (rank {number}, global step "
                 f"{self._steps[index]}); record it again with this AORTA",
             )
-        rows = rank.tables.collectives.of_step(place)
-        names = [rows.names[name] for name in rows.name.tolist()]
-        issued = tuple(self._issued(rank, name) for name in names)
         if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():
             raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
+        names = [rows.names[name] for name in rows.name.tolist()]
+        issued = tuple(self._issued(rank, name) for name in names)
         for at, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
-            rank.known[name.group, seq] = IssuedCollective(index, at, start_ns + end)
-        arrivals = rows.issue_ns.tolist() if self._on_host else self._on_stream(names, rows)
-        length_ns = int(steps.length_ns[place])
-        step = rank_step(contents, index, start_ns, length_ns, rank.left_ns, arrivals, rank.known)
-        rank.left_ns = step.left_ns
-        layout = self._layouts.setdefault(RankLayout(step.operations, issued), len(self._layouts))
+            rank.known[name.group, seq] = _Known(index, at, start_ns + end)
+        arrivals: list[int] = rows.issue_ns.tolist()
+        if not self._on_host:
+            # When the caller's stream reached it. Where it was queued behind another collective, that moment left no
+            # trace: it is taken for the earliest possible.
+            busy: dict[str, int] = {}
+            earliest = 0
+            ends = zip(names, rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
+            for at, (name, start, end) in enumerate(ends):
+                queued = start <= busy.get(name.group, -1)
+                self._arrival_unknown += queued
+                earliest = arrivals[at] = min(max(arrivals[at], earliest), start) if queued else start
+                busy[name.group] = end
+        waits = []
+        for row in contents.waits:
+            if (ended := rank.known.get((row.group, row.seq))) is not None:
+                operation = Operation(What.WAIT, ended.place, index - ended.step)
+                waits.append(_Moment(row.enter_ns, row.leave_ns, operation, ended.end_ns - start_ns))
+        host, wake, placed = list[int](), list[int](), list[_Moment]()
+        now = rank.left_ns - start_ns
+        for moment in _in_order(waits, arrivals, int(rank.tables.steps.length_ns[place])):
+            enter = max(moment.enter_ns, now)
+            leave = max(moment.leave_ns, enter)
+            host.append(enter - now)
+            wake.append(leave - max(enter, moment.until_ns) if moment.operation.what is What.WAIT else 0)
+            placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
+            now = leave
+        rank.left_ns = start_ns + now
         rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
-        return _RankStep(layout, step, start_ns, arrivals, rows)
-
-    def _on_stream(self, names: Sequence[CollectiveName], rows: Collectives) -> list[int]:
-        """Return when the stream of each collective's caller had reached it. Where it was queued behind another, that
-        moment left no trace: it is taken for the earliest possible.
-        """
-        arrivals: list[int] = []
-        free: dict[str, int] = {}
-        before = 0
-        columns = (rows.issue_ns.tolist(), rows.start_ns.tolist(), rows.end_ns.tolist())
-        for name, issue, start, end in zip(names, *columns, strict=True):
-            queued = start <= free.get(name.group, -1)
-            self._arrival_unknown += queued
-            arrivals.append(min(max(issue, before), start) if queued else start)
-            free[name.group] = end
-            before = arrivals[-1]
-        return arrivals
+        layout = RankLayout(tuple(moment.operation for moment in placed), issued)
+        ready = [_anchor(placed, at_ns, begins=False) for at_ns in contents.ready_ns]
+        times = np.full((4, len(rows)), NO_TIME, np.int64)
+        times[:3] = start_ns + np.array([arrivals, rows.start_ns, rows.end_ns])
+        if rows.backend_end_ns is not None:
+            times[3] = np.where(rows.backend_end_ns == NO_TIME, NO_TIME, rows.backend_end_ns + start_ns)
+        return _RankStep(
+            layout=self._layouts.setdefault(layout, len(self._layouts)),
+            host_ns=host,
+            wake_ns=wake,
+            spans=[
+                (name, _anchor(placed, begin, begins=True), _anchor(placed, end, begins=False))
+                for name, begin, end in contents.spans
+                if begin < end
+            ],
+            ready_ns=[sum(host[1 : after + 1]) + since for after, since in ready],
+            times_ns=times,
+            by_backend=[name.end_source != "emulated" for name in names],
+        )
 
     def _issued(self, rank: _Rank, name: CollectiveName) -> Issued:
-        if name.kind in _TIMED_AT_BOTH_ENDS:
-            raise not_replayable(self._run.location, "it has sends and receives: nothing says which belong together")
+        if name.kind in ("send", "recv"):
+            raise _not_replayable(self._run, "it has sends and receives: nothing says which belong together")
         members = rank.groups.get(name.group)
         if members is None:
-            raise not_replayable(self._run.location, f"the ranks of process group {name.group!r} are unknown")
+            raise _not_replayable(self._run, f"the ranks of process group {name.group!r} are unknown")
         link: int | None = None
         if self._shared:
             assert self._network is not None  # nothing else is shared
@@ -307,51 +383,87 @@ class _Reader:
             link = rank.links.setdefault(name.group, len(rank.links))
         return Issued(name.kind, name.group, name.bytes, members, link)
 
-    def _charged(self, layouts: tuple[int, ...], places: int) -> Ints | None:
-        """Return what the network's law charges for each collective, shape (places, ranks) or (places, 1)."""
-        if self._network is None:
-            return None
-        known = list(self._layouts)
-        different = layouts if len(set(layouts)) > 1 else layouts[:1]
-        world = self._run.health.world_size
-        charged = np.zeros((places, len(different)), np.int64)
-        for column, layout in enumerate(different):
-            for place, issued in enumerate(known[layout].issued):
-                charged[place, column] = round(issued.charge_ns(world, self._network))
-        return charged
+    def _meet(
+        self,
+        row: CollectiveBatch,
+        times_ns: Ints,
+        by_backend: Bools,
+        charged: Ints | None,
+        cost: Ints,
+        backend: Ints,
+    ) -> None:
+        """Write costs of collectives, and until when their links are busy."""
+        places, columns = row.places, row.columns
+        issue, start, end, backend_end = times_ns[:, places, columns]
+        links = list(zip(row.links.tolist(), columns.tolist(), strict=True))
+        for at, came_ns, begun_ns in zip(links, issue.tolist(), start.tolist(), strict=True):
+            if at[0] >= 0 and at not in self._free:  # before its first collective only that collective can tell
+                self._free[at] = self._busy_before[at] = begun_ns if begun_ns > came_ns else LONG_AGO
+        free = np.array([self._free[at] if at[0] >= 0 else LONG_AGO for at in links], np.int64)
+        if self._shared:
+            free = np.maximum.reduceat(free, row.starts)[row.which]
+        last = np.maximum.reduceat(issue, row.starts)[row.which]
+        took = end - np.maximum(last, free)
+        self._collectives += len(columns)
+        if not self._law:
+            cost[places, columns] = took
+        else:
+            backend_set = by_backend[places, columns]
+            self._backend_was_limit += int(backend_set.sum())
+            assert charged is not None  # an emulated network charges
+            by_law = charged[places, np.minimum(columns, charged.shape[1] - 1)]
+            # The same on every rank, jitter included: where the backend set the end here, another rank may know it.
+            shown = np.maximum.reduceat(np.where(backend_set, LONG_AGO, took), row.starts)[row.which]
+            cost[places, columns] = np.where(backend_set, np.where(shown > LONG_AGO, shown, by_law), took)
+            known = backend_end != NO_TIME
+            until = np.where(known, backend_end, end)
+            backend[places, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
+        self._free |= {at: until_ns for at, until_ns in zip(links, end.tolist(), strict=True) if at[0] >= 0}
 
-    def _spans(self, of_ranks: Sequence[RankStep]) -> ProgramSpans:
-        rows = [
-            (rank, self._names.setdefault(name, len(self._names)), *begin, *end)
-            for rank, step in enumerate(of_ranks)
-            for name, begin, end in step.spans
-        ]
-        table = np.array(rows, np.int64).reshape(-1, 6).T
-        rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
-        return ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5]))
+
+def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int) -> list[_Moment]:
+    """Return the operations of a step in the order in which the rank did them; times count from its start.
+
+    Args:
+        waits: in order.
+        issue_ns: when each collective reached its link, in order.
+    """
+    moments = [_Moment(0, 0, Operation(What.BEGIN))]
+    at = 0
+    for place, came_ns in enumerate(issue_ns):
+        tied = at
+        while at < len(waits) and waits[at].enter_ns < came_ns:
+            at += 1
+        moments += waits[tied:at]
+        tied = at
+        while tied < len(waits) and waits[tied].enter_ns == came_ns:
+            tied += 1
+        same = waits[at:tied]
+        if not any(wait.leave_ns > came_ns or wait.operation[1:] == (place, 0) for wait in same):
+            moments += same  # all of these waits were over before the issue
+            at = tied
+        moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
+    return [*moments, *waits[at:], _Moment(length_ns, length_ns, Operation(What.END))]
+
+
+def _anchor(placed: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
+    """Return where a span begins: behind every operation that was over by then, and behind a wait that it began in; or
+    where it ends: before an operation that the rank reached at that very moment, and before a wait that it ended in.
+    """
+
+    def later(moment: _Moment) -> bool:
+        if begins:
+            inside_wait = moment.enter_ns < at_ns and moment.operation.what is What.WAIT
+            return moment.leave_ns > at_ns and not inside_wait
+        return moment.enter_ns >= at_ns or moment.leave_ns > at_ns
+
+    index = max(bisect_left(placed, True, key=later) - 1, 0)
+    return index, max(at_ns - placed[index].leave_ns, 0)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Column:
     """Return the rows of ranks as columns, shape (longest row, ranks); 0 behind the end of a shorter one."""
-    longest = max(map(len, rows))
-    table = np.zeros((longest, len(rows)), np.int64)
+    table = np.zeros((max(map(len, rows)), len(rows)), np.int64)
     for column, row in enumerate(rows):
         table[: len(row), column] = row
     return compact(table)
-
-
-def _recorded(of_ranks: Sequence[_RankStep], places: int) -> Recorded:
-    shape = (places, len(of_ranks))
-    issue, start, end, backend_end = (np.zeros(shape, np.int64) for _ in range(4))
-    found = Recorded(issue, start, end, backend_end, np.zeros(shape, bool), np.zeros(shape, bool))
-    for column, each in enumerate(of_ranks):
-        rows, count = each.rows, len(each.rows)
-        issue[:count, column] = np.array(each.issue_ns, np.int64) + each.start_ns
-        start[:count, column] = rows.start_ns + each.start_ns
-        end[:count, column] = rows.end_ns + each.start_ns
-        found.by_backend[:count, column] = [rows.names[name].end_source != "emulated" for name in rows.name.tolist()]
-        if rows.backend_end_ns is not None:
-            known = rows.backend_end_ns != NO_TIME
-            backend_end[:count, column] = np.where(known, rows.backend_end_ns + each.start_ns, 0)
-            found.backend_known[:count, column] = known
-    return found

@@ -4,27 +4,208 @@
     its end               = max(begin + cost, last arrival + what the backend took)
     a wait goes on at     = max(own arrival, that end) + wake
 
-Every operation is worked out on all ranks, and for all scenarios, at once (`schedule`). The state at the end of a step
-is that at the beginning of the next. Exact: integers throughout. Replayed steps are measured as windows of
-communication and compute by the one definition (`aorta.timeline`). Must not change a program, or define a metric.
+First comes the order (`schedule`), in which an operation follows what it waits for. Where all ranks do the same, a row
+of it is one operation on all of them, which numpy carries out at once, for all scenarios; otherwise it is one operation
+of one rank. The state at the end of a step is that at the beginning of the next. Exact: integers throughout. Replayed
+steps are measured by the definition of overlap that records have (`aorta.timeline`). Must not change a
+program, or define a metric.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.frames import Bools, Floats, Ints
+from aorta.analysis.run import Members
 from aorta.analysis.step_intervals import HAND_OVER
-from aorta.analysis.whatif.program import RunProgram, StepProgram, What
-from aorta.analysis.whatif.recorded import LONG_AGO
-from aorta.analysis.whatif.schedule import CollectiveBatch, Schedules
+from aorta.analysis.whatif.program import RankLayout, RunProgram, StepProgram, What
+from aorta.errors import InputError
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
+
+LONG_AGO: Final = -(2**60)
+"""Until then a link was busy that nothing was queued on."""
+_Indices: TypeAlias = npt.NDArray[np.intp]
+_Instance: TypeAlias = tuple[str, Members, int]
+"""A collective of a step: its group by name and ranks, and its index among those of the group."""
+
+
+class Act(NamedTuple):
+    """One operation, of all ranks or of one."""
+
+    operation: int
+    what: What
+    place: int
+    back: int
+    ranks: slice
+
+
+@dataclass(frozen=True)
+class CollectiveBatch:
+    """Collectives whose ranks have all issued them; no rank takes part in two of them.
+
+    Attributes:
+        columns: their ranks, those of one collective side by side.
+        places: of the collective on each of these ranks.
+        links: of these ranks; -1 where it waits for no other collective.
+        starts: where in `columns` each collective's ranks begin.
+        which: for each of `columns`, the index of its collective.
+        place: the value of `places` if they are all the same.
+        whole: one collective of all ranks, on one link.
+    """
+
+    columns: _Indices
+    places: _Indices
+    links: _Indices
+    starts: _Indices
+    which: _Indices
+    place: int | None
+    whole: bool
+
+
+class ReplayOrder(NamedTuple):
+    """Rows in an order in which they can be worked out. `places`: the most collectives that a rank issues."""
+
+    rows: tuple[Act | CollectiveBatch, ...]
+    places: int
+
+
+class Schedules:
+    """The schedules of a program's steps; steps in which all ranks have the same layouts share one."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._known: dict[tuple[int, ...], ReplayOrder] = {}
+
+    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> ReplayOrder:
+        """Return the schedule of one step.
+
+        Args:
+            numbers: for each rank, the index of its layout among `layouts`.
+
+        Raises:
+            InputError: the ranks do not fit each other in it.
+        """
+        if numbers not in self._known:
+            known = list(layouts)
+            try:
+                self._known[numbers] = schedule(self._ranks, [known[number] for number in numbers])
+            except InputError as error:
+                raise InputError(f"global step {global_step}: {error}") from error
+        return self._known[numbers]
+
+
+def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
+    """Return the schedule of a step.
+
+    Raises:
+        InputError: ranks of a group issue different collectives, or some wait for each other for ever.
+    """
+    met: dict[_Instance, dict[int, int]] = defaultdict(dict)  # collective -> column of a rank -> its place there
+    instances: list[list[_Instance]] = []  # of each rank, by place
+    for column, layout in enumerate(layouts):
+        counts: dict[tuple[str, Members], int] = defaultdict(int)
+        instances.append([])
+        for place, issued in enumerate(layout.issued):
+            group = (issued.group, issued.ranks)
+            instances[-1].append((*group, counts[group]))
+            met[*group, counts[group]][column] = place
+            counts[group] += 1
+    for (name, members, number), placed in met.items():
+        here = {ranks[column] for column in placed}
+        if missing := [rank for rank in members if rank not in here]:
+            raise InputError(
+                f"collective {number} of group {name!r} in a step was not issued by its rank(s) "
+                f"{', '.join(map(str, missing[:8]))} in that step: a replay needs every rank to issue the collectives "
+                "of a group in the same steps"
+            )
+        first, *others = ((ranks[column], layouts[column].issued[place]) for column, place in placed.items())
+        for other in others:
+            if other[1][::2] != first[1][::2]:  # kind, bytes and link
+                said = (f"rank {rank} {issued.kind} of {issued.bytes} bytes" for rank, issued in (first, other))
+                raise InputError(
+                    f"collective {number} of group {name!r} in a step: {', '.join(said)}: the order of issue differs "
+                    "between ranks, which a replay cannot follow"
+                )
+    alike = (
+        all(layout.operations == layouts[0].operations for layout in layouts)
+        and all(len(set(placed.values())) == 1 for placed in met.values())
+        and len({len(layout.issued) for layout in layouts}) == 1
+    )
+    rows = _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
+    return ReplayOrder(tuple(rows), max((len(layout.issued) for layout in layouts), default=0))
+
+
+def _together(
+    layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
+) -> list[Act | CollectiveBatch]:
+    everyone = slice(0, len(layouts))
+    rows: list[Act | CollectiveBatch] = []
+    issued = set[int]()
+    for index, operation in enumerate(layouts[0].operations):
+        if operation.what is What.WAIT and not operation.back and operation.place not in issued:
+            raise InputError(f"a step waits for its collective {operation.place} before issuing it")
+        rows.append(Act(index, *operation, everyone))
+        if operation.what is What.ISSUE:
+            issued.add(operation.place)
+            chosen = dict.fromkeys(named[operation.place] for named in instances)
+            rows.append(_batch([met[each] for each in chosen], layouts))
+    return rows
+
+
+def _in_turn(
+    ranks: Sequence[int],
+    layouts: Sequence[RankLayout],
+    instances: list[list[_Instance]],
+    met: dict[_Instance, dict[int, int]],
+) -> list[Act | CollectiveBatch]:
+    """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
+    rows: list[Act | CollectiveBatch] = []
+    at = [0] * len(layouts)
+    missing = {instance: len(places) for instance, places in met.items()}
+    moved = True
+    while moved:
+        moved = False
+        for column, layout in enumerate(layouts):
+            for operation in layout.operations[at[column] :]:
+                instance = instances[column][operation.place] if operation.place >= 0 and not operation.back else None
+                if operation.what is What.WAIT and instance is not None and missing[instance]:
+                    break
+                rows.append(Act(at[column], *operation, slice(column, column + 1)))
+                at[column] += 1
+                moved = True
+                if operation.what is What.ISSUE and instance is not None:
+                    missing[instance] -= 1
+                    if not missing[instance]:
+                        rows.append(_batch([met[instance]], layouts))
+    stuck = [rank for rank, done, layout in zip(ranks, at, layouts, strict=True) if done < len(layout.operations)]
+    if stuck:
+        raise InputError(
+            f"rank(s) {', '.join(map(str, stuck[:8]))} wait for collectives that are issued only after their waits: "
+            "the programs of the ranks do not fit each other"
+        )
+    return rows
+
+
+def _batch(chosen: Sequence[dict[int, int]], layouts: Sequence[RankLayout]) -> CollectiveBatch:
+    rows = [(column, place, layouts[column].issued[place].link) for one in chosen for column, place in one.items()]
+    columns, places, links = zip(*rows, strict=True)
+    sizes = [len(one) for one in chosen]
+    return CollectiveBatch(
+        columns=np.array(columns, np.intp),
+        places=np.array(places, np.intp),
+        links=np.array([-1 if link is None else link for link in links], np.intp),
+        starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
+        which=np.repeat(np.arange(len(sizes)), sizes),
+        place=places[0] if len(set(places)) == 1 else None,
+        whole=sizes == [len(layouts)] and len(set(links)) == 1 and links[0] is not None,
+    )
 
 
 @dataclass(frozen=True)
@@ -60,41 +241,27 @@ class Times:
         lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
         return np.asarray(lengths.max(axis=1), np.int64)
 
-    def job_step_ms(self, scenario: int = 0) -> Floats:
-        return self.job_step_ns(scenario) / NS_PER_MS
+    def job_step_ms(self) -> Floats:
+        return self.job_step_ns() / NS_PER_MS
 
 
-@dataclass(frozen=True)
-class Freed:
-    """Scenarios in which some collectives cost nothing: (layout, place) -> in which scenarios, shape (scenarios,)."""
-
-    scenarios: int
-    of: dict[tuple[int, int], Bools]
-
-    def keeps(self, step: StepProgram, places: int) -> npt.NDArray[np.int64]:
-        """Return 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike."""
-        layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
-        keeps = np.ones((places, len(layouts), self.scenarios), np.int64)
-        for column, layout in enumerate(layouts):
-            for place in range(places):
-                freed = self.of.get((layout, place))
-                if freed is not None:
-                    keeps[place, column] = ~freed
-        return keeps
-
-
-def replay(program: RunProgram, keep: Collection[int] = (), freed: Freed | None = None) -> Times:
+def replay(
+    program: RunProgram,
+    keep: Collection[int] = (),
+    freed: Mapping[tuple[int, int], Bools] | None = None,
+    scenarios: int = 1,
+) -> Times:
     """Work out when everything happens.
 
     Args:
         keep: indices of the steps of which all times are wanted.
-        freed: several scenarios at once; None: one, the program as it is.
+        freed: collectives that cost nothing in some of several scenarios: (layout, place) -> in which, shape
+            (scenarios,). None: none does.
 
     Raises:
         InputError: the programs of the ranks do not fit each other.
     """
     steps = program.steps
-    scenarios = 1 if freed is None else freed.scenarios
     of_ranks = (len(program.ranks), scenarios)
     times = Times(np.empty((len(steps), *of_ranks), np.int64), np.empty((len(steps), *of_ranks), np.int64))
     now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
@@ -109,8 +276,14 @@ def replay(program: RunProgram, keep: Collection[int] = (), freed: Freed | None 
         ends.appendleft(end)
         cost = step.cost_ns[:, :, None]
         backend = None if step.backend_ns is None else step.backend_ns[:, :, None]
-        if freed is not None:
-            keeps = freed.keeps(step, plan.places)
+        if freed:
+            # 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike.
+            layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
+            keeps = np.ones((plan.places, len(layouts), scenarios), np.int64)
+            for column, layout in enumerate(layouts):
+                for place in range(plan.places):
+                    if (layout, place) in freed:
+                        keeps[place, column] = ~freed[layout, place]
             cost = cost * keeps
             backend = None if backend is None else backend * keeps
         kept = None
@@ -191,8 +364,9 @@ RANK_STEPS: int = 512
 """Rank-steps that are measured; more would not change a median by what matters, and each takes 0.1 ms."""
 
 
-@dataclass(frozen=True)
-class RankStepSample:
+class RankStepSample(NamedTuple):
+    """Indices of the steps and columns of the ranks that are measured."""
+
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
 
@@ -201,8 +375,7 @@ class RankStepSample:
         return {each for step in self.steps for each in (step - 1, step) if each >= 0}
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """Metrics of the sampled rank-steps (NaN: null), and the index of the step of each."""
 
     overlap_ratio: Floats
@@ -219,22 +392,23 @@ def sample(program: RunProgram) -> RankStepSample:
     return RankStepSample(spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
 
 
-def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario: int = 0) -> Measured:
-    ratio, exposed, idle = list[float](), list[float](), list[float]()
+def measure(program: RunProgram, times: Times, chosen: RankStepSample) -> Measured:
+    """Measure the sampled rank-steps of a replay that kept the times of `chosen.kept()`."""
+    rows = []
     for index in chosen.steps:
         step, kept = program.steps[index], times.kept[index]
         for column in chosen.ranks:
-            window = int(times.begin_ns[index, column, scenario]), int(times.end_ns[index, column, scenario])
+            window = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
             comm: dict[str, list[Interval]] = defaultdict(list)
             for earlier in (index - 1, index):
                 if earlier in times.kept:
                     of_step = times.kept[earlier]
                     issued = program.layouts[program.steps[earlier].layouts[column]].issued
-                    ends = (table[:, column, scenario].tolist() for table in (of_step.begin_ns, of_step.end_ns))
+                    ends = (table[:, column, 0].tolist() for table in (of_step.begin_ns, of_step.end_ns))
                     for collective, low, high in zip(issued, *ends, strict=False):
                         comm[collective.kind].append((min(low, high), high))
             compute, stalls = list[Interval](), list[Interval]()
-            for name, span in span_edges(step, kept, column, scenario):
+            for name, span in span_edges(step, kept, column):
                 lane = program.names[name].lane
                 if lane == "compute":
                     compute.append(span)
@@ -242,22 +416,21 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample, scenario:
                     stalls.append(span)
             for number, operation in enumerate(program.layouts[step.layouts[column]].operations):
                 if operation.what is What.WAIT:
-                    enter, leave = (table[number, column, scenario] for table in (kept.enter_ns, kept.leave_ns))
-                    stalls.append((int(enter), int(leave)))
+                    stalls.append((int(kept.enter_ns[number, column, 0]), int(kept.leave_ns[number, column, 0])))
             measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
-            ratio.append(float("nan") if measured.overlap_ratio is None else measured.overlap_ratio)
-            exposed.append(measured.exposed_ns / NS_PER_MS)
-            idle.append(measured.idle_ns / NS_PER_MS)
+            ratio = float("nan") if measured.overlap_ratio is None else measured.overlap_ratio
+            rows.append((ratio, measured.exposed_ns / NS_PER_MS, measured.idle_ns / NS_PER_MS))
+    ratio_of, exposed_ms, idle_ms = np.array(rows, np.float64).T
     step_of = np.repeat(np.array(chosen.steps, np.int64), len(chosen.ranks))
-    return Measured(np.array(ratio), np.array(exposed), np.array(idle), step_of)
+    return Measured(ratio_of, exposed_ms, idle_ms, step_of)
 
 
-def span_edges(step: StepProgram, times: StepTimes, column: int, scenario: int = 0) -> list[tuple[int, Interval]]:
+def span_edges(step: StepProgram, times: StepTimes, column: int) -> list[tuple[int, Interval]]:
     """Return the spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits
     that came before it, and is over when the rank reaches the operation behind it.
     """
     spans, chosen = step.spans, step.spans.of_rank(column)
-    enter, leave = times.enter_ns[:, column, scenario], times.leave_ns[:, column, scenario]
+    enter, leave = times.enter_ns[:, column, 0], times.leave_ns[:, column, 0]
 
     def at(after: Ints, offset: Ints) -> Ints:
         behind = np.minimum(after + 1, len(enter) - 1)

@@ -1,9 +1,12 @@
 """Changes of how a strategy communicates: overlap, DDP's buckets, FSDP's prefetching.
 
+The own time of a rank is also an axis: what it would have taken without waiting. `_restructured` takes operations out
+and puts them elsewhere on that axis, while the work stays as it was recorded.
+
 A bucket of DDP closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all
-are issued behind the backward pass. All are waited for there. When a gradient was ready is known where a recorded
-bucket closed with it and at both ends of its block; between, it is ready in the part of the block's pass in which it
-was in the one step that noted all gradients, or, where none did, in proportion to the bytes.
+are issued after the backward pass, where all are waited for. When a gradient was ready is known where a recorded bucket
+closed with it and at both ends of its block. In between, it is placed as in the one step that noted all gradients, or,
+without such a step, in proportion to the bytes.
 
 FSDP issues the all-gather of a block when the block `depth` before it in the same pass has arrived; without prefetching
 right before its own wait. A pass that was recorded with this prefetching stays as it was. Must not change what a rank
@@ -16,41 +19,45 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.program import (
-    TURN_GAP,
     Change,
     Changed,
-    CollectiveCost,
-    OwnOperation,
+    Column,
+    Issued,
+    Operation,
+    ProgramSpans,
     RankLayout,
-    RankView,
     RunProgram,
+    StepProgram,
     What,
-    restructured,
+    compact,
 )
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
 
 _SHARDED: Final = ("fsdp", "hsdp", "fsdp_tp")
 """Values of `parallel.strategy` in which every all-gather brings the parameters of a block, so that it can be moved."""
+_TURN_GAP: Final = 1 << 20
+"""Room between the turns of recorded operations for those that are put between them."""
 
 
 @dataclass(frozen=True)
 class OverlapSwitch(Change):
+    """Issue DDP's buckets as they become ready, or after the backward pass; gather FSDP's blocks ahead, or not."""
+
     STATED_ERROR: ClassVar[float] = 0.20
 
     on: bool
 
     def make(self, program: RunProgram) -> Changed:
-        """Issue DDP's buckets as they become ready or behind the backward pass; gather FSDP's blocks ahead or not."""
         if program.facts.gradient_order:
             return Changed(_ddp(program, self.text, None, self.on))
-        flag = "overlap of FSDP is taken to mean that one block is gathered ahead"
+        flag = "overlap=on for FSDP: one block is gathered ahead"
         return Changed(_fsdp(program, self.text, int(self.on)), (flag,) if self.on else ())
 
 
@@ -81,12 +88,166 @@ class PrefetchDepth(Change):
         return Changed(_fsdp(program, self.text, self.depth))
 
 
+class _Placed(NamedTuple):
+    """An operation on the axis of own time. `collective` numbers those of a rank's step, in any order; `turn` orders
+    operations at the same moment.
+    """
+
+    at_ns: int
+    turn: int
+    what: What
+    collective: int = -1
+    back: int = 0
+    wake_ns: int = 0
+
+
+class _Cost(NamedTuple):
+    """A collective with its costs (`program.StepProgram`)."""
+
+    issued: Issued
+    cost_ns: int
+    network_ns: int
+    backend_ns: int
+
+
+@dataclass(frozen=True)
+class _RankView:
+    """One step of one rank, on the axis of own time.
+
+    Attributes:
+        costs: of its collectives, by place.
+        passes: phase -> block, begin and end of each computing span, the earliest first.
+    """
+
+    step: StepProgram
+    column: int
+    layout: RankLayout
+    placed: tuple[_Placed, ...]
+    costs: tuple[_Cost, ...]
+    passes: dict[str, list[tuple[str, int, int]]]
+
+
+_Rearranged: TypeAlias = tuple[list[_Placed], list[_Cost]]
+
+
+def _restructured(program: RunProgram, rearrange: Callable[[_RankView], _Rearranged]) -> RunProgram:
+    """Return a program in which every rank's operations are placed anew, step by step. A span that ends where an
+    operation stands ends before it; one that begins there begins behind it.
+    """
+    layouts: dict[RankLayout, int] = {}
+    steps = []
+    for step in program.steps:
+        spans, ranks = step.spans, len(program.ranks)
+        host = step.host_ns.astype(np.int64)
+        host[0] = 0
+        at_ns = np.cumsum(host, axis=0)
+        begin, end = (
+            _on_axis(at_ns, spans.rank, after, offset)
+            for after, offset in ((spans.begin_after, spans.begin_ns), (spans.end_after, spans.end_ns))
+        )
+        made = [rearrange(_view(program, step, at_ns, begin, end, column)) for column in range(ranks)]
+        operations, places = (max(len(rows[part]) for rows in made) for part in (0, 1))
+        host, wake = np.zeros((operations, ranks), np.int64), np.zeros((operations, ranks), np.int64)
+        costs = np.zeros((3, places, ranks), np.int64)
+        begin_after, end_after = np.zeros(len(spans.rank), np.int64), np.zeros(len(spans.rank), np.int64)
+        of_step = []
+        for column, (unordered, by_number) in enumerate(made):
+            placed = sorted(unordered)
+            issued = [each.collective for each in placed if each.what is What.ISSUE]
+            place = {collective: number for number, collective in enumerate(issued)}
+            if any(each.what is What.WAIT and each.back and each.collective not in place for each in placed):
+                raise InputError("a wait is for a collective of an earlier step that this step does not issue")
+            # A wait for a collective of an earlier step means its place there, which is the same in every step.
+            layout = RankLayout(
+                tuple(
+                    Operation(each.what, place.get(each.collective, -1), each.back if each.what is What.WAIT else 0)
+                    for each in placed
+                ),
+                tuple(by_number[collective].issued for collective in issued),
+            )
+            of_step.append(layouts.setdefault(layout, len(layouts)))
+            at = np.array([each.at_ns for each in placed], np.int64)
+            host[: len(at), column] = np.diff(at, prepend=0)
+            wake[: len(at), column] = [each.wake_ns for each in placed]
+            for number, collective in enumerate(issued):
+                costs[:, number, column] = by_number[collective][1:]
+            chosen = spans.of_rank(column)
+            begin_after[chosen] = np.maximum(np.searchsorted(at, begin[chosen], side="right") - 1, 0)
+            end_after[chosen] = np.maximum(np.searchsorted(at, end[chosen], side="left") - 1, 0)
+            begin[chosen] -= at[begin_after[chosen]]
+            end[chosen] -= at[end_after[chosen]]
+        host[0] = step.host_ns[0]
+        cost, network, backend = map(compact, costs)
+        ends = map(compact, (begin_after, begin, end_after, end))
+        steps.append(
+            replace(
+                step,
+                layouts=tuple(of_step),
+                host_ns=compact(host),
+                wake_ns=compact(wake),
+                cost_ns=cost,
+                network_ns=None if step.network_ns is None else network,
+                backend_ns=backend if backend.any() else None,
+                spans=ProgramSpans(spans.rank, spans.name, *ends),
+            )
+        )
+    return replace(program, layouts=tuple(layouts), steps=steps)
+
+
+def _on_axis(at_ns: Ints, rank: Column, after: Column, offset: Column) -> Ints:
+    """Return ends of spans on the axis: no further than the operation behind, where the span ended when recorded."""
+    last = len(at_ns) - 1
+    found: Ints = at_ns[after, rank] + offset
+    behind: Ints = at_ns[np.minimum(after + 1, last), rank]
+    return np.where(after < last, np.minimum(found, behind), found)
+
+
+def _view(program: RunProgram, step: StepProgram, at_ns: Ints, begin: Ints, end: Ints, column: int) -> _RankView:
+    layout, chosen, names = program.layouts[step.layouts[column]], step.spans.of_rank(column), program.names
+    placed = tuple(
+        _Placed(int(at_ns[index, column]), index, *operation, int(step.wake_ns[index, column]))
+        for index, operation in enumerate(layout.operations)
+    )
+    tables = (step.cost_ns, step.network_ns, step.backend_ns)
+    costs = tuple(
+        _Cost(issued, *(0 if t is None else int(t[place, min(column, t.shape[1] - 1)]) for t in tables))
+        for place, issued in enumerate(layout.issued)
+    )
+    passes: dict[str, list[tuple[str, int, int]]] = {"forward": [], "backward": []}
+    spans = zip(step.spans.name[chosen].tolist(), begin[chosen].tolist(), end[chosen].tolist(), strict=True)
+    for name, low, high in sorted(spans, key=lambda span: span[1]):
+        lane, block, phase = names[name]
+        if lane == "compute" and phase in passes:
+            passes[phase].append((block, low, high))
+    return _RankView(step, column, layout, placed, costs, passes)
+
+
 @dataclass(frozen=True)
 class GradientBuckets:
-    """The recorded buckets of DDP: places of their all-reduces, and how many parameters each closed with."""
+    """The recorded buckets of DDP: places of their all-reduces, and the number of parameters each closed with."""
 
     places: tuple[int, ...]
     closed_with: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
+        """Return which all-reduces of a step carry the gradients of these sizes, in their order.
+
+        Raises:
+            InputError: none do.
+        """
+        reduces = [place for place, issued in enumerate(layout.issued) if issued.kind == "allreduce"]
+        ends = {int(total): number for number, total in enumerate(np.cumsum(sizes), start=1)}
+        for first in range(len(reduces)):
+            total, closed = 0, []
+            for count, place in enumerate(reduces[first:], start=1):
+                total += layout.issued[place].bytes
+                if total not in ends:
+                    break
+                closed.append(ends[total])
+                if closed[-1] == len(sizes):
+                    return cls(tuple(reduces[first : first + count]), tuple(closed))
+        raise InputError(f"--set {text}: the all-reduces of a step do not add up to the recorded gradients")
 
     def cap_bytes(self, sizes: Sequence[int]) -> int:
         """Return a cap that gives these buckets: the smallest of those that were full. If it does not, the first had a
@@ -98,24 +259,15 @@ class GradientBuckets:
         return cap if _closed(sizes, cap) == self.closed_with else min(full[1:], default=sum(sizes))
 
 
-def _buckets_of(layout: RankLayout, sizes: Sequence[int], text: str) -> GradientBuckets:
-    """Return which all-reduces of a step carry the gradients, in their order.
-
-    Raises:
-        InputError: none do.
-    """
-    reduces = [place for place, issued in enumerate(layout.issued) if issued.kind == "allreduce"]
-    ends = {int(total): number for number, total in enumerate(np.cumsum(sizes), start=1)}
-    for first in range(len(reduces)):
-        total, closed = 0, []
-        for count, place in enumerate(reduces[first:], start=1):
-            total += layout.issued[place].bytes
-            if total not in ends:
-                break
-            closed.append(ends[total])
-            if closed[-1] == len(sizes):
-                return GradientBuckets(tuple(reduces[first : first + count]), tuple(closed))
-    raise InputError(f"--set {text}: the all-reduces of a step do not add up to the recorded gradients")
+def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
+    """Return the number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
+    closed, filling = [], 0
+    for number, size in enumerate(sizes, start=1):
+        filling += size
+        if filling >= cap_bytes or number == len(sizes):
+            closed.append(number)
+            filling = 0
+    return tuple(closed)
 
 
 def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, overlap: bool | None) -> RunProgram:
@@ -132,110 +284,74 @@ def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, ove
     order = program.facts.gradient_order
     if not order:
         raise InputError(f"--set {text}: the record has no order of gradients, which DDP alone has")
-    sizes = [one.bytes for one in order]
+    sizes = [gradient.bytes for gradient in order]
 
-    def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
-        found = _buckets_of(view.layout, sizes, text)
-        carries = set(found.places)
-        of_sizes = {view.layout.issued[place].bytes for place in found.places}
+    def rearrange(view: _RankView) -> _Rearranged:
+        buckets = GradientBuckets.of(view.layout, sizes, text)
+        carries = set(buckets.places)
+        of_sizes = {view.layout.issued[place].bytes for place in buckets.places}
         if cap is not None and program.facts.network is None and len(of_sizes) < 2:
             raise InputError(
                 f"--set {text}: a real network, and all buckets of {of_sizes.pop()} bytes: what another size costs was "
                 "not measured; record with a bucket_cap_mb that gives two sizes, or with fabric=emulated"
             )
         if any(each.back for each in view.placed):
-            raise InputError(f"--set {text}: buckets are waited for in the step behind theirs")
+            raise InputError(f"--set {text}: buckets are waited for in the next step")
         issues = [each for each in view.placed if each.what is What.ISSUE and each.collective in carries]
         waits = [each for each in view.placed if each.what is What.WAIT and each.collective in carries]
         if not waits:
-            raise InputError(f"--set {text}: nobody waits for the buckets in the step {view.step.global_step}")
-        ready = _ready(program, view, found, issues, order)
-        closed = found.closed_with if cap is None else _closed(sizes, cap(found.cap_bytes(sizes)))
+            raise InputError(f"--set {text}: no wait for the buckets in step {view.step.global_step}")
+        ready = _ready(view, buckets, issues, order)
+        closed = buckets.closed_with if cap is None else _closed(sizes, cap(buckets.cap_bytes(sizes)))
         costs = list(view.costs)
-        behind = waits[0].at_ns
+        behind, turn = waits[0].at_ns, waits[0].turn
         # Recorded buckets were held back where the first was issued behind the last gradient.
-        held_back = len(found.places) > 1 and issues[0].at_ns >= int(ready[-1])
+        held_back = len(buckets.places) > 1 and issues[0].at_ns >= int(ready[-1])
         deferred = held_back if overlap is None else not overlap
         wake = round(sum(each.wake_ns for each in waits) / len(waits))
         # What stood behind the waits stays behind all of the new ones, also where no time was between.
         new = [
-            each._replace(turn=each.turn + (TURN_GAP if each.turn > waits[0].turn else 0))
+            each._replace(turn=each.turn + (_TURN_GAP if each.turn > turn else 0))
             for each in view.placed
             if each.collective not in carries
         ]
         for number, (low, high) in enumerate(zip([0, *closed[:-1]], closed, strict=True)):
-            costs.append(_bucket_cost(program, view, found, sum(sizes[low:high])))
+            costs.append(_bucket_cost(program, view, buckets, sum(sizes[low:high])))
             at = behind if deferred else min(int(ready[high - 1]), behind)
-            turn = waits[0].turn
-            new.append(OwnOperation(at, turn, What.ISSUE, len(costs) - 1))
-            new.append(OwnOperation(behind, turn + number + 1, What.WAIT, len(costs) - 1, 0, wake))
+            new.append(_Placed(at, turn, What.ISSUE, len(costs) - 1))
+            new.append(_Placed(behind, turn + number + 1, What.WAIT, len(costs) - 1, 0, wake))
         return new, costs
 
-    changed = restructured(program, rearrange)
+    changed = _restructured(program, rearrange)
     if cap is None:
         return changed
     # What was recorded of held-back buckets is not of these.
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 
-def _closed(sizes: Sequence[int], cap_bytes: float) -> tuple[int, ...]:
-    """Return the number of parameters behind which each bucket closes: as torch does, with the one that fills it."""
-    closed, filling = [], 0
-    for number, size in enumerate(sizes, start=1):
-        filling += size
-        if filling >= cap_bytes or number == len(sizes):
-            closed.append(number)
-            filling = 0
-    return tuple(closed)
-
-
-def _ready(
-    program: RunProgram,
-    view: RankView,
-    buckets: GradientBuckets,
-    issues: Sequence[OwnOperation],
-    order: Sequence[Gradient],
-) -> Ints:
+def _ready(view: _RankView, buckets: GradientBuckets, issues: Sequence[_Placed], order: Sequence[Gradient]) -> Ints:
     """Return when each parameter's gradient was ready, in own time; never earlier than the one before it."""
-    progress, blocks = _progress(order)
-    ranges = {block: (begin, end) for block, begin, end in view.passes(program, "backward")}
-    known = [
-        (float(number + after), ranges[block][after])
-        for number, block in enumerate(blocks)
-        if block in ranges
-        for after in (0, 1)
-    ]
+    # Progress of the backward pass: the number of blocks, and a part of the next one.
+    progress: list[float] = []
+    known: list[tuple[float, int]] = []
+    ranges = {block: (begin, end) for block, begin, end in view.passes["backward"]}
+    for number, (block, group) in enumerate(groupby(order, key=lambda gradient: gradient.block)):
+        gradients = list(group)
+        noted = [gradient.part for gradient in gradients if gradient.part is not None]
+        done = np.cumsum([gradient.bytes for gradient in gradients])
+        parts = done / max(done[-1], 1) if len(noted) < len(gradients) else np.maximum.accumulate(noted)
+        progress += (number + parts).tolist()
+        if block in ranges:
+            known += [(float(number), ranges[block][0]), (float(number + 1), ranges[block][1])]
     held = view.step.ready_ns
     if held is not None:
         known += [(progress[count - 1], int(held[at, view.column])) for at, count in enumerate(buckets.closed_with)]
     elif not ranges or issues[0].at_ns < max(end for _, end in ranges.values()):
         known += [(progress[count - 1], issue.at_ns) for count, issue in zip(buckets.closed_with, issues, strict=True)]
-    return np.maximum.accumulate(_between(known, progress))
-
-
-def _progress(order: Sequence[Gradient]) -> tuple[list[float], list[str]]:
-    """Return how far the backward pass was when each gradient was ready: so many blocks, and a part of the next one;
-    and these blocks.
-    """
-    progress: list[float] = []
-    blocks: list[str] = []
-    for number, (block, those) in enumerate(groupby(order, key=lambda one: one.block)):
-        gradients = list(those)
-        done = np.cumsum([one.bytes for one in gradients]) / max(sum(one.bytes for one in gradients), 1)
-        noted = [one.part for one in gradients if one.part is not None]
-        parts = done if len(noted) < len(gradients) else np.maximum.accumulate(noted)
-        progress += (number + parts).tolist()
-        blocks.append(block)
-    return progress, blocks
-
-
-def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> Ints:
-    """Return when the backward pass was so far. Where several moments are known for the same place (a bucket, the end
-    of a block, the begin of the next), the first is when it was reached, the last from when on it went further.
-    """
-    first, last = dict[float, int](), dict[float, int]()
-    for place, at in known:
-        first[place], last[place] = min(first.get(place, at), at), max(last.get(place, at), at)
+    # Several moments may be known for one place (a bucket, the end of a block, the begin of the next): it was reached
+    # at the first, and left at the last.
+    known.sort()
+    first, last = dict(reversed(known)), dict(known)
     places = sorted(first)
     moments = []
     for place in progress:
@@ -248,45 +364,48 @@ def _between(known: Sequence[tuple[float, int]], progress: Sequence[float]) -> I
             low, high = places[above - 1], places[above]
             part = (place - low) / (high - low)
             moments.append(round(last[low] + part * max(first[high] - last[low], 0)))
-    return np.array(moments, np.int64)
+    return np.maximum.accumulate(np.array(moments, np.int64))
 
 
-def _bucket_cost(program: RunProgram, view: RankView, buckets: GradientBuckets, size: int) -> CollectiveCost:
-    """Return what a bucket of another size costs: by the law, and what the backend added between the recorded ones."""
+def _bucket_cost(program: RunProgram, view: _RankView, buckets: GradientBuckets, size: int) -> _Cost:
+    """Return the cost of a bucket of another size: from the network's formula, plus what the backend added."""
     recorded = [view.costs[place] for place in buckets.places]
     issued = recorded[0].issued._replace(bytes=size)
     sizes = np.array([each.issued.bytes for each in recorded], np.float64)
     by_size = np.argsort(sizes, kind="stable")
 
-    def between(values: Sequence[int]) -> int:
+    def on_line(values: Floats) -> int:
+        slope, fixed = np.polyfit(sizes, values, 1) if len(set(sizes.tolist())) > 1 else (-1.0, 0.0)
+        if slope < 0 or fixed < 0:  # neither the time per byte nor the fixed time is negative
+            slope, fixed = values.sum() / sizes.sum(), 0.0
+        return max(round(float(fixed) + float(slope) * size), 0)
+
+    def interpolated(values: Sequence[int]) -> int:
         """Return the value at this size: interpolated between the recorded sizes, outside them along a line."""
         known = np.array(values, np.float64)
         if sizes.min() <= size <= sizes.max():
             return round(float(np.interp(size, sizes[by_size], known[by_size])))
-        slope, fixed = _line(sizes, known)
-        return max(round(fixed + slope * size), 0)
+        return on_line(known)
 
-    backend = between([each.backend_ns for each in recorded])
+    backend = interpolated([each.backend_ns for each in recorded])
     network = program.facts.network
     if network is None:
-        slope, fixed = _line(sizes, np.array([each.cost_ns for each in recorded], np.float64))
-        return CollectiveCost(issued, max(round(fixed + slope * size), 0), 0, backend)
+        return _Cost(issued, on_line(np.array([each.cost_ns for each in recorded], np.float64)), 0, backend)
     charged = round(issued.charge_ns(program.world_size, network))
-    if program.facts.law:
-        return CollectiveCost(issued, charged, charged, backend)
-    return CollectiveCost(
-        issued, charged + between([each.cost_ns - each.network_ns for each in recorded]), charged, backend
-    )
+    beyond = 0 if program.facts.law else interpolated([each.cost_ns - each.network_ns for each in recorded])
+    return _Cost(issued, charged + beyond, charged, backend)
 
 
-def _line(sizes: Floats, costs: Floats) -> tuple[float, float]:
-    """Return the time per byte and for none, through the recorded collectives; neither is negative."""
-    if len(set(sizes.tolist())) < 2:
-        return float(costs.mean() / sizes.mean()), 0.0
-    slope, fixed = np.polyfit(sizes, costs, 1)
-    if slope < 0 or fixed < 0:
-        return float(costs.sum() / sizes.sum()), 0.0
-    return float(slope), float(fixed)
+class _Gather(NamedTuple):
+    """An all-gather that a block waits for: its pass, its wait, from when on others can be prefetched, and when the
+    block begins to compute.
+    """
+
+    collective: int
+    phase: str
+    wait: _Placed
+    arrived_ns: int
+    begin_ns: int
 
 
 def _fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
@@ -301,63 +420,43 @@ def _fsdp(program: RunProgram, text: str, depth: int) -> RunProgram:
     if program.facts.device != "cpu":
         raise InputError(f"--set {text}: on a device the record does not say when FSDP issues; a CPU's does")
 
-    def rearrange(view: RankView) -> tuple[list[OwnOperation], list[CollectiveCost]]:
-        needed = _consumers(program, view)
+    def rearrange(view: _RankView) -> _Rearranged:
+        begins = sorted((begin, phase) for phase, spans in view.passes.items() for _, begin, _ in spans)
+        issues = {each.collective: each for each in view.placed if each.what is What.ISSUE}
+        needed = []  # all-gathers, with the block that computes after the wait, in the order of the waits
+        for wait in view.placed:
+            if wait.what is not What.WAIT or wait.back or view.layout.issued[wait.collective].kind != "allgather":
+                continue
+            at = bisect_left(begins, wait.at_ns, key=lambda span: span[0])
+            if at < len(begins):
+                begin, phase = begins[at]
+                prefetched = [each.at_ns for each in issues.values() if wait.at_ns < each.at_ns <= begin]
+                needed.append(_Gather(wait.collective, phase, wait, min(prefetched, default=begin), begin))
         if not needed:
             raise InputError(f"--set {text}: no block of this run waits for an all-gather")
-        gathers = {one.collective for one in needed}
-        new = [
-            each._replace(turn=each.turn * TURN_GAP)
+        gathers = {gather.collective for gather in needed}
+        moved: list[_Placed] = []
+        for _, group in groupby(needed, key=lambda gather: gather.phase):
+            of_pass = list(group)
+            recorded = [issues[gather.collective] for gather in of_pass]
+            # How many blocks ahead it was issued: the number of those before it that began to compute later.
+            ahead = [sum(one.begin_ns >= own.at_ns for one in of_pass[:at]) for at, own in enumerate(recorded)]
+            if ahead == [min(depth, at) for at in range(len(recorded))]:
+                gathers -= {gather.collective for gather in of_pass}
+                continue
+            gathers.discard(of_pass[0].collective)  # nothing before it in its pass could gather it
+            for at, gather in enumerate(of_pass[1:], start=1):
+                if depth == 0:
+                    moment, turn = gather.wait.at_ns, gather.wait.turn * _TURN_GAP - 1
+                else:
+                    behind = of_pass[max(at - depth, 0)]
+                    moment, turn = behind.arrived_ns, behind.wait.turn * _TURN_GAP + at + 1
+                moved.append(_Placed(moment, turn, What.ISSUE, gather.collective))
+        kept = [
+            each._replace(turn=each.turn * _TURN_GAP)
             for each in view.placed
             if each.what is not What.ISSUE or each.collective not in gathers
         ]
-        issues = {each.collective: each for each in view.placed if each.what is What.ISSUE}
-        for _, those in groupby(needed, key=lambda one: one.phase):
-            of_pass = list(those)
-            recorded = [issues[one.collective] for one in of_pass]
-            # How many blocks ahead each was issued: so many of those before it began to compute later.
-            ahead = [sum(one.begin_ns >= own.at_ns for one in of_pass[:at]) for at, own in enumerate(recorded)]
-            if ahead == [min(depth, at) for at in range(len(recorded))]:
-                new += [own._replace(turn=own.turn * TURN_GAP) for own in recorded]
-                continue
-            for at, one in enumerate(of_pass):
-                if at == 0:  # nothing before it in its pass could gather it
-                    new.append(recorded[at]._replace(turn=recorded[at].turn * TURN_GAP))
-                elif depth == 0:
-                    new.append(OwnOperation(one.wait.at_ns, one.wait.turn * TURN_GAP - 1, What.ISSUE, one.collective))
-                else:
-                    behind = of_pass[max(at - depth, 0)]
-                    turn = behind.wait.turn * TURN_GAP + at + 1
-                    new.append(OwnOperation(behind.arrived_ns, turn, What.ISSUE, one.collective))
-        return new, list(view.costs)
+        return kept + moved, list(view.costs)
 
-    return restructured(program, rearrange)
-
-
-class _Needed(NamedTuple):
-    """An all-gather that a block waits for: in which pass, its wait, from when on others can be prefetched, and when
-    the block begins to compute.
-    """
-
-    collective: int
-    phase: str
-    wait: OwnOperation
-    arrived_ns: int
-    begin_ns: int
-
-
-def _consumers(program: RunProgram, view: RankView) -> list[_Needed]:
-    """Return a step's all-gathers, each with the block that computes after its wait, in the order of the waits."""
-    begins = sorted((begin, phase) for phase in ("forward", "backward") for _, begin, _ in view.passes(program, phase))
-    issues = [each.at_ns for each in view.placed if each.what is What.ISSUE]
-    found = []
-    for each in view.placed:
-        if each.what is not What.WAIT or each.back or view.layout.issued[each.collective].kind != "allgather":
-            continue
-        behind = next(((begin, phase) for begin, phase in begins if begin >= each.at_ns), None)
-        if behind is None:
-            continue
-        begin, phase = behind
-        prefetched = [at for at in issues if each.at_ns < at <= begin]
-        found.append(_Needed(each.collective, phase, each, min(prefetched, default=begin), begin))
-    return found
+    return _restructured(program, rearrange)

@@ -1,7 +1,7 @@
 """The command `aorta whatif`: parses its arguments, predicts, and prints the answer.
 
-Without a change it says what there is to gain: the largest gains, the marginal cost of each part of the communication,
-and the critical path of a typical step. Must not define what is predicted.
+Without a change it prints what there is to gain: the largest gains, the marginal cost of each part of the
+communication, and the critical path of a typical step. Must not define what is predicted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from aorta.analysis.documents import as_json
-from aorta.analysis.documents.dataset import MarginalEntry
 from aorta.analysis.formatting import TEXT, rough_interval, rough_ms
 from aorta.analysis.load.locations import Archives
 from aorta.analysis.locate import is_location, locate
@@ -37,36 +36,27 @@ _ROWS = 8
 def main(arguments: Sequence[str]) -> int:
     """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_args(arguments)
-    here = Path.cwd()
-    root = checkout() or here
-    word = options.run
-    folder = word if is_location(word, here, root) else locate([word], here, root)[word]
-    with Archives() as archives, archives.named():
-        to_stdout(_answer(archives.folder_of(folder), options))
-    return EXIT_OK
-
-
-def _answer(folder: str | Path, options: argparse.Namespace) -> str:
     changes = parse_changes(options.set)
     if len({change.text for change in changes}) < len(changes):
         raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
     if options.step is not None and changes:
         raise InputError("--step: a prediction is of all steps; --step goes without --set")
-    program = read_program(folder, last=options.last)
-    base = base_of(program)
-    if changes:
-        predicted = predict_from(base, changes)
-        if options.json:
-            return json.dumps(predicted.as_json(), indent=2)
-        lines = prediction_lines(predicted)
-    else:
-        numbers, lengths = [step.global_step for step in program.steps], base.times.job_step_ms()
-        if options.step is not None and options.step not in numbers:
-            raise InputError(f"--step {options.step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
-        median = int(np.argmin(np.abs(lengths - np.median(lengths))))
-        index = median if options.step is None else numbers.index(options.step)
-        found, parts, path = gains(base), marginals(program), critical_path(program, index)
-        if options.json:
+    here, word = Path.cwd(), options.run
+    root = checkout() or here
+    folder = word if is_location(word, here, root) else locate([word], here, root)[word]
+    with Archives() as archives, archives.named():
+        program = read_program(archives.folder_of(folder), last=options.last)
+        base = base_of(program)
+        if changes:
+            predicted = predict_from(base, changes)
+            content, lines = predicted.as_json(), prediction_lines(predicted)
+        else:
+            numbers, lengths = [step.global_step for step in program.steps], base.times.job_step_ms()
+            if options.step is not None and options.step not in numbers:
+                raise InputError(f"--step {options.step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
+            median = int(np.argmin(np.abs(lengths - np.median(lengths))))
+            index = median if options.step is None else numbers.index(options.step)
+            found, parts, path = gains(base), marginals(program), critical_path(program, index)
             content = {
                 "identity": base.identity.problem(),
                 "gains": as_json(found),
@@ -74,35 +64,37 @@ def _answer(folder: str | Path, options: argparse.Namespace) -> str:
                 "critical_path": path.as_json(),
                 "flags": list(found.flags),
             }
-            return json.dumps(content, indent=2)
-        checked = _check(base.identity, (*found.notes, *found.flags))
-        lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), "", *checked]
-    return wrapped(lines, style_of(sys.stdout).width, indent="  ")
+            lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), ""]
+            lines += _check(base.identity, (*found.notes, *found.flags))
+        to_stdout(
+            json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
+        )
+    return EXIT_OK
 
 
 def prediction_lines(predicted: Prediction) -> list[str]:
     base, gain = predicted.identity, predicted.gain_ms
-    now_ms = base.replayed_ms
-    by = (gain.value, gain.low, gain.high) if gain.value >= 0 else (-gain.value, -gain.high, -gain.low)
-    step = (
-        f"{rough_interval(*by)} {'shorter' if gain.value >= 0 else 'longer'}, "
-        f"{TEXT.percent(abs(gain.value) / now_ms)} of {rough_ms(now_ms)}, "
-        f"{verdict(predicted.significant, predicted.upper_bound)}"
-    )
+    shorter = gain.value >= 0
+    by = (gain.value, gain.low, gain.high) if shorter else (-gain.value, -gain.high, -gain.low)
 
-    def change(value: Value | None, base: float | None, unit: str) -> str:
+    def change(now: str, value: Value | None, factor: float, unit: str) -> str:
         if value is None:
             return TEXT.unknown
-        if unit == "ms":
-            now = TEXT.unknown if base is None else rough_ms(base)
-            return f"{now} -> {rough_interval(value.value, value.low, value.high)}"
-        share = rough_interval(100 * value.value, 100 * value.low, 100 * value.high, "%")
-        return f"{TEXT.percent(base)} -> {share}"
+        return f"{now} -> {rough_interval(factor * value.value, factor * value.low, factor * value.high, unit)}"
 
+    exposed_ms = base.replayed_exposed_ms
     rows = [
-        ("job step", step),
-        ("overlap ratio", change(predicted.overlap_ratio, base.replayed_ratio, "%")),
-        ("exposed communication", change(predicted.exposed_comm_ms, base.replayed_exposed_ms, "ms")),
+        (
+            "job step",
+            f"{rough_interval(*by)} {'shorter' if shorter else 'longer'}, "
+            f"{TEXT.percent(abs(gain.value) / base.replayed_ms)} of {rough_ms(base.replayed_ms)}, "
+            f"{verdict(predicted.significant, predicted.upper_bound)}",
+        ),
+        ("overlap ratio", change(TEXT.percent(base.replayed_ratio), predicted.overlap_ratio, 100, "%")),
+        (
+            "exposed communication",
+            change(TEXT.unknown if exposed_ms is None else rough_ms(exposed_ms), predicted.exposed_comm_ms, 1, "ms"),
+        ),
     ]
     return [
         f"with {', '.join(predicted.changes)}:",
@@ -118,33 +110,41 @@ def gain_lines(gains: Gains) -> list[str]:
     if not gains.gains:
         return [f"{head}no change that was tried would gain more than {TEXT.percent(WORTH)}"]
     lines = [f"{head}what would gain most:"]
-    for number, each in enumerate(gains.gains, start=1):
-        lines += [f"  {number}. {each.sentence}", f"     --set {each.change}"]
-        lines += [f"     note: {note}" for note in each.notes]
+    for number, gain in enumerate(gains.gains, start=1):
+        lines += [f"  {number}. {gain.sentence}", f"     --set {gain.change}"]
+        lines += [f"     note: {note}" for note in gain.notes]
     return lines
 
 
 def marginal_lines(parts: Marginals) -> list[str]:
-    def row(each: MarginalEntry) -> tuple[str, ...]:
-        asked = "" if each.change is None else f"--set {each.change}"
-        name = each.name if each.what == "bound" else f"{each.what} {each.name}"
-        return rough_interval(each.gain_ms, each.low_ms, each.high_ms), name, asked
-
     shown = parts.marginals[:_ROWS]
-    rows = table([row(each) for each in (*shown, *parts.bounds)], indent="  ")
+    rows = table(
+        [
+            (
+                rough_interval(part.gain_ms, part.low_ms, part.high_ms),
+                part.name if part.what == "bound" else f"{part.what} {part.name}",
+                "" if part.change is None else f"--set {part.change}",
+            )
+            for part in (*shown, *parts.bounds)
+        ],
+        indent="  ",
+    )
     lines = ["", "gain per step, if this alone were free:", *rows[: len(shown)]]
     return [*lines, "bounds:", *rows[len(shown) :], *(f"note: {note}" for note in parts.notes)]
 
 
 def path_lines(path: CriticalPath) -> list[str]:
     length = path.end_ns - path.begin_ns
-    lines = ["", f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms"]
     totals = path.totals_ns()
-    rows = [(ns, f"rank {rank} {WORDS[part]} {name}") for (part, rank, name), ns in totals.items()][:_ROWS]
-    rest = sum(list(totals.values())[_ROWS:])
-    rows += [(rest, "all the rest")] if rest else []
+    rows = [(ns, f"rank {rank} {WORDS[part]} {name}") for (part, rank, name), ns in totals.items()]
+    if len(rows) > _ROWS:
+        rows[_ROWS:] = [(sum(ns for ns, _ in rows[_ROWS:]), "all the rest")]
     cells = [(f"{ns / NS_PER_MS:.2f} ms", TEXT.percent(ns / length), what) for ns, what in rows]
-    return [*lines, *table(cells, right=(0, 1), indent="  ")] if cells else lines
+    return [
+        "",
+        f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms",
+        *(table(cells, right=(0, 1), indent="  ") if cells else []),
+    ]
 
 
 def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
@@ -164,10 +164,12 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="TARGET=VALUE",
-        help="change something; repeatable: all of them at once. Without it: what there is to gain",
+        help="change something; repeatable: applied together. Without it: what there is to gain",
     )
     words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
-    words.add_argument("--step", type=int, metavar="N", help="whose critical path (default: a step of median length)")
+    words.add_argument(
+        "--step", type=int, metavar="N", help="step of the critical path (default: one of median length)"
+    )
     words.add_argument("--json", action="store_true", help="everything, as JSON")
     return words
 

@@ -24,8 +24,7 @@ from aorta.analysis.whatif.program import (
     StepProgram,
     What,
 )
-from aorta.analysis.whatif.recorded import LONG_AGO
-from aorta.analysis.whatif.replay import replay
+from aorta.analysis.whatif.replay import LONG_AGO, replay
 from aorta.config.schema import EmulatedFabric
 
 

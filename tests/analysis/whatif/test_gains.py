@@ -11,8 +11,8 @@ import pytest
 from aorta.analysis import whatif
 from aorta.analysis.documents.dataset import GainEntry
 from aorta.analysis.formatting import rough_interval
+from aorta.analysis.whatif.changes import CommSpeed
 from aorta.analysis.whatif.gains import gains, marginals
-from aorta.analysis.whatif.network_changes import CommSpeed
 from aorta.analysis.whatif.prediction import FREE, base_of, predict_from
 from aorta.analysis.whatif.program import RankLayout, RunProgram
 from aorta.config.schema import EmulatedFabric
