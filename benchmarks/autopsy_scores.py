@@ -39,7 +39,7 @@ import torch
 import torch._dynamo  # DDP imports it: once, before the ranks are forked
 from torch.distributed.flight_recorder import fr_trace
 
-import aorta.parallel.meshes
+import aorta.parallel.fsdp
 import aorta.parallel.plan  # noqa: F401
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.flight_recorder import read_dumps

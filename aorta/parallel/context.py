@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from aorta.config.schema import CP, EP, Precision
-from aorta.parallel import ddp
-from aorta.parallel.plan import Cut, Inputs, ParallelizedModel
+from aorta.parallel.plan import Cut, Inputs, ParallelizedModel, replicate
 
 # torch 2.13 renamed it; both take the same arguments, and reduce-scatter the sum of the gradients in backward.
 _all_gather = getattr(functional, "all_gather_single_autograd", None) or functional.all_gather_tensor_autograd
@@ -41,17 +41,15 @@ def parallelize(
     group = dist.new_group(group_desc="mesh_context")
     mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("context",))
     split(attentions, mesh)
-    whole = ddp.parallelize(model, settings, precision, device)
+    whole = replicate(model, settings, precision, device)
     facts = {**whole.facts, "mesh": {"context": mesh.size()}}
     return replace(whole, data_rank=0, data_size=1, cut=cut(mesh), facts=facts)
 
 
 def cut(mesh: DeviceMesh) -> Cut:
     """Return a function that cuts this rank's part of the 1-D `mesh` from inputs and target [batch, positions], and
-    appends its positions to the inputs.
-
-    Each rank's loss is the mean over its positions. They are equally many, so the mean of the ranks' gradients is the
-    gradient of the mean over all.
+    appends its positions to the inputs. All ranks have equally many, so the mean of their gradients is that of the
+    mean loss over all positions.
     """
     rank, ranks = mesh.get_local_rank(), mesh.size()
 
@@ -68,8 +66,25 @@ def split(attentions: Iterable[nn.Module], mesh: DeviceMesh) -> None:
     1-D `mesh` in forward, a reduce-scatter in backward, each waited for at once.
     """
     rank, ranks = mesh.get_local_rank(), mesh.size()
+
+    def over_ranks(
+        alone: Callable[..., torch.Tensor],
+        query_BHSE: torch.Tensor,  # noqa: N803
+        key_BGSE: torch.Tensor,  # noqa: N803
+        value_BGSE: torch.Tensor,  # noqa: N803
+    ) -> torch.Tensor:
+        own = torch.stack((key_BGSE, value_BGSE))
+        gathered = _all_gather(own, 0, mesh).view(ranks, *own.shape)
+        key_BGTE, value_BGTE = in_order(gathered, 4)  # noqa: N806
+        chunks = query_BHSE.chunk(2, dim=2)
+        ends = [(index + 1) * chunks[0].shape[2] for index in (rank, 2 * ranks - 1 - rank)]
+        seen = [
+            alone(chunk, key_BGTE[:, :, :end], value_BGTE[:, :, :end]) for chunk, end in zip(chunks, ends, strict=True)
+        ]
+        return torch.cat(seen, dim=2)
+
     for module in attentions:
-        module.forward = _over_ranks(module, mesh, rank, ranks)
+        module.forward = partial(over_ranks, module.forward)
 
 
 def own_chunks(tensor: torch.Tensor, dim: int, rank: int, ranks: int) -> torch.Tensor:
@@ -84,23 +99,6 @@ def in_order(gathered: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat((*early, *reversed(late.unbind())), dim - 1)
 
 
-def _over_ranks(module: nn.Module, mesh: DeviceMesh, rank: int, ranks: int) -> Callable[..., torch.Tensor]:
-    alone = module.forward
-
-    def forward(query_BHSE: torch.Tensor, key_BGSE: torch.Tensor, value_BGSE: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        own = torch.stack((key_BGSE, value_BGSE))
-        gathered = _all_gather(own, 0, mesh).view(ranks, *own.shape)
-        key_BGTE, value_BGTE = in_order(gathered, 4)  # noqa: N806
-        chunks = query_BHSE.chunk(2, dim=2)
-        ends = [(index + 1) * chunks[0].shape[2] for index in (rank, 2 * ranks - 1 - rank)]
-        seen = [
-            alone(chunk, key_BGTE[:, :, :end], value_BGTE[:, :, :end]) for chunk, end in zip(chunks, ends, strict=True)
-        ]
-        return torch.cat(seen, dim=2)
-
-    return forward
-
-
 def parallelize_experts(
     model: nn.Module, experts: Iterable[nn.Module], settings: EP, precision: Precision, device: torch.device
 ) -> ParallelizedModel:
@@ -111,7 +109,7 @@ def parallelize_experts(
         for parameter in module.parameters():
             # The sum over all tokens of every rank; the loss is the mean over ranks, whose gradients DDP averages.
             parameter.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
-    whole = ddp.parallelize(model, settings, precision, device)
+    whole = replicate(model, settings, precision, device)
     return replace(whole, facts={**whole.facts, "mesh": {"expert": ranks}})
 
 

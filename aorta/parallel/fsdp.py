@@ -1,5 +1,6 @@
-"""FSDP: `fully_shard` (FSDP2) on every block and on the root, or `FullyShardedDataParallel` (FSDP1) around them, with
-prefetching or, for comparison, without any overlap.
+"""Strategies on a device mesh: FSDP2 (`fully_shard` on every block and on the root) alone, as hybrid sharding, and
+beside tensor, expert, pipeline and context parallelism; and FSDP1 (`FullyShardedDataParallel`). With prefetching or,
+for comparison, without any overlap.
 
 On a CPU FSDP1 has no asynchronous form: each collective is waited for where it is issued, so `overlap` and prefetching
 only affect its runs on accelerators. Must not shard by anything but the workload's blocks.
@@ -8,16 +9,16 @@ only affect its runs on accelerators. Must not shard by anything but the workloa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._comm_hooks import default_hooks
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     FSDPModule,
@@ -30,10 +31,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from aorta.config.schema import FSDP, FSDP1, Precision
+from aorta.config.schema import FSDP, FSDP1, FSDPCP, FSDPEP, FSDPPP, FSDPTP, HSDP, TP, Precision
 from aorta.config.schema import BackwardPrefetch as When
-from aorta.parallel.plan import Blocks, ParallelizedModel, local_part, sharding_dtypes, sharding_facts
+from aorta.parallel import context
+from aorta.parallel.plan import Blocks, ParallelizedModel, Parts, autocast, local_part, sharding_dtypes, sharding_facts
 
 # torch 2.13 renamed it; both take the same arguments.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -59,12 +62,8 @@ class SeparatelySharded:
     mesh: DeviceMesh
     summed: int
 
-    def within(self, block: nn.Module) -> list[nn.Module]:
-        inside = {id(module) for module in block.modules()}
-        return [module for module in self.modules if id(module) in inside]
 
-
-def parallelize(
+def shard_over(
     model: nn.Module,
     blocks: Blocks,
     settings: FSDP,
@@ -99,16 +98,13 @@ def shard(
     mesh: DeviceMesh,
     separate: SeparatelySharded | None = None,
 ) -> FSDPModule:
-    """Shard `blocks` one by one and with the root what is left of `model`, as `parallelize` says; returns the root."""
+    """Shard `blocks` one by one and with the root what is left of `model`, as `shard_over` says; returns the root."""
     param_dtype, reduce_dtype = sharding_dtypes(settings, precision)
     policy, reshard = MixedPrecisionPolicy(param_dtype, reduce_dtype), settings.reshard_after_forward
     units: list[list[FSDPModule]] = []
     for _, block in blocks:
-        inner = (
-            []
-            if separate is None
-            else [_shard_separately(each, separate, reshard, policy) for each in separate.within(block)]
-        )
+        apart = [] if separate is None else [module for module in block.modules() if module in separate.modules]
+        inner = [_shard_separately(each, cast(Any, separate), reshard, policy) for each in apart]
         units.append([fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy), *inner])
     root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     if settings.overlap:
@@ -118,10 +114,11 @@ def shard(
         root._set_unshard_async_op(device.type == "cpu")
     else:
         prefetch(units, 0, 0)
+        compute: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
         for module in (*(each for unit in units for each in unit), root):
             module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
-            if mesh.ndim > 1 and device.type != "cpu":
-                module.set_all_reduce_hook(_wait_for_all_reduce(device))
+            if mesh.ndim > 1 and compute is not None:  # called on the all-reduce stream after each all-reduce
+                module.set_all_reduce_hook(lambda _: compute.wait_stream(torch.accelerator.current_stream()))
     return root
 
 
@@ -189,16 +186,108 @@ class WaitedReduceScatter:
         return work
 
 
-def _wait_for_all_reduce(device: torch.device) -> Callable[[torch.Tensor], None]:
-    """Return a hook that FSDP calls on the all-reduce stream after each all-reduce."""
-    compute = torch.accelerator.current_stream(device)
-    return lambda _gradients: compute.wait_stream(torch.accelerator.current_stream())
-
-
 @contextmanager
 def _sync_gradients(root: FSDPModule, last: bool) -> Iterator[None]:
     root.set_requires_gradient_sync(last)
     yield
+
+
+def split_layers(parts: Iterable[Parts], mesh: DeviceMesh) -> None:
+    """Split the layers of every part over the 1-D `mesh`.
+
+    A part makes one all-reduce in forward, after its `rows`, and one in backward for each of its `columns` layers:
+    Megatron-LM's scheme (Shoeybi et al., 2019), without its fusing of the layers that share an input.
+    """
+    for module, layers in parts:
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == "columns" else RowwiseParallel() for name, how in layers.items()
+        }
+        parallelize_module(module, mesh, plan)
+
+
+def parallelize(
+    model: nn.Module,
+    blocks: Blocks,
+    parts: Iterable[Parts],
+    experts: Iterable[nn.Module],
+    attentions: Iterable[nn.Module],
+    settings: FSDP | TP,
+    precision: Precision,
+    device: torch.device,
+) -> ParallelizedModel:
+    """Distribute `model` over a mesh of all ranks; those that do something together follow one another.
+
+    Args:
+        model: of a pipeline this rank's stages, by their number, in its `stages`.
+        blocks, parts, experts, attentions: as of `plan.parallelize`.
+    """
+    ranks = dist.get_world_size()
+    match settings:
+        case TP():  # every rank computes what is not split
+            mesh = _mesh(device, tensor=ranks)
+            split_layers(parts, mesh)
+            return ParallelizedModel(
+                model, arithmetic=autocast(precision, device), data_rank=0, data_size=1, facts=_facts(mesh)
+            )
+        case HSDP():  # a copy of the model is sharded over the ranks that share it
+            mesh = _mesh(device, replicate=settings.replicas, shard=ranks // settings.replicas)
+            return shard_over(model, blocks, settings, precision, device, mesh, _facts(mesh))
+        case FSDPTP():  # layers are split over some ranks, each rank's part is sharded over the others
+            mesh = _mesh(device, shard=ranks // settings.tp_size, tensor=settings.tp_size)
+            split_layers(parts, mesh["tensor"])
+            return shard_over(model, blocks, settings, precision, device, mesh["shard"], _facts(mesh))
+        case FSDPCP():  # sequences are split over some ranks, the model over all: each has gradients of its own
+            mesh = _mesh(device, shard=ranks // settings.cp_size, context=settings.cp_size)
+            context.split(attentions, mesh["context"])
+            every = mesh._flatten("shard_context")
+            sharded = shard_over(model, blocks, settings, precision, device, every, _facts(mesh))
+            data_rank, data_size = mesh.get_local_rank("shard"), mesh["shard"].size()
+            return replace(sharded, data_rank=data_rank, data_size=data_size, cut=context.cut(mesh["context"]))
+        case FSDPEP():  # experts are split over some ranks and sharded over the others, the rest is sharded over all
+            mesh, separate = _mesh(device, data=ranks // settings.ep_size, expert=settings.ep_size), list(experts)
+            for module in separate:
+                context.split_experts(module, mesh["expert"])
+            sharded_apart = SeparatelySharded(separate, mesh["data"], summed=ranks)
+            everyone = mesh._flatten("shard")
+            return shard_over(model, blocks, settings, precision, device, everyone, _facts(mesh), sharded_apart)
+        case FSDPPP():
+            return _sharded_pipelines(model, blocks, settings, precision, device)
+        case _:
+            mesh = _mesh(device, shard=ranks)
+            return shard_over(model, blocks, settings, precision, device, mesh, _facts(mesh))
+
+
+def _sharded_pipelines(
+    model: nn.Module, blocks: Blocks, settings: FSDPPP, precision: Precision, device: torch.device
+) -> ParallelizedModel:
+    """Run pipelines of `pp_size` ranks beside each other, each on batches of its own, and shard every stage over the
+    ranks that have it.
+    """
+    from aorta.parallel import pipeline  # no other strategy here needs torch's schedules
+
+    mesh = _mesh(device, pipeline=settings.pp_size, data=dist.get_world_size() // settings.pp_size)
+    for stage in pipeline.stages_of(model).values():
+        within = {id(module) for module in stage.modules()}
+        own = [(name, block) for name, block in blocks if id(block) in within]
+        shard(stage, own, settings, precision, device, mesh["data"])
+    # FSDP casts by itself: no autocast.
+    whole = pipeline.parallelize(model, settings, nullcontext, device, mesh.get_group("pipeline"))
+    return replace(
+        whole,
+        data_rank=mesh.get_local_rank("data"),
+        data_size=mesh["data"].size(),
+        streams={PRIORITY: STREAMS * settings.stages_per_rank},  # each stage is a root of its own
+        facts={**_facts(mesh), **whole.facts, **sharding_facts(blocks, settings, precision)},
+    )
+
+
+def _mesh(device: torch.device, **sizes: int) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def _facts(mesh: DeviceMesh) -> dict[str, object]:
+    assert mesh.mesh_dim_names is not None  # set by _mesh
+    return {"mesh": dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}
 
 
 FSDP1_STREAMS = 4
@@ -234,7 +323,13 @@ def parallelize_fsdp1(
         )
     if not settings.overlap and device.type != "cpu":
         assert wrapped.process_group is not None  # the default group
-        wrapped.register_comm_hook(default_hooks.DefaultState(wrapped.process_group), _waited_reduce_scatter(device))
+        compute = torch.accelerator.current_stream(device)
+
+        def reduce(state: default_hooks.DefaultState, gradient: torch.Tensor, part: torch.Tensor) -> None:
+            default_hooks.reduce_scatter_hook(state, gradient, part)  # on FSDP's stream
+            compute.wait_stream(torch.accelerator.current_stream())
+
+        wrapped.register_comm_hook(default_hooks.DefaultState(wrapped.process_group), cast(Any, reduce))
     return ParallelizedModel(
         wrapped,
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
@@ -250,14 +345,3 @@ def _views(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     block: both would otherwise hook one tensor, whose hooks run in the order of registration. (FSDP2 does this itself.)
     """
     return tuple(a.view_as(a) if isinstance(a, torch.Tensor) and a.requires_grad else a for a in args)
-
-
-def _waited_reduce_scatter(device: torch.device) -> Any:
-    """Return a hook that issues FSDP's reduce-scatter on FSDP's stream and makes the compute stream wait for it."""
-    compute = torch.accelerator.current_stream(device)
-
-    def reduce(state: default_hooks.DefaultState, gradient: torch.Tensor, shard: torch.Tensor) -> None:
-        default_hooks.reduce_scatter_hook(state, gradient, shard)
-        compute.wait_stream(torch.accelerator.current_stream())
-
-    return reduce

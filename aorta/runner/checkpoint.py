@@ -22,7 +22,7 @@ from torch import nn
 from aorta.distributed.topology import random_states, set_random_states
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.records.files import open_regular, read_small
-from aorta.workload.task import Stages
+from aorta.workload.tasks import Stages
 
 _NAME = re.compile(r"^step_(\d+)$")
 _RUN_FILE = "run_id"

@@ -24,7 +24,7 @@ from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import local_part
 from aorta.records.schema import Phase
 from aorta.runner.train_step import TrainStep
-from aorta.workload.task import Batch
+from aorta.workload.tasks import Batch
 
 
 @contextmanager

@@ -47,8 +47,7 @@ from aorta.runner.rank_process import log_to, run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
 from aorta.workload.faults import injected_faults
-from aorta.workload.task import Batch, Batches
-from aorta.workload.tasks import task_of
+from aorta.workload.tasks import Batch, Batches, task_of
 
 _log = logging.getLogger(__name__)
 

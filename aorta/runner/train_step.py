@@ -21,7 +21,7 @@ from aorta.config.schema import PP, Compile, Config, Precision
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of, parallelize
-from aorta.workload.task import Batch, Model, Stages, Task
+from aorta.workload.tasks import Batch, Model, Stages, Task
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
 from aorta.config.groups.workload import Dimensions
-from aorta.config.schema import Moe
-from aorta.workload.task import Model, layers_of
+from aorta.config.schema import Config, Moe
+from aorta.workload.tasks import InMemory, Model, layers_of
 
 ROTARY_BASE = 10_000.0
 NORM_EPS = 1e-5
@@ -301,3 +301,36 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     """Return this rank's part, where a strategy has distributed the experts."""
     part: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return part
+
+
+REPEATED = 0.75
+"""How often a token is followed by its own successor, rather than by any token."""
+
+
+class Tokens(NamedTuple):
+    """Some samples: tokens [B, S + 1] int32; the model sees all but the last and predicts all but the first."""
+
+    tokens: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return (self.tokens[:, :-1],)
+
+    @property
+    def target(self) -> torch.Tensor:
+        return self.tokens[:, 1:]
+
+
+class SyntheticText(InMemory[Tokens]):
+    """Sequences in which each token has one successor that mostly follows it, so there is something to learn."""
+
+    def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
+        samples, length = config.dataset.num_samples, config.dataset.sequence_length + 1
+        generator = torch.Generator().manual_seed(config.dataset.seed)
+        successor = torch.randperm(vocab_size, generator=generator, dtype=torch.int32)
+        tokens = torch.randint(vocab_size, (samples, length), generator=generator, dtype=torch.int32)
+        follows = torch.rand(samples, length, generator=generator) < REPEATED
+        for place in range(1, length):
+            before = tokens[:, place - 1].long()
+            tokens[:, place] = torch.where(follows[:, place], successor[before], tokens[:, place])
+        super().__init__(Tokens(tokens.to(device)))

@@ -9,13 +9,14 @@ distributed over ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from aorta.config.schema import Ranking
-from aorta.workload.task import Model, layers_of
+from aorta.config.schema import Config, Ranking
+from aorta.workload.tasks import InMemory, Model, layers_of
 
 
 class Embedding(nn.Module):
@@ -122,16 +123,12 @@ class RankingTransformer(Model):
         stage = RankingTransformer.__new__(RankingTransformer)
         Model.__init__(stage)
         stage.embedding = self.embedding if index == 0 else None
-        stage.encoder = nn.ModuleDict(
-            {str(at): self.encoder[str(at)] for at in layers_of(index, count, len(self.encoder))}
-        )
+        kept = layers_of(index, count, len(self.encoder))
+        stage.encoder = nn.ModuleDict({str(at): self.encoder[str(at)] for at in kept})
         stage.scorer = self.scorer if index == count - 1 else None
         return stage
 
     def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
-        """Yield the modules that several ranks can compute together, each with its layers: `columns` are split by
-        output (each rank has some heads or hidden units), `rows` sum over the parts.
-        """
         for layer in self.encoder.values():
             assert isinstance(layer, EncoderLayer)
             yield layer.attention, {"query": "columns", "key": "columns", "value": "columns", "out": "rows"}
@@ -152,3 +149,38 @@ class ListwiseLoss(nn.Module):
     def forward(self, scores_BS: torch.Tensor, relevance_BS: torch.Tensor) -> torch.Tensor:  # noqa: N803
         target_BS = relevance_BS.float().softmax(dim=-1)  # noqa: N806
         return -(target_BS * scores_BS.float().log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+class TensorBatch(NamedTuple):
+    """Some samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
+
+    dense: torch.Tensor
+    categorical: torch.Tensor
+    relevance: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return self.dense, self.categorical
+
+    @property
+    def target(self) -> torch.Tensor:
+        return self.relevance
+
+
+class SyntheticRanking(InMemory[TensorBatch]):
+    """Slates of items, whose relevance is a hidden function of the features, so there is something to learn."""
+
+    def __init__(self, config: Config, shape: Ranking, device: torch.device) -> None:
+        samples, items = config.dataset.num_samples, config.dataset.sequence_length
+        generator = torch.Generator().manual_seed(config.dataset.seed)
+        dense = torch.randn(samples, items, shape.dense_features, generator=generator)
+        categorical = torch.randint(
+            shape.vocab_size,
+            (samples, items, shape.categorical_features),
+            generator=generator,
+            dtype=torch.int32,
+        )
+        teacher = torch.randn(shape.dense_features, generator=generator)
+        popularity = torch.randn(shape.vocab_size, generator=generator)
+        relevance = dense @ teacher + popularity[categorical.long()].mean(dim=-1)
+        super().__init__(TensorBatch(dense.to(device), categorical.to(device), relevance.to(device)))

@@ -8,12 +8,14 @@ how the model is distributed over ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d, relu
 
-from aorta.workload.task import Model
+from aorta.config.schema import Config, DType, Resnet18
+from aorta.workload.tasks import Model
 
 CHANNELS, CLASSES = 3, 1000
 _WIDTHS = (64, 128, 256, 512)
@@ -102,3 +104,40 @@ class ResNet18(Model):
             for index in range(_BLOCKS_PER_STAGE):
                 yield f"layer{number}.{index}", self.get_submodule(f"layer{number}.{index}")
         yield "fc", head
+
+
+DTYPES = {DType.fp32: torch.float32, DType.bf16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images [B, 3, H, W] and targets [B, 1000], both standard normal."""
+
+    images: torch.Tensor
+    target: torch.Tensor
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return (self.images,)
+
+
+class FixedBatch:
+    """The same micro-batch again and again; it differs between ranks and depends only on seed and rank."""
+
+    def __init__(self, config: Config, shape: Resnet18, rank: int, world_size: int, device: torch.device) -> None:
+        training = config.training
+        generator = torch.Generator().manual_seed(config.dataset.seed + rank)
+        images = torch.randn(training.batch_size, CHANNELS, shape.image_size, shape.image_size, generator=generator)
+        target = torch.randn(training.batch_size, CLASSES, generator=generator)
+        dtype = DTYPES[shape.dtype]
+        self._batch = Images(images.to(device, dtype), target.to(device, dtype))
+        self._micro_batches = training.gradient_accumulation
+        self.steps_per_epoch = config.dataset.num_samples // (training.batch_size * self._micro_batches * world_size)
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Images]:  # noqa: ARG002  all are alike
+        for _ in range((self.steps_per_epoch - first_step) * self._micro_batches):
+            yield self._batch
+
+    def for_ever(self) -> Iterator[Images]:
+        while True:
+            yield self._batch

@@ -1,17 +1,19 @@
-"""The workloads as trainable tasks: data, model, loss and optimizer of each, and which one a configuration names.
+"""What the runner can train: the interface of a workload (a model in blocks, batches, a loss, an optimizer), synthetic
+data, and which workload a configuration names.
 
-Data are synthetic: generated once from a seed, the same on every rank, never the bottleneck. Batches come in an order
-that depends only on the seed, so a run resumed at step k gets what the uninterrupted run would have got. Must not know
-how a model is distributed over ranks, or use global random state for data.
+Data are generated once from a seed, the same on every rank, never the bottleneck. Batches come in an order that depends
+only on the seed, so a run resumed at step k gets what the uninterrupted run would have got. Must not know how a model
+is distributed over ranks, or use global random state for data.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -19,31 +21,102 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from aorta.config.groups.workload import dimensions_of
-from aorta.config.schema import Config, DType, Gpt, Moe, Ranking, Resnet18
+from aorta.config.schema import Config, Gpt, Moe, Ranking, Resnet18
 from aorta.errors import ConfigError
-from aorta.workload.gpt import GptModel, MoeModel, NextTokenLoss
-from aorta.workload.ranking import ListwiseLoss, RankingTransformer
-from aorta.workload.resnet18 import CHANNELS, CLASSES, ResNet18
-from aorta.workload.task import Batches, Groups, Task
 
 B = TypeVar("B", bound=tuple[Any, ...])
 """A named tuple of tensors, whose first dimension counts samples."""
+Groups: TypeAlias = Iterable[Mapping[str, Any]]
+"""Parameter groups as `torch.optim` takes them."""
 
 
-class TensorBatch(NamedTuple):
-    """Some samples: dense [B, S, F] float32, categorical [B, S, K] int32, relevance [B, S] float32."""
-
-    dense: torch.Tensor
-    categorical: torch.Tensor
-    relevance: torch.Tensor
+class Batch(Protocol):
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]: ...
 
     @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        return self.dense, self.categorical
+    def target(self) -> torch.Tensor: ...
+
+
+class Batches(Protocol):
+    """A rank's micro-batches; `gradient_accumulation` of them make a step."""
 
     @property
-    def target(self) -> torch.Tensor:
-        return self.relevance
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch, as used by `aorta.config.resolve.steps_planned`."""
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        """Return micro-batches of one epoch from its `first_step` on, whether or not earlier ones were drawn."""
+
+    def for_ever(self) -> Iterator[Batch]:
+        """Return micro-batches of one epoch after another, without end, from the very first on."""
+
+
+class Model(nn.Module, ABC):
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return the blocks that are sharded, compiled and timed one by one, in the order they run."""
+
+    def tensor_parallel_parts(self) -> Iterator[tuple[nn.Module, dict[str, str]]]:
+        """Yield the modules that several ranks can compute together, each with its layers: `columns` are split by
+        output, `rows` sum over the parts. Empty by default.
+        """
+        yield from ()
+
+    def causal_attentions(self) -> Iterator[nn.Module]:
+        """Yield the modules called with queries, keys and values [batch, heads, positions, width], the only ones that
+        look at positions other than their own; where there are more keys than queries, the queries are those of the
+        last ones. A model that has any takes inputs [batch, positions], and behind them the positions themselves:
+        several ranks can have a part of each sequence. Empty by default.
+        """
+        yield from ()
+
+    def experts(self) -> Iterator[nn.Module]:
+        """Yield the modules called with [experts, capacity, width] whose every parameter counts experts in its first
+        dimension: several ranks can have some each. Empty by default.
+        """
+        yield from ()
+
+    def pipeline_stage(self, index: int, count: int) -> Model:
+        """Return the part of this model that stage `index` of `count` computes, made of its modules: an even share of
+        the layers (`layers_of`), after what takes the inputs in the first, before what gives the output in the last.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be cut into stages")
+
+
+class Stages(Model):
+    """Some stages of a model, by their number: what one rank of a pipeline has of it. Not called as a whole."""
+
+    def __init__(self, stages: Mapping[int, Model]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({str(index): stage for index, stage in stages.items()})
+
+    def blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        for stage in self.stages.values():
+            assert isinstance(stage, Model)
+            yield from stage.blocks()
+
+
+def layers_of(stage: int, stages: int, layers: int) -> range:
+    """Return the layers of one stage: an even share, the earlier stages having one less where it does not come out."""
+    return range(layers * stage // stages, layers * (stage + 1) // stages)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload, ready to be built.
+
+    Attributes:
+        model: makes a new model on the CPU, initialised from torch's global random state.
+        loss: makes a module called with the model's output and a batch's target; it returns a scalar.
+        optimizer: of the parameters as they are after the model has been distributed.
+        batches: of part `rank` of `world_size` on a device: ranks that compute a layer together share a part.
+    """
+
+    model: Callable[[], Model]
+    loss: Callable[[], nn.Module]
+    optimizer: Callable[[Groups], torch.optim.Optimizer]
+    batches: Callable[[int, int, torch.device], Batches]
 
 
 class InMemory(TorchDataset[B]):
@@ -61,60 +134,6 @@ class InMemory(TorchDataset[B]):
     @staticmethod
     def map(batch: B, change: Callable[[torch.Tensor], torch.Tensor]) -> B:
         return type(batch)(*(change(tensor) for tensor in batch))
-
-
-class SyntheticRanking(InMemory[TensorBatch]):
-    """Slates of items; indexed by a tensor of sample numbers. Relevance is a hidden function of the features,
-    so there is something to learn.
-    """
-
-    def __init__(self, config: Config, shape: Ranking, device: torch.device) -> None:
-        samples, items = config.dataset.num_samples, config.dataset.sequence_length
-        generator = torch.Generator().manual_seed(config.dataset.seed)
-        dense = torch.randn(samples, items, shape.dense_features, generator=generator)
-        categorical = torch.randint(
-            shape.vocab_size,
-            (samples, items, shape.categorical_features),
-            generator=generator,
-            dtype=torch.int32,
-        )
-        teacher = torch.randn(shape.dense_features, generator=generator)
-        popularity = torch.randn(shape.vocab_size, generator=generator)
-        relevance = dense @ teacher + popularity[categorical.long()].mean(dim=-1)
-        super().__init__(TensorBatch(dense.to(device), categorical.to(device), relevance.to(device)))
-
-
-REPEATED = 0.75
-"""How often a token is followed by its own successor, rather than by any token."""
-
-
-class Tokens(NamedTuple):
-    """Some samples: tokens [B, S + 1] int32; the model sees all but the last and predicts all but the first."""
-
-    tokens: torch.Tensor
-
-    @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        return (self.tokens[:, :-1],)
-
-    @property
-    def target(self) -> torch.Tensor:
-        return self.tokens[:, 1:]
-
-
-class SyntheticText(InMemory[Tokens]):
-    """Sequences in which each token has one successor that mostly follows it, so there is something to learn."""
-
-    def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
-        samples, length = config.dataset.num_samples, config.dataset.sequence_length + 1
-        generator = torch.Generator().manual_seed(config.dataset.seed)
-        successor = torch.randperm(vocab_size, generator=generator, dtype=torch.int32)
-        tokens = torch.randint(vocab_size, (samples, length), generator=generator, dtype=torch.int32)
-        follows = torch.rand(samples, length, generator=generator) < REPEATED
-        for place in range(1, length):
-            before = tokens[:, place - 1].long()
-            tokens[:, place] = torch.where(follows[:, place], successor[before], tokens[:, place])
-        super().__init__(Tokens(tokens.to(device)))
 
 
 class TensorBatches(Generic[B]):
@@ -162,43 +181,6 @@ class TensorBatches(Generic[B]):
             yield from self.epoch(epoch, 0)
 
 
-DTYPES = {DType.fp32: torch.float32, DType.bf16: torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images [B, 3, H, W] and targets [B, 1000], both standard normal."""
-
-    images: torch.Tensor
-    target: torch.Tensor
-
-    @property
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        return (self.images,)
-
-
-class FixedBatch:
-    """The same micro-batch again and again; it differs between ranks and depends only on seed and rank."""
-
-    def __init__(self, config: Config, shape: Resnet18, rank: int, world_size: int, device: torch.device) -> None:
-        training = config.training
-        generator = torch.Generator().manual_seed(config.dataset.seed + rank)
-        images = torch.randn(training.batch_size, CHANNELS, shape.image_size, shape.image_size, generator=generator)
-        target = torch.randn(training.batch_size, CLASSES, generator=generator)
-        dtype = DTYPES[shape.dtype]
-        self._batch = Images(images.to(device, dtype), target.to(device, dtype))
-        self._micro_batches = training.gradient_accumulation
-        self.steps_per_epoch = config.dataset.num_samples // (training.batch_size * self._micro_batches * world_size)
-
-    def epoch(self, epoch: int, first_step: int) -> Iterator[Images]:  # noqa: ARG002  all are alike
-        for _ in range((self.steps_per_epoch - first_step) * self._micro_batches):
-            yield self._batch
-
-    def for_ever(self) -> Iterator[Images]:
-        while True:
-            yield self._batch
-
-
 def task_of(config: Config) -> Task:
     """Return the workload that `config` trains.
 
@@ -224,17 +206,25 @@ def task_of(config: Config) -> Task:
 
     match config.workload:
         case Ranking() as shape:
+            from aorta.workload.ranking import ListwiseLoss, RankingTransformer, SyntheticRanking
+
             data = partial(batches, partial(SyntheticRanking, config, shape))
             return Task(lambda: RankingTransformer(shape), ListwiseLoss, adamw, data)
         case Resnet18() as images:
+            from aorta.workload.resnet18 import DTYPES, FixedBatch, ResNet18
+
             fixed = partial(FixedBatch, config, images)
             return Task(lambda: ResNet18().to(DTYPES[images.dtype]), nn.MSELoss, sgd, fixed)  # with its buffers
         case Moe() as moe:
+            from aorta.workload.gpt import MoeModel, NextTokenLoss, SyntheticText
+
             dims = dimensions_of(moe)
             text = partial(batches, partial(SyntheticText, config, dims.vocab_size))
             micro_batches = config.training.gradient_accumulation
             return Task(lambda: MoeModel(dims, moe, micro_batches), NextTokenLoss, adamw, text)
         case Gpt() as gpt:
+            from aorta.workload.gpt import GptModel, NextTokenLoss, SyntheticText
+
             dims = dimensions_of(gpt)
             text = partial(batches, partial(SyntheticText, config, dims.vocab_size))
             return Task(lambda: GptModel(dims), NextTokenLoss, adamw, text)

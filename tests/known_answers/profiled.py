@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from aorta.config.schema import DDP, FSDP, Precision
 from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.open_step import StepFacts
-from aorta.parallel import ddp, meshes
+from aorta.parallel import fsdp, plan
 from aorta.parallel.plan import ParallelizedModel
 from tests.known_answers.program import recording
 
@@ -103,9 +103,9 @@ def mean(x: torch.Tensor) -> torch.Tensor:
 def parallelize(strategy: str, model: nn.Sequential) -> ParallelizedModel:
     if strategy == "ddp":  # a bucket a block
         values = sum(parameter.numel() for parameter in model[0].parameters())
-        return ddp.parallelize(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
+        return plan.replicate(model, DDP(bucket_cap_mb=values * 4 / 2**20), Precision.none, CPU)
     blocks = [(f"block{index}", block) for index, block in enumerate(model)]
-    return meshes.parallelize(model, blocks, (), (), (), FSDP(), Precision.none, CPU)
+    return fsdp.parallelize(model, blocks, (), (), (), FSDP(), Precision.none, CPU)
 
 
 def run(case: str, folder: Path, rank: int, world_size: int) -> None:

@@ -25,7 +25,7 @@ from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
-from aorta.parallel.ddp import ReduceAfterBackward
+from aorta.parallel.plan import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.record_file import RecordWriter
 from aorta.records.schema import Footer, InstrumentMode, Phase

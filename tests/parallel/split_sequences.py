@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import CP, FSDPCP, Precision
 from aorta.distributed.topology import process_group, read_topology
-from aorta.parallel import context, meshes
+from aorta.parallel import context, fsdp
 from aorta.parallel.plan import ParallelizedModel
 from aorta.workload.gpt import GptModel
 
@@ -42,7 +42,7 @@ def replicated(model: GptModel) -> ParallelizedModel:
 def sharded(model: GptModel) -> ParallelizedModel:
     """Over all four ranks, of which two share sequences."""
     settings = FSDPCP(cp_size=2)
-    return meshes.parallelize(
+    return fsdp.parallelize(
         model, list(model.blocks()), (), (), model.causal_attentions(), settings, Precision.none, CPU
     )
 

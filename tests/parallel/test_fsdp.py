@@ -13,9 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aorta.config.schema import DDP, FSDPEP, DType, Precision
-from aorta.parallel import ddp, fsdp
-from aorta.parallel.ddp import default_bucket_mb
+from aorta.parallel import fsdp, plan
 from aorta.parallel.fsdp import prefetch
+from aorta.parallel.plan import default_bucket_mb
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -107,9 +107,9 @@ def test_ddp_is_told_the_device_of_the_local_rank(monkeypatch, device, told):
         asked.update(settings)
         return module
 
-    monkeypatch.setattr(ddp, "DistributedDataParallel", wrapped)
-    monkeypatch.setattr(ddp, "ParallelizedModel", lambda module, **_: module)
-    ddp.parallelize(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
+    monkeypatch.setattr(plan, "DistributedDataParallel", wrapped)
+    monkeypatch.setattr(plan, "ParallelizedModel", lambda module, **_: module)
+    plan.replicate(nn.Linear(2, 2), DDP(), Precision.none, torch.device(device))
     assert asked["device_ids"] == told
 
 

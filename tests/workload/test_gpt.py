@@ -8,8 +8,8 @@ import torch
 from aorta.config.groups.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.errors import ConfigError
-from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, rotated
-from aorta.workload.tasks import SyntheticText, task_of
+from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, SyntheticText, rotated
+from aorta.workload.tasks import task_of
 from tests.loop import resolved
 
 CPU = torch.device("cpu")

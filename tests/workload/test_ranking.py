@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aorta.config.schema import Config, Dataset, Ranking, Training
-from aorta.workload.ranking import ListwiseLoss, RankingTransformer
-from aorta.workload.tasks import SyntheticRanking, TensorBatch, TensorBatches
+from aorta.workload.ranking import ListwiseLoss, RankingTransformer, SyntheticRanking, TensorBatch
+from aorta.workload.tasks import TensorBatches
 
 SHAPE = Ranking(
     model_dim=32,
