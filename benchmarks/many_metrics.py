@@ -32,9 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from aorta.analysis.compare.metric_verdicts import add_intervals, judge
 from aorta.analysis.compare.rank_tests import mann_whitney
-from aorta.analysis.compare.verdict import GUARD, NOT_TESTED, SEQUENCE, Rules
+from aorta.analysis.compare.verdict import GUARD, NOT_TESTED, SEQUENCE, Rules, add_intervals, judge
 from aorta.analysis.documents.comparison import ComparedMetric, Effect
 from aorta.analysis.metrics import metric_named
 from benchmarks.verdict_error_rates import at_most, rows_of
@@ -98,7 +97,7 @@ def judged(values: Plan) -> dict[str, ComparedMetric]:
             p=p,
             p_corrected=None,
         )
-        add_intervals(entry, name, left, right, RULES.alpha)
+        add_intervals(entry, left, right, RULES.alpha)
     # Step time is shorter in every launch, so that it withholds nothing.
     step = Effect("quotient", -0.1, -0.1, -0.1)
     guard = replace(entries[RULES.primary], role="guard", constant=True, p=1.0, effect=step)

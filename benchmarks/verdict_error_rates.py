@@ -31,12 +31,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare.effects import estimated
 from aorta.analysis.compare.launch_comparison import judged, medians_side
-from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, Sample, drift_inflation
-from aorta.analysis.compare.rank_tests import mann_whitney
-from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.verdict import Evidence, Rules, decide
+from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, drift_inflation
+from aorta.analysis.compare.rank_tests import estimated, mann_whitney
+from aorta.analysis.compare.run_comparison import MetricValue, pairs
+from aorta.analysis.compare.verdict import Rules, decide
 from aorta.analysis.documents.comparison import ComparedMetric, Effect
 from benchmarks.launch_noise import DATA
 
@@ -69,8 +68,7 @@ def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> 
     halves = chosen[:launches], chosen[launches:]
     reference, candidate = (side_of([_again(noise[at], generator) for at in half]) for half in halves)
     metrics = pairs(medians_side(reference), medians_side(candidate))
-    verdict, _ = judged(metrics, reference, candidate, RULES)
-    return metrics, verdict
+    return metrics, judged(metrics, reference, candidate, RULES)[0]
 
 
 def _again(launch: Mapping[str, Floats], generator: np.random.Generator) -> dict[str, Floats]:
@@ -82,10 +80,8 @@ def _again(launch: Mapping[str, Floats], generator: np.random.Generator) -> dict
 
 def side_of(launches: Sequence[Mapping[str, Floats]]) -> LaunchSet:
     """A side whose launches have these values of every metric."""
-    made = [
-        Launch(Path(), str(place), {name: Sample(float(np.median(values))) for name, values in each.items()}, {}, ())
-        for place, each in enumerate(launches)
-    ]
+    samples = [{name: MetricValue(float(np.median(values))) for name, values in each.items()} for each in launches]
+    made = (Launch(Path(), str(place), each, {}, ()) for place, each in enumerate(samples))
     return LaunchSet(Path(), tuple(made), [])
 
 
@@ -95,11 +91,11 @@ def a_a(noise: Recorded, launches: int, plans: int) -> dict[str, Any]:
     counted = ("false_regressions", "false_improvements", "equivalent", "any_sequence", "any_secondary", "any_guard")
     counts = dict.fromkeys(counted, 0)
     for _ in range(plans):
-        metrics, verdict = a_a_plan(noise, launches, generator)
+        metrics, announced = a_a_plan(noise, launches, generator)
         found = {name: entry.verdict in ("regression", "improvement") for name, entry in metrics.items()}
-        counts["false_regressions"] += verdict == "regression"
-        counts["false_improvements"] += verdict == "improvement"
-        counts["equivalent"] += verdict == "equivalent"
+        counts["false_regressions"] += announced == "regression"
+        counts["false_improvements"] += announced == "improvement"
+        counts["equivalent"] += announced == "equivalent"
         in_turn = [name for name, entry in metrics.items() if entry.role in ("primary", "sequence")]
         counts["any_sequence"] += any(found[name] for name in in_turn)
         counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry.role == "secondary")
@@ -118,10 +114,12 @@ def medians(generator: np.random.Generator, plans: int, launches: int, variation
 def found(reference: Floats, candidate: Floats) -> str:
     """The product's verdict on step times of two sides; without an interval it cannot be `equivalent`."""
     value = float(np.median(candidate) / np.median(reference) - 1)
-    p = mann_whitney(reference, candidate)
-    counts = len(reference), len(candidate)
-    seen = Evidence("lower", Effect("quotient", value, None, None), p, counts, RULES.alpha, RULES.margin)
-    return decide(seen)[0]
+    return verdict(Effect("quotient", value, None, None), reference, candidate)
+
+
+def verdict(effect: Effect, reference: Floats, candidate: Floats) -> str:
+    p, launches = mann_whitney(reference, candidate), (len(reference), len(candidate))
+    return decide(effect, p, better="lower", launches=launches, alpha=RULES.alpha, margin=RULES.margin)[0]
 
 
 def power(plans: int) -> list[dict[str, float]]:
@@ -148,13 +146,11 @@ def interval(launches: int, plans: int, variation: float, noise: float) -> dict[
             values = level * (1 + noise * generator.standard_normal((launches, STEPS)))
             sides.append(np.median(values, axis=1))
         reference, candidate = sides
-        p = mann_whitney(reference, candidate)
-        seen = estimated("quotient", reference, candidate, p, RULES.alpha)
+        seen = estimated("quotient", reference, candidate, mann_whitney(reference, candidate), RULES.alpha)
         assert seen.low is not None
         assert seen.high is not None
         held += seen.low <= RULES.margin <= seen.high
-        evidence = Evidence("lower", seen, p, (launches, launches), RULES.alpha, RULES.margin)
-        equivalent += decide(evidence)[0] == "equivalent"
+        equivalent += verdict(seen, reference, candidate) == "equivalent"
     rates = {"coverage": held / plans, "equivalent_at_the_margin": equivalent / plans}
     return {"launches": launches, "variation": variation, "step_noise": noise, "plans": plans, **rates}
 

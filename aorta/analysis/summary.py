@@ -18,8 +18,9 @@ from aorta.analysis.because import slower_side
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
-from aorta.analysis.compare.run_comparison import ComparedSide, compare
+from aorta.analysis.compare.run_comparison import compare, values_of
 from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Attribution, Comparison
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.analysis.documents.summary import MetricDefinition, Summary
@@ -109,8 +110,14 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         collectives = entries[0].matched, entries[1].matched
         return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
     few_steps = any(entry.few_steps for entry in entries)
-    left, right = (ComparedSide.of(entry, over_all=few_steps) for entry in entries)
-    found = compare(before, after, left, right, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+    found = compare(
+        (before, after),
+        (values_of(entries[0], over_all=few_steps), values_of(entries[1], over_all=few_steps)),
+        (entries[0].matched, entries[1].matched),
+        [[known(entry.pace)] for entry in entries],
+        judge_milliseconds=rules.judge_milliseconds,
+        allows=rules.allows,
+    )
     found.statistic = MEANS if few_steps else found.statistic
     found.headline, found.numbers = headline(found), numbers(found)
     return found

@@ -161,7 +161,8 @@ def main(arguments: Sequence[str]) -> int:
             words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
             to_stdout(f"{launch.name}: {shlex.join(words)}")
         return EXIT_OK
-    from aorta.analysis.compare.verdict import Rules, least_launches
+    from aorta.analysis.compare.rank_tests import least_launches
+    from aorta.analysis.compare.verdict import Rules
 
     least = least_launches(Rules().alpha)
     if len(plan.sides) >= len(SIDES) and plan.launches < least:

@@ -103,7 +103,8 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     _check_commands(asked, sides)
     launches = LAUNCHES if asked.launches is None else asked.launches
     if len(candidates) > 1:
-        from aorta.analysis.compare.verdict import Rules, least_launches
+        from aorta.analysis.compare.rank_tests import least_launches
+        from aorta.analysis.compare.verdict import Rules
 
         least = least_launches(Rules().alpha / len(candidates))
         if asked.launches is not None and asked.launches < least:

@@ -21,12 +21,13 @@ from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
 from aorta.analysis.attribution import breakdown
 from aorta.analysis.compare import headline as _headline
-from aorta.analysis.compare import metric_verdicts, run_comparison
+from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
-from aorta.analysis.documents import as_json
+from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry
 from aorta.analysis.documents.summary import Summary
 from aorta.analysis.gate import gate_checks, gate_command
+from aorta.analysis.metrics import metric_named
 
 
 def built(kind: Any, found: Any) -> Any:
@@ -88,9 +89,10 @@ changes_the_work = by_json(run_comparison.changes_the_work)
 
 def compare(reference: Any, candidate: Any, before: Any, after: Any, **words: Any) -> Any:
     """Two runs, by the entries of their datasets."""
-    entries = (built(_aggregate.DatasetEntry, entry) for entry in (before, after))
-    found = run_comparison.compare(reference, candidate, *map(run_comparison.ComparedSide.of, entries), **words)
-    return as_json(found)
+    entries = [built(_aggregate.DatasetEntry, entry) for entry in (before, after)]
+    values = tuple(map(run_comparison.values_of, entries))
+    matched, paces = tuple(entry.matched for entry in entries), [[known(entry.pace)] for entry in entries]
+    return as_json(run_comparison.compare((reference, candidate), values, matched, paces, **words))
 
 
 def straggler(*args: Any, **words: Any) -> Any:
@@ -101,15 +103,15 @@ def straggler(*args: Any, **words: Any) -> Any:
 
 def numbers(name: str, *args: Any) -> Any:
     """The statistics of a metric of two launch sets."""
-    pair = built(ComparedMetric, {})
-    metric_verdicts.add_statistics(pair, name, *args)
+    pair = built(ComparedMetric, {"unit": metric_named(name).unit})
+    _verdict.add_statistics(pair, name, *args)
     return as_json(pair)
 
 
 def intervals(name: str, left: Any, right: Any, p: float, level: float) -> dict[str, Any]:
     """Effect and difference with their intervals."""
-    pair = built(ComparedMetric, {"p": p})
-    metric_verdicts.add_intervals(pair, name, left, right, level)
+    pair = built(ComparedMetric, {"p": p, "unit": metric_named(name).unit})
+    _verdict.add_intervals(pair, left, right, level)
     found = as_json(pair)
     return {key: found[key] for key in ("effect", "difference_interval", "interval_level")}
 
@@ -117,7 +119,7 @@ def intervals(name: str, left: Any, right: Any, p: float, level: float) -> dict[
 def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
     """The verdicts of metrics, which are added to them."""
     pairs = {name: built(ComparedMetric, {"verdict": None, **entry}) for name, entry in metrics.items()}
-    found = metric_verdicts.judge(pairs, *args)
+    found = _verdict.judge(pairs, *args)
     for name, entry in metrics.items():
         entry.update(as_json(pairs[name]))
     return found

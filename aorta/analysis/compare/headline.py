@@ -4,14 +4,15 @@
     Hidden 48 % -> 0 % (significant); exposed +131 % (significant); step +24 % (inconclusive).
 
 Step time and exposed time lead; the hidden share explains. Words behind a number are the verdict in the table, except
-that a regression or an improvement is called significant: its sign says which. Must not decide anything (`verdict` and
-`metric_verdicts` do), or state a number or a verdict that the table does not have.
+that a regression or an improvement is called significant: its sign says which. Must not decide anything (`verdict`
+does), or state a number or a verdict that the table does not have.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from aorta.analysis.compare.rank_tests import least_launches
 from aorta.analysis.compare.verdict import (
     DECIDED,
     GUARD,
@@ -19,8 +20,6 @@ from aorta.analysis.compare.verdict import (
     NOT_TESTED,
     SEQUENCE,
     SHIFTED,
-    least_launches,
-    needs,
     slower,
 )
 from aorta.analysis.documents import known
@@ -127,7 +126,9 @@ def numbers(comparison: Comparison) -> str:
         if entry is None or entry.difference is None:
             continue
         sides = entry.unit == "ratio" or entry.quotient is None
-        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else _change(entry)}"
+        change = (1.0 if entry.quotient is None else entry.quotient) - 1
+        percent = TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)
+        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else percent}"
         word = known(entry.verdict)
         significance = "significant" if word in DECIDED else word or "not judged"
         parts.append(f"{said} ({significance})" if comparison.tested else said)
@@ -137,7 +138,7 @@ def numbers(comparison: Comparison) -> str:
     if not comparison.tested:
         text += f" {first_upper(str(comparison.verdict_reason))}."
     elif title(comparison) == NOT_TESTED:
-        text += f" {first_upper(needs(least_launches(comparison.alpha)))}."
+        text += f" Needs {least_launches(comparison.alpha)} launches per side."
     elif lead is None or lead.difference is None:
         text += f" {first_upper(str(comparison.verdict_reason))}."
     elif lead.verdict == "inconclusive" and lead.p is not None and lead.p <= comparison.alpha:
@@ -192,8 +193,3 @@ def _arrow(entry: ComparedMetric) -> str:
     if left == right and sides[0] != sides[1]:
         left, right = (f"{side:.6g}" for side in sides)
     return f"{left} -> {right} {entry.unit}"
-
-
-def _change(entry: ComparedMetric) -> str:
-    change = (1.0 if entry.quotient is None else entry.quotient) - 1
-    return TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)

@@ -3,7 +3,7 @@ verdict.
 
 Launches that did not do the same work are refused: a difference in the work is an error that names the key and both
 values, unless the caller allowed it; then it is listed. Must not: let one side mix configurations, which would pass for
-noise; decide anything itself (`metric_verdicts` and `verdict` do), or show the value of one launch as that of its side.
+noise; decide anything itself (`verdict` does), or show the value of one launch as that of its side.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.headline import headline, numbers
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample, launch_order
-from aorta.analysis.compare.metric_verdicts import add_statistics, judge
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, launch_order
 from aorta.analysis.compare.run_comparison import (
     LIBRARY,
     NOT_SET,
     UNNOTICED,
-    ComparedSide,
-    SideValue,
+    MetricValue,
     changes_the_work,
     compare,
-    difference_in_lead,
     differing,
     not_alike,
     not_swapped,
     why_ratios_alone,
 )
-from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, VerdictName, too_few
+from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, add_statistics, judge, too_few
 from aorta.analysis.documents.comparison import (
     SIDES,
     AllowedDifference,
@@ -50,6 +47,7 @@ _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "c
 """Keys that may differ between the sides, where they are what is being compared, but not within one side."""
 _VARIES: Final = ".seed"
 """Independent launches may well draw their own jitter, so seeds may differ within a side."""
+_NS_PER_S: Final = 10**9
 
 
 def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
@@ -92,11 +90,11 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
             values = [found.reference, found.candidate]
             allowed.setdefault((where, found.key), AllowedDifference(where, found.key, values, paths))
     left, right = _yardstick(reference), _yardstick(candidate)
-    one = not_swapped(left.facts, right.facts, "LD_PRELOAD")
-    if one is not None and not rules.allows(LIBRARY):
+    same_library = not_swapped(left.facts, right.facts, "LD_PRELOAD")
+    if same_library is not None and not rules.allows(LIBRARY):
         raise InputError(
-            f"NOT COMPARABLE: {one} ({left.path}, {right.path}): nothing was swapped. Check that both files exist "
-            "where the ranks run, and are two builds (sha256sum), or allow it with "
+            f"NOT COMPARABLE: {same_library} ({left.path}, {right.path}): nothing was swapped. Check that both files "
+            "exist where the ranks run, and are two builds (sha256sum), or allow it with "
             f"--allow-unlike {LIBRARY}"
         )
     for found in filter(changes_the_work, differing(left.facts, right.facts)):
@@ -127,9 +125,6 @@ def _yardstick(side: LaunchSet) -> Launch:
     return next((launch for launch in side.launches if launch.has_configuration), side.launches[0])
 
 
-NS_PER_S: Final = 10**9
-
-
 def compare_launches(
     datasets: tuple[LabelledRun, LabelledRun],
     sides: tuple[LaunchSet, LaunchSet],
@@ -149,22 +144,45 @@ def compare_launches(
     allowed = refuse_unlike(*sides, rules)
     if why_ratios_alone(*datasets, judge_milliseconds=rules.judge_milliseconds) and rules.primary == SEQUENCE[0]:
         rules = replace(rules, primary=SEQUENCE[1])  # exposed milliseconds are not judged across platforms
-    before, after = (medians_side(side, rows) for side, rows in zip(sides, collectives, strict=True))
-    found = compare(*datasets, before, after, judge_milliseconds=rules.judge_milliseconds, allows=rules.allows)
+    found = compare(
+        datasets,
+        (medians_side(sides[0]), medians_side(sides[1])),
+        collectives,
+        [[launch.pace for launch in side.launches] for side in sides],
+        judge_milliseconds=rules.judge_milliseconds,
+        allows=rules.allows,
+    )
     order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)
-    found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, _withheld(order, sides, rules))
+    withheld = None
+    # That launches are too few is what a reader has to hear first.
+    if not (
+        order.comparable
+        or rules.assume_no_drift
+        or too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha)
+    ):
+        withheld = (
+            f"{order.reason}. Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
+        )
+    found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, withheld)
     named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
-    # `compare` saw one launch per side; missing manifests are reported for all launches below.
-    warnings = [
-        *(warning for warning in found.warnings if not warning.endswith(UNNOTICED)),
-        *_warnings(named, allowed),
-        *_in_time(order, named, rules),
-        *_measured_from(named, rules),
-    ]
-    found.warnings = list(dict.fromkeys(warnings))
-    found.host_bound = difference_in_lead(*([launch.pace for launch in side.launches] for side in sides))
+    # `compare` saw one launch per side; missing manifests are reported for all launches.
+    warnings = [warning for warning in found.warnings if not warning.endswith(UNNOTICED)]
+    found.warnings = list(dict.fromkeys([*warnings, *_warnings(named, allowed, order, rules)]))
     found.statistic = "median over launches of the median over steps of all ranks"
-    found.launches = {name: [_launch_entry(launch) for launch in side.launches] for name, side in named.items()}
+    found.launches = {
+        name: [
+            LaunchEntry(
+                path=str(launch.path),
+                run_id=launch.run_id,
+                began_unix_s=None if launch.span_ns is None else launch.span_ns[0] / _NS_PER_S,
+                overlap_ratio=launch.median("overlap_ratio"),
+                job_step_ms=launch.median(GUARD),
+                throttled_ranks=list(launch.throttled_ranks),
+            )
+            for launch in side.launches
+        ]
+        for name, side in named.items()
+    }
     found.launch_order = order
     found.left_out = {name: side.left_out for name, side in named.items()}
     found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
@@ -174,26 +192,23 @@ def compare_launches(
     return found
 
 
-def medians_side(side: LaunchSet, collectives: Sequence[CollectiveEntry] = ()) -> ComparedSide:
-    """Return medians over the launches, as `compare` takes them."""
-    metrics: dict[str, SideValue] = {}
+def medians_side(side: LaunchSet) -> dict[str, MetricValue]:
+    """Return the medians over the launches, as `compare` takes them; medians of the bounds of a metric that has no
+    values, and the extremes of all launches.
+    """
+    values = {}
     for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
         samples = side.of(name)
-        known = [sample.median for sample in samples if sample.median is not None]
-        reason = None if known else next(sample.reason for sample in samples if sample.reason is not None)
-        value = SideValue(float(np.median(known)) if known else None, reason)
-        metrics[name] = _with_ends(value, [sample.ends for sample in samples if sample.ends is not None], samples)
-    return ComparedSide(metrics, collectives)
-
-
-def _with_ends(value: SideValue, ends: Sequence[tuple[float, float]], samples: Sequence[Sample]) -> SideValue:
-    """Return a metric with medians of its bounds where it has no values, and with the extremes of all launches."""
-    if not ends:
-        return value
-    low, high = zip(*ends, strict=True)
-    bounded = any(sample.bounds is not None for sample in samples)
-    bounds = Ends(float(np.median(low)), float(np.median(high))) if bounded else None
-    return replace(value, bounds=bounds, extremes=(min(low), max(high)), launches=len(ends))
+        medians = [sample.median for sample in samples if sample.median is not None]
+        reason = None if medians else next(sample.reason for sample in samples if sample.reason is not None)
+        value = values[name] = MetricValue(float(np.median(medians)) if medians else None, reason)
+        ends = [sample.ends for sample in samples if sample.ends is not None]
+        if ends:
+            low, high = [each.at_least for each in ends], [each.at_most for each in ends]
+            bounded = any(sample.bounds is not None for sample in samples)
+            bounds = Ends(float(np.median(low)), float(np.median(high))) if bounded else None
+            values[name] = replace(value, bounds=bounds, extremes=(min(low), max(high)), launches=len(ends))
+    return values
 
 
 def judged(
@@ -202,7 +217,7 @@ def judged(
     candidate: LaunchSet,
     rules: Rules,
     withheld: str | None = None,
-) -> tuple[VerdictName, str]:
+) -> tuple[str, str]:
     """Add statistics and verdict to every metric.
 
     Args:
@@ -212,91 +227,58 @@ def judged(
     Returns:
         The verdict of the comparison, and the reason for it.
     """
+    values = {}
     for name, pair in metrics.items():
-        add_statistics(pair, name, reference.of(name), candidate.of(name), rules)
-    values = {name: (reference.medians(name), candidate.medians(name)) for name in metrics}
+        left, right = (
+            np.array([sample.median for sample in side.of(name) if sample.median is not None], np.float64)
+            for side in (reference, candidate)
+        )
+        add_statistics(pair, name, left, right, rules)
+        values[name] = reference.medians(name), candidate.medians(name)
     return judge(metrics, rules, values, withheld)
 
 
-def _launch_entry(launch: Launch) -> LaunchEntry:
-    return LaunchEntry(
-        path=str(launch.path),
-        run_id=launch.run_id,
-        began_unix_s=None if launch.span_ns is None else launch.span_ns[0] / NS_PER_S,
-        overlap_ratio=launch.median("overlap_ratio"),
-        job_step_ms=launch.median(GUARD),
-        throttled_ranks=list(launch.throttled_ranks),
-    )
-
-
-def _withheld(order: LaunchOrderFacts, sides: tuple[LaunchSet, LaunchSet], rules: Rules) -> str | None:
-    """Return why the order of the launches forbids a verdict; None where it does not, or where they are too few for one
-    anyway, which is what a reader has to hear first.
-    """
-    if order.comparable or rules.assume_no_drift:
-        return None
-    if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha) is not None:
-        return None
-    return f"{order.reason}. Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
-
-
-def _in_time(order: LaunchOrderFacts, sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
-    """Return warnings about what the machines may have done meanwhile."""
-    warnings = []
-    if rules.assume_no_drift and not order.comparable:
-        warnings.append(f"judged as asked (--assume-no-drift), although {order.reason}")
-    hosts = [frozenset[str]().union(*(launch.hosts for launch in side.launches)) for side in sides.values()]
-    if all(hosts) and hosts[0].isdisjoint(hosts[1]):
-        warnings.append(
-            f"the reference ran on {_names(hosts[0])}, the candidate on {_names(hosts[1])}: the machines may cause "
-            "the difference (docs/compare.md)"
-        )
-    return warnings
-
-
-def _measured_from(sides: Mapping[str, LaunchSet], rules: Rules) -> list[str]:
-    """Warn where tested metrics are of kernels in some launches, and of marks in others (W29)."""
-    warnings = []
-    for name in rules.sequence:
-        sources = {side: [each.source for each in launches.of(name) if each.source] for side, launches in sides.items()}
-        if len({source for found in sources.values() for source in found}) > 1:
-            counts = ", ".join(f"{found.count('kernels')} of {len(found)} of the {s}" for s, found in sources.items())
-            warnings.append(
-                f"{name} is measured by kernels in some launches ({counts}), by marks in the others: the profiler's "
-                "cost is part of the difference"
-            )
-    return warnings
-
-
-def _names(hosts: frozenset[str]) -> str:
-    first, *others = sorted(hosts)
-    return f"{first} and {len(others)} more" if others else first
-
-
-def _warnings(sides: Mapping[str, LaunchSet], allowed: list[AllowedDifference]) -> list[str]:
-    warnings = [
-        not_alike(entry.key, *entry.values)
-        if entry.where == "between"
-        else f"launches of the {entry.where} differ in {entry.key} ({entry.values[0]!r} and {entry.values[1]!r})"
-        for entry in allowed
-    ]
+def _warnings(
+    sides: Mapping[str, LaunchSet], allowed: Sequence[AllowedDifference], order: LaunchOrderFacts, rules: Rules
+) -> Iterator[str]:
+    """Yield what else than the change may make the difference."""
+    for entry in allowed:
+        if entry.where == "between":
+            yield not_alike(entry.key, *entry.values)
+        else:
+            yield f"launches of the {entry.where} differ in {entry.key} ({entry.values[0]!r} and {entry.values[1]!r})"
     for name, side in sides.items():
         silent = [launch.path.name for launch in side.launches if not launch.has_configuration]
         if silent:
-            warnings.append(
+            yield (
                 f"{len(silent)} of {len(side.launches)} launches of the {name} have no manifest with a configuration "
                 f"({', '.join(silent)}): {UNNOTICED}"
             )
     throttled = {name: sum(bool(launch.throttled_ranks) for launch in side.launches) for name, side in sides.items()}
     for name, other in (SIDES, SIDES[::-1]):
         if throttled[name] and not throttled[other]:
-            count = len(sides[name].launches)
-            warnings.append(
-                f"only the {name} was throttled, in {throttled[name]} of {count} launches: the cause may be "
-                "cooling or power, not the stack"
+            yield (
+                f"only the {name} was throttled, in {throttled[name]} of {len(sides[name].launches)} launches: the "
+                "cause may be cooling or power, not the stack"
             )
     runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
     shared = runs[0] & runs[1]
     if shared:
-        warnings.append(f"{len(shared)} run(s) are on both sides ({min(shared)!r} is one): they cannot differ")
-    return warnings
+        yield f"{len(shared)} run(s) are on both sides ({min(shared)!r} is one): they cannot differ"
+    if rules.assume_no_drift and not order.comparable:
+        yield f"judged as asked (--assume-no-drift), although {order.reason}"
+    hosts = [sorted({host for launch in side.launches for host in launch.hosts}) for side in sides.values()]
+    if all(hosts) and not set(hosts[0]) & set(hosts[1]):
+        left, right = (f"{first} and {len(more)} more" if more else first for first, *more in hosts)
+        yield (
+            f"the reference ran on {left}, the candidate on {right}: the machines may cause the difference "
+            "(docs/compare.md)"
+        )
+    for name in rules.sequence:  # of kernels in some launches, of marks in others (W29)
+        sources = {side: [each.source for each in launches.of(name) if each.source] for side, launches in sides.items()}
+        if len({source for found in sources.values() for source in found}) > 1:
+            counts = ", ".join(f"{found.count('kernels')} of {len(found)} of the {s}" for s, found in sources.items())
+            yield (
+                f"{name} is measured by kernels in some launches ({counts}), by marks in the others: the profiler's "
+                "cost is part of the difference"
+            )

@@ -1,14 +1,12 @@
 """Reads launch sets, one launch after another, and decides whether those of two sides took turns in time.
 
-Two parts. *Sets*: a report's labelled locations become runs, traces and launch sets. Of each complete launch the
-medians that `aggregate` publishes are kept; others are listed with the reason. *Order*: where they took turns, a drift
-falls on both sides alike.
+Of each complete launch the medians that `aggregate` publishes are kept; others are listed with the reason. Where the
+sides took turns, a drift falls on both alike. A rank test takes launches for exchangeable, which they are not where the
+machine drifts and one side ran after the other: drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8
+against 8 (W27; docs/dev/verdicts.md).
 
     order = launch_order(reference, candidate)
     order.comparable        # True, False, or None where the times of some launch are not known
-
-A rank test takes launches for exchangeable. They are not where the machine drifts and one side ran after the other:
-drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8 against 8 (W27; docs/dev/verdicts.md).
 
 Must not: define that median again, hold the columns of two launches at once, leave a launch out silently, count one run
 twice, or judge the order by a measured value.
@@ -27,12 +25,12 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, by_step, single_values
-from aorta.analysis.compare.run_comparison import HEADER, facts
+from aorta.analysis.compare.run_comparison import HEADER, MetricValue, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.dataframes import null_reasons
 from aorta.analysis.devices import JOINED_ON, devices_entry
 from aorta.analysis.documents.comparison import LaunchOrderFacts
-from aorta.analysis.documents.dataset import LaunchLeftOut, MeasuredFrom, PaceFacts
+from aorta.analysis.documents.dataset import Ends, LaunchLeftOut, PaceFacts
 from aorta.analysis.frames import Bools, Floats, Ints
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Location, launch_folders, load_source
@@ -42,61 +40,58 @@ from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import COMPLETED, Run
 from aorta.errors import InputError
 
-_NO_VALUES: Final = "no values"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One metric of one launch. Where `median` is None, `reason` says why, and `bounds` what is known none the less: at
-    least and at most. `source`: what the median was measured from.
-    """
-
-    median: float | None
-    reason: str | None = None
-    source: MeasuredFrom | None = None
-    bounds: tuple[float, float] | None = None
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """At least and at most: the median twice where it is known."""
-        return self.bounds if self.median is None else (self.median, self.median)
-
-    def unknown(self) -> Sample:
-        """Return the same as bounds, to stand beside launches of which no more is known."""
-        return Sample(None, self.reason, None, self.ends)
-
-
-def samples(dataset: LabelledRun) -> Mapping[str, Sample]:
-    """Return every metric of one launch that is compared."""
-    found = {name: _sample(dataset, name) for name in (*dataset.metrics, JOB_STEP)}
-    return found | {name: Sample(each.median, each.reason) for name, each in single_values(dataset.run).items()}
-
-
-def _sample(dataset: LabelledRun, name: str) -> Sample:
-    values, _, reason = by_step(dataset, name)
-    values, basis = values[~np.isnan(values)], dataset.pace.basis(name)
-    if len(values):
-        return Sample(float(np.median(values)), None, basis.source)
-    if reason is None:
-        reasons = null_reasons(dataset.run, name)
-        reason = max(reasons, key=reasons.__getitem__) if reasons else _NO_VALUES
-    return Sample(None, reason, None, basis.bounds)
-
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. `facts` says what was run, in the form of `run_comparison.facts`; `hosts` where, as far as known."""
+    """What a comparison keeps of a launch.
+
+    Attributes:
+        samples: metric -> its median over the steps, or why there is none.
+        facts: what was run, as `run_comparison.facts` says it.
+        span_ns: its first and last recorded instant, Unix time; None where the source has no wall clock.
+        hosts: where it ran, as far as known.
+        pace: where the host sets the pace (`pace` of a dataset in `summary.json`).
+    """
 
     path: Path
     run_id: str
-    samples: Mapping[str, Sample]
+    samples: Mapping[str, MetricValue]
     facts: Mapping[str, object]
     throttled_ranks: tuple[int, ...]
     span_ns: tuple[int, int] | None = None
-    """Its first and last recorded instant, Unix time; None where the source has no wall clock."""
     hosts: frozenset[str] = frozenset()
     pace: PaceFacts | None = None
-    """Where the host sets the pace (`pace` of a dataset in `summary.json`)."""
+
+    @classmethod
+    def of(cls, dataset: LabelledRun) -> Launch:
+        """Reduce a dataset to a launch."""
+        run, samples = dataset.run, {}
+        for name in (*dataset.metrics, JOB_STEP):
+            values, _, reason = by_step(dataset, name)
+            values, basis = values[~np.isnan(values)], dataset.pace.basis(name)
+            if len(values):
+                samples[name] = MetricValue(float(np.median(values)), source=basis.source)
+                continue
+            if reason is None:
+                reasons = null_reasons(run, name)
+                reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
+            samples[name] = MetricValue(None, reason, None if basis.bounds is None else Ends(*basis.bounds))
+        for name, described in single_values(run).items():
+            samples[name] = MetricValue(described.median, described.reason)
+        steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
+        span_ns = None
+        if steps and run.source.format == FORMAT:  # the clock of a trace need not count from 1970
+            span_ns = min(int(each.t_start_ns.min()) for each in steps), max(int(each.t_end_ns.max()) for each in steps)
+        return cls(
+            Path(run.location),
+            run.source.identity,
+            samples,
+            facts(run),
+            tuple(devices_entry(run, dataset.table(*JOINED_ON), dataset.device_samples).throttled_ranks),
+            span_ns,
+            frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
+            dataset.pace.entry(),
+        )
 
     @property
     def has_configuration(self) -> bool:
@@ -112,20 +107,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class LaunchSet:
-    """The launches of one side, ordered by folder name; never empty."""
+    """The launches of one side, ordered by folder name; never empty. `left_out`: folders that do not count, and why."""
 
     path: Path
     launches: tuple[Launch, ...]
     left_out: list[LaunchLeftOut]
-    """Folders that do not count, with the reason."""
 
-    def of(self, name: str) -> list[Sample]:
+    def of(self, name: str) -> list[MetricValue]:
         """Return one metric in every launch that has it. Where one of them has bounds alone, all have: the others would
         be a biased choice.
         """
-        found = [launch.samples[name] for launch in self.launches if name in launch.samples]
-        bounded = any(sample.bounds is not None for sample in found)
-        return [sample.unknown() for sample in found] if bounded else found
+        values = [launch.samples[name] for launch in self.launches if name in launch.samples]
+        if any(value.bounds is not None for value in values):
+            return [MetricValue(None, value.reason, value.ends) for value in values]
+        return values
 
     def medians(self, name: str) -> Floats:
         """Return the median of one metric in every launch, NaN where it has none."""
@@ -138,17 +133,12 @@ class LaunchSet:
         Distances are in units of the metric's own mean distance from its median, and added up. A launch that lacks a
         metric which others have comes last; a metric without a median anywhere does not count.
         """
-        distances = dict.fromkeys(range(len(self.launches)), 0.0)
-        for metric in metrics:
-            known = [median for launch in self.launches if (median := launch.median(metric)) is not None]
-            if not known:
-                continue
-            middle = float(np.median(known))
-            scale = float(np.mean(np.abs(np.subtract(known, middle)))) or 1.0
-            for place, launch in enumerate(self.launches):
-                median = launch.median(metric)
-                distances[place] += math.inf if median is None else abs(median - middle) / scale
-        return self.launches[min(distances, key=lambda place: (round(distances[place], 9), place))]
+        total = np.zeros(len(self.launches))
+        for medians in map(self.medians, metrics):
+            if not np.isnan(medians).all():
+                distances = np.abs(medians - np.nanmedian(medians))
+                total += np.nan_to_num(distances / (np.nanmean(distances) or 1.0), nan=np.inf)
+        return self.launches[int(np.argmin(total.round(9)))]
 
 
 def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -> LaunchSet:
@@ -172,7 +162,7 @@ def read_set(path: Path, folders: Sequence[Path], load: Callable[[Path], Run]) -
             why = f"it is run {run_id!r} again, as in {seen[run_id]}: launches have to be independent"
         if why is None:
             seen[run_id] = folder
-            launches.append(launch_of(dataset))
+            launches.append(Launch.of(dataset))
         else:
             left_out.append(LaunchLeftOut(str(folder), why))
         del dataset  # otherwise the next launch is loaded while this one is still in memory
@@ -198,32 +188,6 @@ def incomplete(dataset: LabelledRun) -> str | None:
     return None if dataset.used.any() else NOTHING_USED
 
 
-def launch_of(dataset: LabelledRun) -> Launch:
-    """Reduce a dataset to what a comparison keeps of a launch."""
-    devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
-    run = dataset.run
-    return Launch(
-        Path(run.location),
-        run.source.identity,
-        samples(dataset),
-        facts(run),
-        tuple(devices.throttled_ranks),
-        span_of(run),
-        frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
-        dataset.pace.entry(),
-    )
-
-
-def span_of(run: Run) -> tuple[int, int] | None:
-    """Return the first and last instant of the steps of all ranks. The clock of a trace need not count from 1970, so
-    that its steps say nothing of when it was made.
-    """
-    steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
-    if not steps or run.source.format != FORMAT:
-        return None
-    return min(int(each.t_start_ns.min()) for each in steps), max(int(each.t_end_ns.max()) for each in steps)
-
-
 @dataclass(frozen=True)
 class Subject:
     """What a label stands for: one run, or a launch set with `dataset` as its representative launch."""
@@ -233,7 +197,7 @@ class Subject:
 
     def as_set(self) -> LaunchSet:
         """Return the launch set; a run compared with a launch set is a set of one launch."""
-        return self.launches or LaunchSet(Path(self.dataset.run.location), (launch_of(self.dataset),), [])
+        return self.launches or LaunchSet(Path(self.dataset.run.location), (Launch.of(self.dataset),), [])
 
     def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:
         """Yield the launches, each read when it is requested; a single run yields itself."""
@@ -275,7 +239,6 @@ MOST: Final = 1.5
 """Largest `drift_inflation` of an order in which the sides count as interleaved. A B B A and pairs in random order lie
 below it, and 3 in 4 of all orders drawn at random. On a machine that drifts so, orders below it have 0.6 to 1.0 % false
 regressions on average and 5 % at worst, those above up to 25 % (docs/dev/verdicts.md)."""
-_LETTERS: Final = ("R", "C")
 
 
 def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift: bool = False) -> LaunchOrderFacts:
@@ -295,9 +258,14 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     if unknown:
         why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
         return order(comparable=None, sequence=None, drift_inflation=None, reason=why)
-    moments = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
+    places = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
-    inflation, sequence = drift_inflation(moments, of_candidate), _sequence(moments, of_candidate)
+    by_time = np.lexsort((of_candidate, places))
+    together = (
+        "".join("RC"[int(of_candidate[at])] for at in same) for _, same in groupby(by_time, key=places.__getitem__)
+    )
+    sequence = "".join(letters if len(letters) == 1 else f"({letters})" for letters in together)
+    inflation = drift_inflation(places, of_candidate)
     if inflation <= MOST:
         return order(comparable=True, sequence=sequence, drift_inflation=inflation, reason=None)
     why = (
@@ -347,12 +315,3 @@ def inflation(covariance: Floats, of_candidate: Bools) -> float:
     if spread <= 1e-12:
         return 0.0  # all at one time: no drift lies between any two of them
     return float(weights @ covariance @ weights / (spread * (1 / sizes[0] + 1 / sizes[1])))
-
-
-def _sequence(places: Ints, of_candidate: Bools) -> str:
-    order = np.lexsort((of_candidate, places))
-    parts = [
-        "".join(_LETTERS[int(of_candidate[index])] for index in together)
-        for _, together in groupby(order.tolist(), key=lambda index: int(places[index]))
-    ]
-    return "".join(part if len(part) == 1 else f"({part})" for part in parts)

@@ -1,84 +1,68 @@
-"""Rank tests of launches, from one value per launch on each side: the exact Mann-Whitney U test of one metric, and
-step-down minP over the labellings of launches for several metrics together.
+"""Statistics of launches, from one value per launch and side: the exact Mann-Whitney U test of one metric, step-down
+minP over the labellings of launches for several metrics together, the effect with the interval that belongs to the
+test, and the effect that so many launches could have detected.
 
     mann_whitney(reference, candidate)  # two-sided p-value
-    found = step_down({"comm_ms": (reference, candidate), ...}, alpha=0.05)
-    found["comm_ms"].p                  # adjusted: at most alpha where the metric differs
-    found["comm_ms"].level              # the raw p below which it differs; None where none is attainable
+    p, level = step_down({"comm_ms": (reference, candidate), ...}, alpha=0.05)["comm_ms"]
+    estimated("quotient", reference, candidate, p, level)  # Effect: value, low, high
 
 A labelling says which launches are the candidate's. All metrics of a launch keep their values together when labels are
 exchanged, so that metrics which move together cost little extra. Must not: see steps (they are correlated), use the
-normal approximation where launches are few, or let a metric be tested after one that was not significant.
+normal approximation where launches are few, let a metric be tested after one that was not significant, give an interval
+that the test could not have bounded, or quote the power of another design.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from math import comb
-from typing import Any, Final
+from math import comb, exp, lgamma, sqrt
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from aorta.analysis.documents.comparison import Effect, EffectKind
 from aorta.analysis.frames import Bools, Floats, Ints
 
 EXACT_PAIRS: Final = 4096
 """Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is
 as good.
 """
+LEAST_LAUNCHES: Final = 4
+"""Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
 
 
 def mann_whitney(reference: Floats, candidate: Floats) -> float:
     """Return the two-sided p-value of "neither side tends to larger values" (Mann and Whitney 1947). Takes no NaN.
 
-    Without ties it comes from the exact distribution of U; with ties, from all assignments of the observed values to
-    the sides.
+    Without ties it comes from the exact distribution of U. With ties it comes from all assignments of the observed
+    values to the sides: scipy's exact method does not support them, and its permutation test takes seconds per metric.
     """
     values = np.concatenate([reference, candidate])
-    if len(np.unique(values)) < len(values):
-        return _with_ties(reference, candidate)
-    return float(p_values(len(reference), len(candidate))[u_of(reference, candidate)])
-
-
-def u_of(reference: Floats, candidate: Floats) -> int:
-    """Return the statistic U: the number of pairs of launches in which the candidate's value is larger."""
-    return int((candidate[:, None] > reference).sum())
+    if len(np.unique(values)) == len(values):
+        # U is the number of pairs of launches in which the candidate's value is larger.
+        return float(p_values(len(reference), len(candidate))[int((candidate[:, None] > reference).sum())])
+    doubled = doubled_ranks(values)
+    table = rank_sum_p_values(tuple(sorted(doubled.tolist())), len(candidate))
+    return float(table[int(doubled[len(reference) :].sum())])
 
 
 @lru_cache(maxsize=64)
 def p_values(reference: int, candidate: int) -> Floats:
     """Return the two-sided p-value of every U from 0 to `reference * candidate` (numbers of launches), without ties."""
+    from scipy.stats import mannwhitneyu
+
     pairs = reference * candidate
-    wanted = np.arange(pairs + 1)
     # Any samples with that U will do: choose how many references lie below each candidate so that they add up to U.
-    below = np.clip(wanted[:, None] - reference * np.arange(candidate), 0, reference)
+    below = np.clip(np.arange(pairs + 1)[:, None] - reference * np.arange(candidate), 0, reference)
     candidates = below + 0.5 + np.arange(candidate) / (2 * candidate)
     references = np.broadcast_to(np.arange(1.0, reference + 1), (pairs + 1, reference))
-    found = _scipy(references, candidates, "exact" if pairs <= EXACT_PAIRS else "asymptotic")
-    found.setflags(write=False)
-    return found
-
-
-def critical_u(reference: int, candidate: int, alpha: float) -> int | None:
-    """Return the smallest U in the upper half with p <= alpha; None where no U reaches it because there are too few
-    launches.
-    """
-    found = p_values(reference, candidate)
-    half = len(found) // 2
-    enough = np.flatnonzero(found[half:] <= alpha)
-    return half + int(enough[0]) if len(enough) else None
-
-
-def _with_ties(reference: Floats, candidate: Floats) -> float:
-    """Return the exact p-value with ties, which scipy's method does not support; its permutation test takes seconds per
-    metric and refuses a side of one launch.
-    """
-    doubled = doubled_ranks(np.concatenate([reference, candidate]))
-    table = rank_sum_p_values(tuple(sorted(doubled.tolist())), len(candidate))
-    return float(table[int(doubled[len(reference) :].sum())])
+    method = "exact" if pairs <= EXACT_PAIRS else "asymptotic"
+    p = np.asarray(mannwhitneyu(candidates, references, method=method, axis=-1).pvalue, np.float64)
+    p.setflags(write=False)
+    return p
 
 
 def doubled_ranks(values: Floats) -> Ints:
@@ -102,22 +86,13 @@ def rank_sum_p_values(doubled: tuple[int, ...], chosen: int) -> Floats:
         ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
     at_most = np.cumsum(ways[-1])
     at_least = at_most[-1] - at_most + ways[-1]
-    found = np.minimum(1.0, 2 * np.minimum(at_most, at_least) / at_most[-1])
-    found.setflags(write=False)
-    return np.asarray(found)
-
-
-def _scipy(reference: npt.NDArray[Any], candidate: npt.NDArray[Any], method: str) -> Floats:
-    from scipy.stats import mannwhitneyu
-
-    found = mannwhitneyu(candidate, reference, alternative="two-sided", method=method, axis=-1)
-    return np.asarray(found.pvalue, np.float64)
+    p: Floats = np.minimum(1.0, 2 * np.minimum(at_most, at_least) / at_most[-1])
+    p.setflags(write=False)
+    return p
 
 
 EXACT_LABELLINGS: Final = 200_000
 """Labellings up to which all are enumerated: C(20, 10) = 184,756, ten launches against ten."""
-LEAST_LAUNCHES: Final = 4
-"""Launches per side. With three against three the smallest two-sided Mann-Whitney p is 2 / C(6, 3) = 0.10."""
 DRAWN: Final = 20_000
 """Labellings drawn where there are more, the observed one among them; a p of 0.05 is then known to 0.0015."""
 _SEED: Final = 1993
@@ -125,22 +100,7 @@ _BELOW: Final = 1 - 1e-9
 """Turns "below" into "at most" for p-values that were computed in two ways."""
 
 
-@dataclass(frozen=True)
-class Adjusted:
-    """The result for one metric.
-
-    Attributes:
-        p: adjusted p; the chance of even one false finding among all metrics is at most alpha where those with
-            p <= alpha are taken for findings.
-        level: the raw p up to which this metric is a finding, at the step at which it was judged. None where no raw p
-            of any metric could have been one: then these launches could not decide, whatever they had measured.
-    """
-
-    p: float
-    level: float | None
-
-
-def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict[str, Adjusted]:
+def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict[str, tuple[float, float | None]]:
     """Test all metrics by step-down minP (Westfall and Young, *Resampling-Based Multiple Testing*, 1993, algorithm 2.8)
     with the exact two-sided Mann-Whitney p of each metric.
 
@@ -151,11 +111,15 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
         values: per metric one value for each launch of the reference and of the candidate, the same launches for every
             metric; NaN where a launch has none, which counts as one of middle rank.
         alpha: the level of all metrics together.
+
+    Returns:
+        Per metric the adjusted p (the chance of even one false finding among all metrics is at most alpha where those
+        with p <= alpha are taken for findings), and the raw p up to which the metric is a finding, at the step at which
+        it was judged; None where these launches could not decide, whatever they had measured.
     """
     if not values:
         return {}
-    sizes = {(len(reference), len(candidate)) for reference, candidate in values.values()}
-    (size,) = sizes
+    (size,) = {(len(reference), len(candidate)) for reference, candidate in values.values()}
     labels = labellings(*size)
     p = np.empty((len(values), len(labels)))
     for row, (reference, candidate) in zip(p, values.values(), strict=True):
@@ -165,7 +129,7 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
     order = np.argsort(p[:, 0], kind="stable")
     smallest = np.minimum.accumulate(p[order[::-1]], axis=0)[::-1]
     place = int(alpha * len(labels) * (1 + 1e-12))
-    names, adjusted, found = list(values), 0.0, {}
+    names, adjusted, tested = list(values), 0.0, {}
     level, least = alpha, float(smallest[0].min())
     for step, metric in enumerate(order):
         observed = float(p[metric, 0])
@@ -175,8 +139,8 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
             level = min(critical * _BELOW, alpha)
         # Where ties make the test lopsided, twice one side may be more than both: no p falls below the raw one.
         adjusted = max(adjusted, observed, float((smallest[step] <= observed).mean()))
-        found[names[metric]] = Adjusted(adjusted, None if level < least else level)
-    return {name: found[name] for name in values}
+        tested[names[metric]] = adjusted, None if level < least else level
+    return {name: tested[name] for name in values}
 
 
 @lru_cache(maxsize=8)
@@ -195,19 +159,131 @@ def labellings(reference: int, candidate: int) -> Floats:
         generator = np.random.default_rng([_SEED, reference, candidate])
         labels = np.tile(np.arange(launches) >= reference, (DRAWN, 1))
         labels[1:] = generator.permuted(labels[1:], axis=1)
-    found = labels.astype(np.float64)
-    found.setflags(write=False)
-    return found
+    as_floats = labels.astype(np.float64)
+    as_floats.setflags(write=False)
+    return as_floats
 
 
-def launches_for(metrics: int, alpha: float, least: int) -> int:
-    """Return the smallest number of launches per side, at least `least`, with which one of so many metrics can be a
-    finding whatever the others are: n for which metrics * 2 / C(2n, n) <= alpha.
+def least_launches(alpha: float, metrics: int = 1) -> int:
+    """Return the launches per side, at least four, from which one of so many metrics tested together can be a finding
+    whatever the others are: the smallest n with metrics * 2 / C(2n, n) <= alpha.
 
     Each metric has two extreme labellings of C(2n, n) if its values differ, and in the worst case no two metrics share
     them.
     """
-    size = least
+    size = LEAST_LAUNCHES
     while metrics * 2 / comb(2 * size, size) > alpha:
         size += 1
     return size
+
+
+def estimated(kind: EffectKind, reference: Floats, candidate: Floats, p: float, level: float) -> Effect:
+    """Return the effect between medians over launches (candidate minus reference, or candidate / reference - 1) with
+    the interval that the test at `level` does not reject; without a value where the reference is 0.
+
+    Interval and test are one: where p is above the level the interval holds 0, and without ties the other way round.
+    The test counts tied values half, and pairs alone do not tell what it does with them: then the interval is widened
+    to hold 0 where `p` is above the level, and always holds the effect itself.
+
+    Args:
+        reference, candidate: one value per launch, at least one each, no NaN.
+        p: of the Mann-Whitney test of these values.
+        level: an effect is rejected where p of what is left without it is at most this.
+    """
+    before, after = float(np.median(reference)), float(np.median(candidate))
+    if kind == "quotient" and not before:
+        return Effect(kind, None, None, None)
+    value = after - before if kind == "difference" else after / before - 1
+    ends = accepted(reference, candidate, level, kind)
+    if ends is None:
+        return Effect(kind, value, None, None)
+    held = [*ends, value, *([0.0] if p > level else [])]
+    return Effect(kind, value, min(held), max(held))
+
+
+def accepted(reference: Floats, candidate: Floats, level: float, kind: EffectKind) -> tuple[float, float] | None:
+    """Return the smallest and the largest effect that the test does not reject: of shifts of the candidate
+    (`difference`), or of its factors less 1 (`quotient`; Hodges and Lehmann 1963, Bauer 1972). None where no effect of
+    any size could be rejected, or a quotient has a value that is not above 0 below it.
+    """
+    if kind == "quotient" and (reference.min() <= 0 or candidate.min() < 0):
+        return None
+    pairs = candidate[:, None] - reference if kind == "difference" else candidate[:, None] / reference - 1
+    ordered = np.sort(pairs, axis=None)
+    p = p_values(len(reference), len(candidate))
+    # U is the number of pairs above the effect: this many of its smallest values, and as many of its largest, reject.
+    rejected = int((p[: len(ordered) // 2 + 1] <= level).sum())
+    return (float(ordered[rejected - 1]), float(ordered[-rejected])) if rejected else None
+
+
+POWER: Final = 0.8
+CAP: Final = 64
+"""Launches per side above which no number is given: nobody runs that many, and the noise estimate
+would not support it.
+"""
+_PLANS_SEED: Final = 80
+_PLANS: Final = 4_000
+_LEAST_PLANS: Final = 500
+_PAIRS: Final = 1 << 21
+
+
+def pooled_sd(reference: Floats, candidate: Floats) -> float | None:
+    """Return the standard deviation of launches around the mean of their own side, corrected for its small-sample bias:
+    divided by c4 for its degrees of freedom, because the root of a mean square is too small on average (Montgomery,
+    Introduction to Statistical Quality Control, appendix VI). None unless a side has two launches.
+    """
+    freedom = len(reference) + len(candidate) - 2
+    if freedom < 1:
+        return None
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in (reference, candidate))
+    c4 = sqrt(2 / freedom) * exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2))
+    return sqrt(squares / freedom) / c4
+
+
+def detectable(reference: int, candidate: int, sd: float, margin: float, alpha: float) -> float | None:
+    """Return the smallest shift that the rule (p <= alpha and medians further apart than `margin`) finds in 80 % of
+    experiments with this many launches; None where no shift can. `sd`, `margin` and the shift are in the same unit.
+    """
+    shifts = _least_shifts(reference, candidate, alpha)
+    if shifts is None:
+        return None
+    by_test, by_median = shifts
+    return float(np.quantile(np.maximum(sd * by_test, margin + sd * by_median), POWER))
+
+
+def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
+    """Return the smallest number of launches per side with which the test finds `shift` in 80 % of experiments; None
+    above `CAP`.
+    """
+
+    def finds(size: int) -> bool:
+        shifts = _least_shifts(size, size, alpha)
+        return shifts is not None and sd * float(np.quantile(shifts[0], POWER)) <= abs(shift)
+
+    sizes = range(LEAST_LAUNCHES, CAP + 1)
+    place = bisect_left(sizes, True, key=finds)
+    return sizes[place] if place < len(sizes) else None
+
+
+@lru_cache(maxsize=256)
+def _least_shifts(reference: int, candidate: int, alpha: float) -> tuple[Floats, Floats] | None:
+    """Simulate experiments with normally distributed launches. For each, the smallest shift that the test finds, and
+    the difference of the medians that the shift must make up for; None where the test finds none.
+
+    Normal launches are used and not the residuals of the observed ones, because six degrees of freedom make a lumpy
+    distribution with ties.
+    """
+    p = p_values(reference, candidate)
+    half = len(p) // 2
+    enough = np.flatnonzero(p[half:] <= alpha)
+    if not len(enough):
+        return None
+    needed = half + int(enough[0])
+    plans = max(_LEAST_PLANS, min(_PLANS, _PAIRS // (reference * candidate)))
+    generator = np.random.default_rng([_PLANS_SEED, reference, candidate])
+    left, right = (generator.standard_normal((plans, size)) for size in (reference, candidate))
+    # A shift d of the candidate makes U the number of pairs with left - right < d: `needed` of them or more from the
+    # `needed`-th smallest on.
+    pairs = (left[:, :, None] - right[:, None, :]).reshape(plans, -1)
+    pairs.partition(needed - 1, axis=1)
+    return pairs[:, needed - 1].copy(), np.median(left, axis=1) - np.median(right, axis=1)

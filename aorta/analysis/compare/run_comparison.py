@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,7 +30,14 @@ from aorta.analysis.documents.comparison import (
     LossDifference,
     Quotient,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, PaceFacts
+from aorta.analysis.documents.dataset import (
+    CollectiveEntry,
+    DatasetEntry,
+    Described,
+    Ends,
+    MeasuredFrom,
+    PaceFacts,
+)
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_columns import FORMAT
@@ -39,51 +46,42 @@ from aorta.analysis.metrics import Metric, in_order, metric_named
 from aorta.analysis.run import Run
 from aorta.records.run_files import flatten
 
-VERDICT: Final = "inconclusive"
-VERDICT_REASON: Final = "one {what} per side; a verdict needs four"
 _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")
+HEADER: Final = "header."
+"""Prefix of facts from the header; facts of the configuration have another."""
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
-_INTERCEPTOR: Final = "config.instrument.interceptor"
-"""Not a configuration key: whether the instrument's compiled extension was available."""
 LIBRARY: Final = "collective_library"
-"""Not a configuration key either: the build of NCCL or RCCL that was loaded."""
+"""Not a configuration key: the build of NCCL or RCCL that was loaded."""
 _VARIABLE: Final = "environment."
 _PRELOADED: Final = re.compile(r"[^\s:]*lib[nr]ccl[^\s:/-]*\.so[^\s:/]*")
 """NCCL or RCCL among the libraries of LD_PRELOAD, which are separated by spaces or colons (ld.so(8)); not a plugin
 (libnccl-net.so)."""
-_WHERE: Final = "config.training.output_dir"
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that change what is computed, wherever they occur."""
-HEADER: Final = "header."
-"""Prefix of facts from the header; facts of the configuration have another."""
 UNNOTICED: Final = "different configurations would not be noticed"
 NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
 NOT_SET: Final = "(absent)"
-ACROSS_PLATFORMS: Final = "only ratios are judged across platforms"
-_PLATFORM_UNKNOWN: Final = "the platform of a side is not known, and only ratios are judged across platforms"
 
 
 @dataclass(frozen=True)
-class SideValue:
-    """One metric of one side. `median`, of few steps the value over all of them, is None for `reason`; `bounds` say
-    what is known none the less. Of launches also `extremes`, the lowest and the highest that any launch can have, and
-    how many there are.
+class MetricValue:
+    """One metric of a run, of a launch, or of the launches of a side.
+
+    Attributes:
+        median: None for `reason`; of few steps the value over all of them.
+        bounds: what is known where `median` is not.
+        source: what the median of a launch was measured from.
+        extremes: of several launches the lowest and the highest that any can have; `launches`: how many there are.
     """
 
     median: float | None
-    reason: str | None
+    reason: str | None = None
     bounds: Ends | None = None
+    source: MeasuredFrom | None = None
     ratio_of_sums: float | None = ABSENT
     extremes: tuple[float, float] | None = None
     launches: int = 1
-
-    @classmethod
-    def of(cls, described: Described, *, over_all: bool = False) -> SideValue:
-        """Return a metric of a single run; `over_all`: its mean or ratio of sums (`Described.over_all`)."""
-        if over_all and described.median is not None:
-            return cls(described.over_all, described.reason, known(described.bounds))
-        return cls(described.median, described.reason, known(described.bounds), described.ratio_of_sums)
 
     @property
     def ends(self) -> Ends | None:
@@ -93,78 +91,70 @@ class SideValue:
         return Ends(self.median, self.median)
 
 
-@dataclass(frozen=True)
-class ComparedSide:
-    """What a comparison takes of one side."""
+Values: TypeAlias = Mapping[str, MetricValue]
+"""Metric -> its value on one side."""
 
-    metrics: Mapping[str, SideValue]
-    collectives: Sequence[CollectiveEntry] = ()
-    pace: PaceFacts | None = None
 
-    @classmethod
-    def of(cls, entry: DatasetEntry, *, over_all: bool = False) -> ComparedSide:
-        """Return a single run as a side."""
-        metrics = {name: SideValue.of(described, over_all=over_all) for name, described in entry.described.items()}
-        return cls(metrics, entry.matched, known(entry.pace))
+def values_of(entry: DatasetEntry, *, over_all: bool = False) -> dict[str, MetricValue]:
+    """Return the metrics of a single run; `over_all`: their means or ratios of sums (`Described.over_all`)."""
+    return {name: _value(described, over_all=over_all) for name, described in entry.described.items()}
 
-    @property
-    def overlap_ratio(self) -> float | None:
-        """The overlap ratio."""
-        return self.metrics["overlap_ratio"].median if "overlap_ratio" in self.metrics else None
+
+def _value(described: Described, *, over_all: bool = False) -> MetricValue:
+    bounds = known(described.bounds)
+    if over_all and described.median is not None:
+        return MetricValue(described.over_all, described.reason, bounds)
+    return MetricValue(described.median, described.reason, bounds, ratio_of_sums=described.ratio_of_sums)
 
 
 def compare(
-    reference: LabelledRun,
-    candidate: LabelledRun,
-    before: ComparedSide,
-    after: ComparedSide,
+    datasets: tuple[LabelledRun, LabelledRun],
+    values: tuple[Values, Values],
+    collectives: tuple[Sequence[CollectiveEntry], Sequence[CollectiveEntry]],
+    paces: Sequence[Sequence[PaceFacts | None]],
     *,
     judge_milliseconds: bool = False,
     allows: Callable[[str], bool] = lambda _key: False,
 ) -> Comparison:
-    """Compare the candidate with the reference.
+    """Compare the candidate with the reference, which comes first in every pair of arguments.
 
     Args:
-        before, after: the values of reference and candidate.
+        paces: `pace` of each launch of a side.
         judge_milliseconds: judge milliseconds across platforms too.
         allows: whether the runs may differ in a key although it changes the work. Keys that it does not allow are
             `unlike`.
     """
-    left, right = before.overlap_ratio, after.overlap_ratio
-    not_judged = why_ratios_alone(reference, candidate, judge_milliseconds=judge_milliseconds)
-    known_of = facts(reference.run), facts(candidate.run)
-    differences = differing(*known_of)
-    traced = all(side.run.source.format != FORMAT for side in (reference, candidate))
-    null = [dataset.label for dataset, value in ((reference, left), (candidate, right)) if value is None]
+    reference, candidate = (dataset.run for dataset in datasets)
+    left, right = (side["overlap_ratio"].median if "overlap_ratio" in side else None for side in values)
+    not_judged = why_ratios_alone(*datasets, judge_milliseconds=judge_milliseconds)
+    facts_of = facts(reference), facts(candidate)
+    differences = differing(*facts_of)
+    what = "capture" if FORMAT not in (reference.source.format, candidate.source.format) else "launch"
+    null = [dataset.label for dataset, value in zip(datasets, (left, right), strict=True) if value is None]
     unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
-    metrics, collectives = pairs(before, after, not_judged), _collectives(before, after, not_judged)
+    metrics, of_both = pairs(*values, not_judged), _collectives(*collectives, not_judged)
     if unlike:
-        listed = [getattr(row, name) for row in collectives for name in _OF_COLLECTIVES]
+        listed = [getattr(row, name) for row in of_both for name in _OF_COLLECTIVES]
         _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
+    swaps = (not_swapped(*facts_of, variable) for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"))
     return Comparison(
-        reference=reference.label,
-        candidate=candidate.label,
+        reference=datasets[0].label,
+        candidate=datasets[1].label,
         reference_overlap_ratio=left,
         candidate_overlap_ratio=right,
         ratio_delta=None if left is None or right is None else right - left,
         ratio_delta_reason=f"overlap_ratio is not available for {' and '.join(null)}" if null else ABSENT,
-        verdict=VERDICT,
-        verdict_reason=VERDICT_REASON.format(what="capture" if traced else "launch"),
-        host_bound=difference_in_lead([before.pace], [after.pace]),
-        warnings=[
-            *_warnings(reference.run, candidate.run, differences),
-            *filter(None, (not_swapped(*known_of, variable) for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"))),
-        ],
+        verdict="inconclusive",
+        verdict_reason=f"one {what} per side; a verdict needs four",
+        host_bound=difference_in_lead(*paces),
+        warnings=[*_warnings(reference, candidate, differences), *filter(None, swaps)],
         manifest_differences=differences,
-        losses=compared_losses(reference.run, candidate.run),
+        losses=compared_losses(reference, candidate),
         unlike=unlike,
         statistic="median",
         metrics=metrics,
-        collectives=collectives,
-        collectives_on_one_side={
-            "reference": len(before.collectives) - len(collectives),
-            "candidate": len(after.collectives) - len(collectives),
-        },
+        collectives=of_both,
+        collectives_on_one_side={side: len(rows) - len(of_both) for side, rows in zip(SIDES, collectives, strict=True)},
         attribution=None,
     )
 
@@ -174,7 +164,8 @@ def why_ratios_alone(reference: LabelledRun, candidate: LabelledRun, *, judge_mi
     platforms = reference.run.source.platform, candidate.run.source.platform
     if judge_milliseconds or (platforms[0] == platforms[1] is not None):
         return None
-    return _PLATFORM_UNKNOWN if None in platforms else ACROSS_PLATFORMS
+    ratios = "only ratios are judged across platforms"
+    return f"the platform of a side is not known, and {ratios}" if None in platforms else ratios
 
 
 def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
@@ -184,45 +175,46 @@ def _withhold(pairs: Iterable[ComparedMetric], reason: str) -> None:
             pair.judgement, pair.judgement_reason = "not judged", reason
 
 
-def pairs(before: ComparedSide, after: ComparedSide, not_judged: str | None = None) -> dict[str, ComparedMetric]:
+def pairs(before: Values, after: Values, not_judged: str | None = None) -> dict[str, ComparedMetric]:
     """Return every metric of two sides that is compared, side by side (`metrics` of the comparison).
 
     Args:
         not_judged: why only ratios are judged; None if all metrics are.
     """
     compared = {}
-    for metric in map(metric_named, in_order({*before.metrics, *after.metrics})):
-        left, right = (side.metrics.get(metric.name) or _absent(side) for side in (before, after))
+    for metric in map(metric_named, in_order({*before, *after})):
+        left, right = (
+            side.get(metric.name) or MetricValue(None, NOT_USED if side else "no step is used")
+            for side in (before, after)
+        )
         pair = compared[metric.name] = _pair(metric, left, right, not_judged)
         if ABSENT not in (left.ratio_of_sums, right.ratio_of_sums):
             pair.ratio_of_sums = _difference(left.ratio_of_sums, right.ratio_of_sums)
     return compared
 
 
-def _absent(side: ComparedSide) -> SideValue:
-    return SideValue(None, NOT_USED if side.metrics else "no step is used")
-
-
-def _collectives(before: ComparedSide, after: ComparedSide, not_judged: str | None) -> list[ComparedCollective]:
+def _collectives(
+    before: Sequence[CollectiveEntry], after: Sequence[CollectiveEntry], not_judged: str | None
+) -> list[ComparedCollective]:
     """Return the collectives that both sides issued, matched by kind, group name, group size and bytes."""
-    others = {(row.kind, row.group, row.group_size, row.bytes): row for row in after.collectives}
+    others = {(row.kind, row.group, row.group_size, row.bytes): row for row in after}
     both = []
-    for row in before.collectives:
+    for row in before:
         key = row.kind, row.group, row.group_size, row.bytes
-        if key not in others:
+        other = others.get(key)
+        if other is None:
             continue
-        values = [[SideValue.of(getattr(each, name)) for name in _OF_COLLECTIVES] for each in (row, others[key])]
-        found = [
-            _pair(metric_named(name), left, right, not_judged)
-            for name, left, right in zip(_OF_COLLECTIVES, *values, strict=True)
+        compared = [
+            _pair(metric_named(name), _value(getattr(row, name)), _value(getattr(other, name)), not_judged)
+            for name in _OF_COLLECTIVES
         ]
-        if row.starts_open or others[key].starts_open:
-            _withhold(found, HOST_BOUND)
-        both.append(ComparedCollective(*key, *found))
+        if row.starts_open or other.starts_open:
+            _withhold(compared, HOST_BOUND)
+        both.append(ComparedCollective(*key, *compared))
     return both
 
 
-def _pair(metric: Metric, left: SideValue, right: SideValue, not_judged: str | None) -> ComparedMetric:
+def _pair(metric: Metric, left: MetricValue, right: MetricValue, not_judged: str | None) -> ComparedMetric:
     values = _difference(left.median, right.median)
     reasons = [f"{name}: {side.reason}" for name, side in zip(SIDES, (left, right), strict=True) if side.reason]
     judgement, why = "not judged", None
@@ -251,6 +243,25 @@ def _pair(metric: Metric, left: SideValue, right: SideValue, not_judged: str | N
     )
 
 
+def bounded_pair(reference: MetricValue, candidate: MetricValue) -> ComparedBounds | None:
+    """Compare the bounds of both sides of a metric (a value is both): over all pairs of launches the least and greatest
+    difference, and relative change. None where neither side has bounds, or one is not known at all.
+    """
+    before, after = reference.ends, candidate.ends
+    if (reference.bounds is None and candidate.bounds is None) or before is None or after is None:
+        return None
+    (low, high), (from_, to) = (
+        side.extremes or (ends.at_least, ends.at_most) for side, ends in ((reference, before), (candidate, after))
+    )
+    return ComparedBounds(
+        before,
+        after,
+        difference=Interval(from_ - high, to - low),
+        change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
+        launches={"reference": reference.launches, "candidate": candidate.launches},
+    )
+
+
 def _difference(left: float | None, right: float | None) -> Quotient:
     """Return candidate minus reference, and candidate / reference; a quotient over 0 is undefined."""
     if left is None or right is None:
@@ -261,17 +272,52 @@ def _difference(left: float | None, right: float | None) -> Quotient:
 
 
 def facts(run: Run) -> dict[str, object]:
-    """Return facts of the header as `header.<name>`, and leaves of the configuration as `config.<dotted key>`."""
-    header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
-    header[f"{HEADER}world_size"] = run.source.world_size or None
-    library = collective_library(run.manifest)
-    header |= {LIBRARY: library} if library is not None else {}
+    """Return what was run: `header.<name>` of the record, `config.<dotted key>` of the configuration, variables of the
+    environment, `LIBRARY`, and what timed collectives.
+    """
+    of_header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
+    of_header[f"{HEADER}world_size"] = run.source.world_size or None
     configuration = dict(flatten(config_of(run.manifest), "config."))
-    configuration.pop(_WHERE, None)  # where a run writes says nothing of what it did
+    configuration.pop("config.training.output_dir", None)  # where a run writes says nothing of what it did
     environment = (run.manifest or {}).get("environment")
     configuration |= flatten(environment if isinstance(environment, dict) else {}, _VARIABLE)
-    timed_by = interceptor(run.manifest)
-    return header | configuration | ({_INTERCEPTOR: timed_by} if timed_by is not None else {})
+    library, timed_by = collective_library(run.manifest), interceptor(run.manifest)
+    return {
+        **of_header,
+        **({} if library is None else {LIBRARY: library}),
+        **configuration,
+        **({} if timed_by is None else {"config.instrument.interceptor": timed_by}),
+    }
+
+
+def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
+    """Return facts that differ: of headers always, of the configuration where both sides have one."""
+    if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
+        left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
+    return [
+        FactDifference(key, left.get(key, NOT_SET), right.get(key, NOT_SET))
+        for key in dict.fromkeys([*left, *right])
+        if left.get(key, NOT_SET) != right.get(key, NOT_SET)
+    ]
+
+
+def changes_the_work(difference: FactDifference) -> bool:
+    """Return whether runs with this difference (an entry of `differing`) did not do the same work."""
+    key = difference.key
+    if key.startswith("config.parallel.") and NOT_SET in (difference.reference, difference.candidate):
+        return False  # a setting that only one strategy has; comparing two strategies is legitimate
+    if key == f"{HEADER}world_size":
+        return None not in (difference.reference, difference.candidate)  # a trace may not say it
+    leaf = key.rpartition(".")[2]
+    return key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)
+
+
+def not_alike(key: str, reference: object, candidate: object) -> str:
+    """Return the warning about a difference between the sides that changes the work."""
+    return (
+        f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
+        "the same work"
+    )
 
 
 def not_swapped(left: Mapping[str, object], right: Mapping[str, object], variable: str) -> str | None:
@@ -315,17 +361,6 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
     return LossDifference(count, equal, float(differences[at]), rank, step, said)
 
 
-def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
-    """Return facts that differ: of headers always, of the configuration where both sides have one."""
-    if any(all(key.startswith(HEADER) for key in side) for side in (left, right)):
-        left, right = ({k: v for k, v in side.items() if k.startswith(HEADER)} for side in (left, right))
-    return [
-        FactDifference(key, left.get(key, NOT_SET), right.get(key, NOT_SET))
-        for key in dict.fromkeys([*left, *right])
-        if left.get(key, NOT_SET) != right.get(key, NOT_SET)
-    ]
-
-
 def _warnings(reference: Run, candidate: Run, differences: list[FactDifference]) -> list[str]:
     warnings = [
         not_alike(difference.key, difference.reference, difference.candidate)
@@ -348,48 +383,8 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
-    for side, run in sides.items():
-        if run.manifest is None:
-            warnings.append(f"the {side} has no manifest: {UNNOTICED}")
-    return warnings
-
-
-def not_alike(key: str, reference: object, candidate: object) -> str:
-    """Return the warning about a difference between the sides that changes the work."""
-    return (
-        f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
-        "the same work"
-    )
-
-
-def changes_the_work(difference: FactDifference) -> bool:
-    """Return whether runs with this difference (an entry of `differing`) did not do the same work."""
-    key = difference.key
-    if key.startswith("config.parallel.") and NOT_SET in (difference.reference, difference.candidate):
-        return False  # a setting that only one strategy has; comparing two strategies is legitimate
-    if key == f"{HEADER}world_size":
-        return None not in (difference.reference, difference.candidate)  # a trace may not say it
-    leaf = key.rpartition(".")[2]
-    return key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)
-
-
-def bounded_pair(reference: SideValue, candidate: SideValue) -> ComparedBounds | None:
-    """Compare the bounds of both sides of a metric (a value is both): over all pairs of launches the least and greatest
-    difference, and relative change. None where neither side has bounds, or one is not known at all.
-    """
-    before, after = reference.ends, candidate.ends
-    if (reference.bounds is None and candidate.bounds is None) or before is None or after is None:
-        return None
-    (low, high), (from_, to) = (
-        side.extremes or (ends.at_least, ends.at_most) for side, ends in ((reference, before), (candidate, after))
-    )
-    return ComparedBounds(
-        before,
-        after,
-        difference=Interval(from_ - high, to - low),
-        change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
-        launches={"reference": reference.launches, "candidate": candidate.launches},
-    )
+    missing = (side for side, run in sides.items() if run.manifest is None)
+    return [*warnings, *(f"the {side} has no manifest: {UNNOTICED}" for side in missing)]
 
 
 def difference_in_lead(
@@ -401,14 +396,16 @@ def difference_in_lead(
     Args:
         reference, candidate: `pace` of each launch of a side. A side is host-bound where most of its launches are.
     """
-    before, after = _host_bound(reference), _host_bound(candidate)
-    if before is None or after is None or before == after:
+    sides = reference, candidate
+    stated = [[pace.host_bound for pace in paces if pace and pace.host_bound is not None] for paces in sides]
+    host_bound = [sum(each) * 2 > len(each) for each in stated]
+    if not all(stated) or host_bound[0] == host_bound[1]:
         return None
     leads: dict[str, float] = {
-        name: median(pace.host_lead_ms for pace in launches if pace and pace.host_lead_ms is not None)
-        for name, launches in zip(SIDES, (reference, candidate), strict=True)
+        name: median(pace.host_lead_ms for pace in paces if pace and pace.host_lead_ms is not None)
+        for name, paces in zip(SIDES, sides, strict=True)
     }
-    side, other = SIDES[::-1] if after else SIDES
+    side, other = SIDES if host_bound[0] else SIDES[::-1]
     own, against = (TEXT.quantity(leads[name], "ms") for name in (side, other))
     return HostBoundSide(
         side,
@@ -416,8 +413,3 @@ def difference_in_lead(
         f"the {side} is host-bound: its host is {own} ahead of the device (median), the {other}'s {against}. "
         "The sides differ in launch speed of their hosts, not in overlap.",
     )
-
-
-def _host_bound(launches: Sequence[PaceFacts | None]) -> bool | None:
-    bound = [pace.host_bound for pace in launches if pace is not None and pace.host_bound is not None]
-    return sum(bound) * 2 > len(bound) if bound else None

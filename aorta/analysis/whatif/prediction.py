@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.compare.effects import step_medians
 from aorta.analysis.formatting import rough_ms
 from aorta.analysis.frames import Floats, Ints
-from aorta.analysis.stats import median_or_none
+from aorta.analysis.stats import median_or_none, step_medians
 from aorta.analysis.whatif.changes import CommSpeed, WorldSize, apply, in_order
 from aorta.analysis.whatif.program import Change, RunProgram
 from aorta.analysis.whatif.replay import Measured, RankStepSample, Times, measure, replay, sample

@@ -22,7 +22,6 @@ from aorta.analysis.compare.launch_set import (
     inflation,
     launch_order,
     read_set,
-    samples,
 )
 from aorta.analysis.frames import Floats
 from aorta.analysis.load.locations import launch_folders
@@ -81,7 +80,7 @@ def test_a_label_finds_a_set(tmp_path: Path) -> None:
 def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path) -> None:
     dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=3, steps=20)))
     published = aggregate(dataset)["metrics"]
-    kept = samples(dataset)
+    kept = Launch.of(dataset).samples
     assert [name for name in published if name not in NO_PIPELINE_METRICS] == [
         name for name in published if name in kept
     ]
@@ -96,7 +95,7 @@ def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_p
         for number, ratio in enumerate((0, 0, 0, 0.5, 0.75))
     ]
     write_rank(tmp_path, header(0, 2), lines)
-    kept = samples(LabelledRun("x", load_run(tmp_path)))["overlap_ratio"]
+    kept = Launch.of(LabelledRun("x", load_run(tmp_path))).samples["overlap_ratio"]
     assert kept.median == 0.625
 
 

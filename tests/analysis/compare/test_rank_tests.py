@@ -1,4 +1,4 @@
-"""The U test and step-down minP, against counting out every assignment of launches to sides."""
+"""U test, step-down minP, intervals and power: by hand, against counting out every assignment, and simulated plans."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 from aorta.analysis.compare.rank_tests import (
     DRAWN,
     EXACT_LABELLINGS,
-    critical_u,
+    accepted,
+    detectable,
+    estimated,
     labellings,
-    launches_for,
+    launches_needed,
+    least_launches,
     mann_whitney,
     p_values,
+    pooled_sd,
     step_down,
-    u_of,
 )
+from aorta.analysis.compare.verdict import decide
+from aorta.analysis.documents.comparison import Effect
 
 
 def counted_out(reference: list[float], candidate: list[float]) -> float:
@@ -29,12 +34,11 @@ def counted_out(reference: list[float], candidate: list[float]) -> float:
         return sum((b > a) + 0.5 * (a == b) for a in left for b in right)
 
     pool = reference + candidate
-    seen = u(reference, candidate)
     every = []
     for chosen in combinations(range(len(pool)), len(reference)):
-        left = [pool[place] for place in chosen]
         right = [pool[place] for place in range(len(pool)) if place not in chosen]
-        every.append(u(left, right))
+        every.append(u([pool[place] for place in chosen], right))
+    seen = u(reference, candidate)
     low, high = (sum(value <= seen for value in every), sum(value >= seen for value in every))
     return min(1.0, 2 * min(low, high) / len(every))
 
@@ -50,33 +54,13 @@ def test_p_is_that_of_every_assignment_counted_out(left: int, right: int, tied: 
         assert mann_whitney(reference, candidate) == pytest.approx(expected)
 
 
-def test_the_smallest_p_is_the_one_that_measuring_states() -> None:
-    smallest = [p_values(n, n)[0] for n in (2, 3, 4, 5)]
-    assert smallest == pytest.approx([0.33, 0.10, 0.029, 0.0079], rel=0.02)
-
-
-def test_u_counts_pairs_in_which_the_candidate_is_larger() -> None:
-    assert u_of(np.array([1.0, 2.0]), np.array([1.5, 3.0])) == 3
-    assert u_of(np.array([1.0, 2.0]), np.array([2.0, 3.0])) == 3  # the two that are equal do not count
-
-
-@pytest.mark.parametrize(("sizes", "expected"), [((4, 4), 16), ((5, 5), 23), ((3, 3), None), ((8, 8), 51)])
-def test_critical_values_are_those_of_the_tables(sizes: tuple[int, int], expected: int | None) -> None:
-    """Two-sided 0.05 of Mann-Whitney tables: U <= 0, 2 and 13 for n = 4, 5, 8, so n * n less that from above."""
-    assert critical_u(*sizes, 0.05) == expected
-
-
-def test_a_u_whose_p_is_alpha_is_critical() -> None:
-    assert critical_u(4, 4, float(p_values(4, 4)[16])) == 16
-
-
-def test_sixty_launches_a_side_are_no_burden() -> None:
-    values = np.random.default_rng(0).standard_normal(120)
-    assert 0 < mann_whitney(values[:60], values[60:] + 0.5) < 0.2
-
-
-def test_equal_values_on_both_sides_say_nothing() -> None:
+def test_p_is_that_of_the_tables() -> None:
+    """Two-sided 0.05: U <= 0, 2 and 13 for n = 4, 5, 8, none for 3; the smallest p are those of measuring.md."""
+    assert [int((p_values(n, n)[: n * n // 2] <= 0.05).sum()) - 1 for n in (3, 4, 5, 8)] == [-1, 0, 2, 13]
+    assert [p_values(n, n)[0] for n in (2, 3, 4, 5)] == pytest.approx([0.33, 0.10, 0.029, 0.0079], rel=0.02)
     assert mann_whitney(np.ones(4), np.ones(4)) == 1
+    many = np.random.default_rng(0).standard_normal(140)
+    assert 0 < mann_whitney(many[:70], many[70:] + 0.5) < 0.2, "above 64 a side by the normal approximation"
 
 
 Sides = tuple[np.ndarray, np.ndarray]
@@ -86,29 +70,30 @@ def sides(values: list[float], reference: int) -> Sides:
     return np.array(values[:reference], float), np.array(values[reference:], float)
 
 
+def adjusted(values: dict[str, Sides], alpha: float = 0.05) -> dict[str, float]:
+    return {name: p for name, (p, _) in step_down(values, alpha).items()}
+
+
 def test_two_metrics_of_two_launches_a_side_by_hand() -> None:
     """Six labellings. Rank sums of the candidate in `a` (1 2 | 3 4) are 7, 3, 6, 4, 5, 5, so p = 2/6, 2/6, 4/6, 4/6,
     1, 1; in `b` (1 3 | 2 4), of the same labellings, 6, 4, 7, 3, 5, 5, so p = 4/6, 4/6, 2/6, 2/6, 1, 1. The smaller of
     both is 2/6 in four labellings: a has 4/6. Of b alone p is at most 4/6 in four labellings as well.
     """
-    found = step_down({"a": sides([1, 2, 3, 4], 2), "b": sides([1, 3, 2, 4], 2)}, 0.05)
-    assert {name: each.p for name, each in found.items()} == pytest.approx({"a": 4 / 6, "b": 4 / 6})
+    found = adjusted({"a": sides([1, 2, 3, 4], 2), "b": sides([1, 3, 2, 4], 2)})
+    assert found == pytest.approx({"a": 4 / 6, "b": 4 / 6})
+    assert step_down({}, 0.05) == {}
 
 
-def test_metrics_that_move_together_cost_nothing() -> None:
-    """Both are extreme in the same two of 70 labellings; Holm would say 0.057."""
+def test_metrics_that_move_together_cost_nothing_and_a_null_one_makes_four_against_four_undecidable() -> None:
+    """The first two are extreme in the same two of 70 labellings (Holm would say 0.057); the extremes of `null` are two
+    more, so that 4 of 70 have the smallest p that there is.
+    """
     apart = sides([1, 2, 3, 4, 5, 6, 7, 8], 4)
-    found = step_down({"a": apart, "b": (apart[0] * 3, apart[1] * 3)}, 0.05)
-    assert [each.p for each in found.values()] == pytest.approx([2 / 70, 2 / 70])
-    assert all(each.level is not None and each.level == 0.05 for each in found.values())
-
-
-def test_a_null_metric_beside_it_makes_four_against_four_undecidable() -> None:
-    """Its extremes are two labellings more: 4 of 70 have the smallest p that there is."""
-    found = step_down({"a": sides([1, 2, 3, 4, 5, 6, 7, 8], 4), "b": sides([1, 5, 3, 7, 2, 6, 4, 8], 4)}, 0.05)
-    assert found["a"].p == pytest.approx(4 / 70)
-    assert found["a"].level is None
-    assert found["b"].level is None
+    together = step_down({"a": apart, "b": (apart[0] * 3, apart[1] * 3)}, 0.05)
+    assert together == {name: (pytest.approx(2 / 70), 0.05) for name in "ab"}
+    found = step_down({"a": apart, "null": sides([1, 5, 3, 7, 2, 6, 4, 8], 4)}, 0.05)
+    assert found["a"] == (pytest.approx(4 / 70), None)
+    assert found["null"][1] is None
 
 
 def by_force(values: dict[str, Sides]) -> dict[str, float]:
@@ -121,15 +106,14 @@ def by_force(values: dict[str, Sides]) -> dict[str, float]:
     for chosen in combinations(range(count), reference):
         rest = [at for at in range(count) if at not in chosen]
         table.append({name: mann_whitney(each[list(chosen)], each[rest]) for name, each in pooled.items()})
-    adjusted: dict[str, float] = {}
+    found: dict[str, float] = {}
     remaining, least = sorted(raw, key=raw.__getitem__), 0.0
     while remaining:
         name = remaining[0]
         hits = sum(min(row[each] for each in remaining) <= raw[name] * (1 + 1e-9) for row in table)
-        least = max(least, raw[name], hits / len(table))
-        adjusted[name] = least
+        least = found[name] = max(least, raw[name], hits / len(table))
         remaining.pop(0)
-    return adjusted
+    return found
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 4), (3, 5)])
@@ -141,8 +125,7 @@ def test_it_is_the_definition_worked_through_labelling_by_labelling(sizes: tuple
         for place in range(3):
             drawn = generator.integers(0, 5, sum(sizes)) if tied else generator.standard_normal(sum(sizes))
             values[str(place)] = sides([*(drawn + 2.0 * place * (np.arange(sum(sizes)) >= sizes[0]))], sizes[0])
-        found = {name: each.p for name, each in step_down(values, 0.05).items()}
-        assert found == pytest.approx(by_force(values))
+        assert adjusted(values) == pytest.approx(by_force(values))
 
 
 FEW = st.integers(0, 6).map(float)
@@ -154,13 +137,11 @@ def test_step_down_is_monotone_and_its_level_says_the_same(rows: list[list[float
     values = {str(place): sides(row, 4) for place, row in enumerate(rows)}
     found = step_down(values, alpha)
     raw = {name: mann_whitney(*each) for name, each in values.items()}
-    ordered = sorted(found, key=raw.__getitem__)
-    adjusted = [found[name].p for name in ordered]
-    assert adjusted == sorted(adjusted)
-    for name, each in found.items():
-        assert each.p >= raw[name] - 1e-12
-        assert each.p <= min(1.0, len(rows) * raw[name]) + 1e-12, "never worse than Bonferroni"
-        assert (each.p <= alpha) == (each.level is not None and raw[name] <= each.level)
+    in_order = [found[name][0] for name in sorted(found, key=raw.__getitem__)]
+    assert in_order == sorted(in_order)
+    for name, (p, level) in found.items():
+        assert raw[name] - 1e-12 <= p <= min(1.0, len(rows) * raw[name]) + 1e-12, "never worse than Bonferroni"
+        assert (p <= alpha) == (level is not None and raw[name] <= level)
 
 
 def test_of_more_labellings_some_are_drawn_the_observed_one_among_them() -> None:
@@ -169,37 +150,132 @@ def test_of_more_labellings_some_are_drawn_the_observed_one_among_them() -> None
     assert labels[0].tolist() == [0.0] * 12 + [1.0] * 12
     assert (labels.sum(axis=1) == 12).all()
     assert len(labellings(10, 10)) == 184_756 <= EXACT_LABELLINGS
+    few = labellings(3, 4)
+    assert few[0].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert len({tuple(row) for row in few.tolist()}) == len(few) == 35
     generator = np.random.default_rng(3)
     values = {"a": (generator.standard_normal(12), generator.standard_normal(12) + 1)}
     p = mann_whitney(*values["a"])
-    found = step_down(values, 0.05)["a"].p
-    assert found == pytest.approx(p, abs=4 * (p * (1 - p) / DRAWN) ** 0.5)
-    assert step_down(values, 0.05)["a"].p == found
-
-
-def test_every_labelling_is_there_once_the_observed_one_first() -> None:
-    labels = labellings(3, 4)
-    assert labels[0].tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert len({tuple(row) for row in labels.tolist()}) == len(labels) == 35
+    assert adjusted(values)["a"] == pytest.approx(p, abs=4 * (p * (1 - p) / DRAWN) ** 0.5)
+    assert adjusted(values) == adjusted(values)
 
 
 def test_a_launch_without_a_value_counts_as_one_of_middle_rank() -> None:
     """It shares the rank of the 5: of 20 labellings two have the largest rank sum, and two the smallest."""
-    found = step_down({"a": sides([1, 2, float("nan"), 5, 6, 7], 3)}, 0.05)["a"].p
-    assert found == pytest.approx(4 / 20)
-
-
-def test_nothing_to_test_is_no_result() -> None:
-    assert step_down({}, 0.05) == {}
+    assert adjusted({"a": sides([1, 2, float("nan"), 5, 6, 7], 3)})["a"] == pytest.approx(4 / 20)
 
 
 def test_launches_are_asked_for_by_the_worst_case() -> None:
     """2 m / C(2n, n): 2 / 70, 4 / 252, 12 / 252 = 0.048, 14 / 252 = 0.056, 14 / 924."""
-    assert [launches_for(metrics, 0.05, 4) for metrics in (1, 2, 6, 7)] == [4, 5, 5, 6]
+    assert [least_launches(0.05, metrics) for metrics in (1, 2, 6, 7)] == [4, 5, 5, 6]
+    assert [least_launches(alpha) for alpha in (0.5, 0.05, 0.02, 0.005)] == [4, 4, 5, 6]
+    assert [least_launches(alpha) for alpha in (2 / 70, 2 / 252)] == [4, 5], "a p of alpha is significant"
     for metrics in (2, 3, 6, 7):
-        launches = launches_for(metrics, 0.05, 4)
+        launches = least_launches(0.05, metrics)
         generator = np.random.default_rng(metrics)
         values = {"apart": (np.arange(launches) * 1.0, np.arange(launches) + 100.0)}
         for place in range(metrics - 1):
             values[str(place)] = (generator.standard_normal(launches), generator.standard_normal(launches))
-        assert step_down(values, 0.05)["apart"].p <= 0.05
+        assert adjusted(values)["apart"] <= 0.05
+
+
+def test_an_interval_reaches_over_the_pairs_that_the_test_does_not_reject() -> None:
+    """Of 4 against 4 only U = 0 and U = 16 reject: all pairs; of 5 against 5 U <= 2 and U >= 23 do (tables)."""
+    reference, candidate = np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0])
+    assert accepted(reference, candidate, 0.05, "difference") == (10 - 4, 40 - 1)
+    assert accepted(reference, candidate, 0.05, "quotient") == (10 / 4 - 1, 40 / 1 - 1)
+    generator = np.random.default_rng(0)
+    reference, candidate = generator.standard_normal(5), generator.standard_normal(5)
+    pairs = np.sort((candidate[:, None] - reference).ravel())
+    assert accepted(reference, candidate, 0.05, "difference") == (pairs[2], pairs[-3])
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 5), (4, 7), (8, 8)])
+def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes: tuple[int, int]) -> None:
+    generator = np.random.default_rng(sum(sizes))
+    reference, candidate = (generator.standard_normal(size) for size in sizes)
+    found = accepted(reference, candidate, 0.05, "difference")
+    assert found is not None
+    low, high = found
+    for inside in np.linspace(low, high, 23)[1:-1]:
+        assert mann_whitney(reference, candidate - inside) > 0.05
+    for outside in (low - 1e-6, low - 1, high + 1e-6, high + 1):
+        assert mann_whitney(reference, candidate - outside) <= 0.05
+
+
+TIED = st.lists(st.integers(1, 6).map(float), min_size=5, max_size=5)
+
+
+@given(TIED, TIED, st.sampled_from(["difference", "quotient"]), st.sampled_from([0.05, 0.01, 0.3]))
+def test_where_p_is_above_the_level_it_holds_zero_and_always_the_effect(
+    left: list[float], right: list[float], kind: str, level: float
+) -> None:
+    """Ties included, of which pairs alone do not say what the test does."""
+    reference, candidate = np.array(left), np.array(right)
+    p = mann_whitney(reference, candidate)
+    found = estimated(kind, reference, candidate, p, level)  # type: ignore[arg-type]
+    assert found.low is not None
+    assert found.high is not None
+    assert found.value is not None
+    assert found.low <= found.value <= found.high
+    assert found.holds_zero or p <= level
+
+
+def test_the_effect_is_of_medians_and_over_zero_there_is_no_quotient() -> None:
+    reference, candidate = np.array([1.0, 2.0, 9.0]), np.array([4.0, 3.0])
+    assert estimated("difference", reference, candidate, 0.4, 0.05).value == 1.5
+    assert estimated("quotient", reference, candidate, 0.4, 0.05).value == 0.75
+    assert estimated("quotient", np.zeros(4), np.ones(4), 0.03, 0.05) == Effect("quotient", None, None, None)
+    mixed = estimated("quotient", np.array([1.0, 1.0, 1.0, 0.0]), np.ones(4), 1.0, 0.05)
+    assert mixed == Effect("quotient", 0, None, None)
+
+
+@pytest.mark.parametrize("launches", [4, 5, 8])
+def test_the_interval_holds_the_truth_at_least_as_often_as_it_says(launches: int) -> None:
+    """Exact: 1 less the p of the last value that rejects, 97.1, 96.8 and 95.0 % for 4, 5 and 8."""
+    generator, held, plans = np.random.default_rng(launches), 0, 2000
+    for _ in range(plans):
+        reference, candidate = generator.standard_normal((2, launches))
+        found = accepted(reference, candidate + 0.7, 0.05, "difference")
+        assert found is not None
+        held += found[0] <= 0.7 <= found[1]
+    assert held / plans >= 0.95 - 4 * (0.05 * 0.95 / plans) ** 0.5
+
+
+def share_found(sizes: tuple[int, int], sd: float, shift: float, margin: float) -> float:
+    generator, found = np.random.default_rng(1), 0
+    for _ in range(1500):
+        left, right = (sd * generator.standard_normal(size) for size in sizes)
+        right = right + shift
+        effect = Effect("difference", float(np.median(right) - np.median(left)), None, None)
+        p = mann_whitney(left, right)
+        found += decide(effect, p, better="lower", launches=sizes, alpha=0.05, margin=margin)[0] == "regression"
+    return found / 1500
+
+
+@pytest.mark.parametrize(("sizes", "sd", "margin"), [((4, 4), 1.0, 0.1), ((5, 5), 0.01, 0.02), ((4, 7), 0.05, 0.02)])
+def test_the_smallest_detectable_effect_is_found_in_80_percent_of_plans(
+    sizes: tuple[int, int], sd: float, margin: float
+) -> None:
+    shift = detectable(*sizes, sd, margin, 0.05)
+    assert shift is not None
+    assert share_found(sizes, sd, shift, margin) == pytest.approx(0.8, abs=0.04)
+    assert detectable(*sizes, 0.0, margin, 0.05) == margin, "without noise what is beyond the margin is found"
+    assert detectable(3, 3, sd, margin, 0.05) is None
+
+
+def test_launches_needed_are_those_that_find_it_in_80_percent_of_plans() -> None:
+    needed = launches_needed(1.5, 1.0, 0.05)
+    assert needed is not None
+    assert share_found((needed, needed), 1.0, 1.5, 0.0) >= 0.77
+    assert share_found((needed - 1, needed - 1), 1.0, 1.5, 0.0) <= 0.83
+    assert launches_needed(-1.5, 1.0, 0.05) == needed
+    assert launches_needed(100, 1.0, 0.05) == 4
+    assert launches_needed(0.1, 1.0, 0.05) is None
+
+
+def test_the_pooled_deviation_is_not_too_small_on_average() -> None:
+    generator = np.random.default_rng(4)
+    draws = [pooled_sd(generator.normal(0, 2, 4), generator.normal(9, 2, 3)) for _ in range(4000)]
+    assert np.mean([draw for draw in draws if draw is not None]) == pytest.approx(2, rel=0.02)
+    assert pooled_sd(np.ones(1), np.ones(1)) is None

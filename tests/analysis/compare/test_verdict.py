@@ -1,87 +1,71 @@
-"""Which verdict follows from which evidence."""
+"""Which verdict follows from which evidence: of one metric, and of all metrics of two launch sets together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aorta.analysis.compare.verdict import Evidence, Rules, decide, least_launches
+from aorta.analysis.compare.rank_tests import detectable, launches_needed, mann_whitney
+from aorta.analysis.compare.verdict import GUARD, Rules, decide
 from aorta.analysis.documents.comparison import Effect
 from aorta.errors import InputError
-from tests.analysis.by_json import slower
+from tests.analysis.by_json import intervals, judge, numbers, slower
 
 
-def seen(value: float | None, low: float | None, high: float | None, p: float = 0.008, **changes: Any) -> Evidence:
+def decided(
+    value: float | None, low: float | None, high: float | None, p: float = 0.008, **changes: Any
+) -> tuple[str, str]:
     words: dict[str, Any] = {"better": "higher", "launches": (5, 5), "alpha": 0.05, "margin": 0.02}
-    return Evidence(effect=Effect("difference", value, low, high), p=p, **words | changes)
+    return decide(Effect("difference", value, low, high), p, **words | changes)
 
 
 @pytest.mark.parametrize(
-    ("evidence", "word"),
+    ("evidence", "changes", "word", "why"),
     [
-        (seen(-0.1, -0.15, -0.05), "regression"),
-        (seen(0.1, 0.05, 0.15), "improvement"),
-        (seen(0.1, 0.05, 0.15, better="lower"), "regression"),
-        (seen(-0.1, -0.15, -0.05, better="lower"), "improvement"),
-        (seen(-0.1, -0.15, 0.05, p=0.06), "inconclusive"),
-        (seen(-0.1, -0.15, -0.05, p=0.05), "regression"),
-        (seen(-0.015, -0.03, -0.01), "inconclusive"),
-        (seen(-0.01, -0.015, -0.005), "equivalent"),
-        (seen(0.02, 0.01, 0.03), "inconclusive"),  # of the margin is not beyond it
-        (seen(-0.02, -0.03, -0.01), "inconclusive"),
-        (seen(0.01, 0.0, 0.02, p=0.9), "equivalent"),  # to the margin is within it
-        (seen(-0.01, -0.02, 0.0, p=0.9), "equivalent"),
-        (seen(0.0, -0.01, 0.01, p=0.9), "equivalent"),
-        (seen(0.0, -0.01, 0.03, p=0.9), "inconclusive"),
-        (seen(0.0, None, None, p=0.9), "inconclusive"),
-        (seen(None, None, None), "inconclusive"),
-        (seen(-0.1, -0.15, 0.0, p=0.05), "inconclusive"),  # tied launches: the interval holds 0
-        (seen(-0.1, -0.15, -0.05, launches=(3, 9)), "not tested"),
-        (seen(0.0, -0.01, 0.01, p=0.9, launches=(9, 3)), "not tested"),
-    ],
-)
-def test_the_word(evidence: Evidence, word: str) -> None:
-    assert decide(evidence)[0] == word
-
-
-@pytest.mark.parametrize(
-    ("evidence", "said"),
-    [
+        ((-0.1, -0.15, -0.05), {}, "regression", "p = 0.008 and the effect is beyond the margin of 0.02"),
+        ((0.1, 0.05, 0.15), {}, "improvement", ""),
+        ((0.1, 0.05, 0.15), {"better": "lower"}, "regression", ""),
+        ((-0.1, -0.15, -0.05), {"better": "lower"}, "improvement", ""),
+        ((-0.1, -0.15, -0.05, 0.05), {}, "regression", "p = 0.05 and"),
+        ((-0.1, -0.15, 0.05, 0.06), {}, "inconclusive", "p = 0.06 is above 0.05"),
+        ((-0.015, -0.03, -0.01), {}, "inconclusive", "not beyond the margin of 0.02"),
+        ((-0.01, -0.015, -0.005), {}, "equivalent", "the whole interval lies within"),
+        ((0.02, 0.01, 0.03), {}, "inconclusive", "not beyond the margin"),  # an effect of the margin is not beyond it
+        ((-0.02, -0.03, -0.01), {}, "inconclusive", "not beyond the margin"),
+        ((0.01, 0.0, 0.02, 0.9), {}, "equivalent", "within"),  # up to the margin is within it
+        ((-0.01, -0.02, 0.0, 0.9), {}, "equivalent", "within"),
+        ((0.0, -0.01, 0.03, 0.9), {}, "inconclusive", "is above"),
+        ((0.0, None, None, 0.9), {}, "inconclusive", "is above"),
+        ((None, None, None), {}, "inconclusive", "the reference is 0"),
+        ((-0.1, -0.15, 0.0, 0.05), {}, "inconclusive", "p = 0.05, but the interval holds 0: launches share values"),
         (
-            seen(-0.1, -0.2, 0, launches=(3, 1)),
-            "needs 4 launches per side .* 3 against 1 launches, 1 more of the reference and 3",
+            (-0.1, -0.15, -0.05),
+            {"launches": (3, 1)},
+            "not tested",
+            "needs 4 launches per side for p <= 0.05 (exact Mann-Whitney): 3 against 1 launches, 1 more of the "
+            "reference and 3 more of the candidate",
         ),
-        (seen(-0.1, -0.2, 0.0, p=0.2), "p = 0.2 is above 0.05"),
-        (seen(-0.1, -0.2, 0.0, p=0.02), "p = 0.02, but the interval holds 0: launches share values"),
-        (seen(-0.015, -0.03, -0.01), "not beyond the margin of 0.02"),
-        (seen(0.0, -0.01, 0.01), "interval lies within"),
-        (seen(None, None, None), "the reference is 0"),
+        ((0.0, -0.01, 0.01, 0.9), {"launches": (9, 3)}, "not tested", "1 more of the candidate"),
     ],
 )
-def test_the_reason_says_what_is_lacking(evidence: Evidence, said: str) -> None:
-    import re
-
-    assert re.search(said, decide(evidence)[1])
-
-
-def test_a_smaller_alpha_needs_more_launches() -> None:
-    """2 / C(8, 4) = 0.029, 2 / C(10, 5) = 0.0079, 2 / C(12, 6) = 0.0022."""
-    assert [least_launches(alpha) for alpha in (0.5, 0.05, 0.02, 0.005)] == [4, 4, 5, 6]
-    assert [least_launches(alpha) for alpha in (2 / 70, 2 / 252)] == [4, 5]  # a p of alpha is significant
+def test_the_verdict_on_one_metric(evidence: Any, changes: dict[str, Any], word: str, why: str) -> None:
+    found, reason = decided(*evidence, **changes)
+    assert found == word
+    assert why in reason
 
 
-def guard(value: float | None, p: float | None) -> dict[str, Any]:
+def guarding(value: float | None, p: float | None) -> dict[str, Any]:
     return {"effect": {"value": value}, "p": p, "margin": 0.02}
 
 
 def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
-    assert slower(guard(0.01, 0.001), 0.05) is None
-    assert slower(guard(0.02, 0.001), 0.05) is None
-    assert slower(guard(-0.5, 0.001), 0.05) is None
-    assert slower(guard(0.5, 0.05), 0.05) == "the step takes 50 % longer (p = 0.05)"
-    assert slower(guard(0.5, 0.06), 0.05) == "the step takes 50 % longer (p = 0.06, which may be chance)"
-    for unknown in (None, guard(None, 0.01), guard(0.5, None)):
+    assert [slower(guarding(value, 0.001), 0.05) for value in (0.01, 0.02, -0.5)] == [None] * 3
+    assert slower(guarding(0.5, 0.05), 0.05) == "the step takes 50 % longer (p = 0.05)"
+    assert slower(guarding(0.5, 0.06), 0.05) == "the step takes 50 % longer (p = 0.06, which may be chance)"
+    for unknown in (None, guarding(None, 0.01), guarding(0.5, None)):
         assert slower(unknown, 0.05) == "the step time is not known on both sides"
 
 
@@ -92,27 +76,35 @@ def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
 def test_rules_that_cannot_be_followed_are_refused(words: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"--{next(iter(words))}"):
         Rules(**words)
-
-
-def test_an_alpha_of_a_half_is_the_largest() -> None:
     assert Rules(alpha=0.5).alpha == 0.5
 
 
-def test_one_metric_decides_one_guards_a_few_come_in_turn_and_the_others_are_secondary() -> None:
-    names = ("overlap_ratio", "job_step_ms", "exposed_comm_ms", "idle_ms")
-    assert [Rules().role(name) for name in names] == ["sequence", "guard", "primary", "secondary"]
-    assert [Rules(primary="job_step_ms").role(name) for name in names] == [
-        "sequence",
-        "primary",
-        "sequence",
-        "secondary",
-    ]
-
-
-def test_the_sequence_begins_with_the_primary_metric() -> None:
-    assert Rules().sequence == ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms")
-    assert Rules(primary="compute_stall_ms").sequence == ("compute_stall_ms", "exposed_comm_ms", "overlap_ratio")
-    assert Rules(primary="job_step_ms").sequence[:2] == ("job_step_ms", "exposed_comm_ms")
+@pytest.mark.parametrize(
+    ("primary", "sequence", "roles"),
+    [
+        (
+            "exposed_comm_ms",
+            ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms"),
+            ["sequence", "guard", "primary", "secondary"],
+        ),
+        (
+            "job_step_ms",
+            ("job_step_ms", "exposed_comm_ms", "overlap_ratio", "compute_stall_ms"),
+            ["sequence", "primary", "sequence", "secondary"],
+        ),
+        (
+            "compute_stall_ms",
+            ("compute_stall_ms", "exposed_comm_ms", "overlap_ratio"),
+            ["sequence", "guard", "sequence", "secondary"],
+        ),
+    ],
+)
+def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(
+    primary: str, sequence: tuple[str, ...], roles: list[str]
+) -> None:
+    rules = Rules(primary=primary)
+    assert rules.sequence == sequence
+    assert [rules.role(name) for name in ("overlap_ratio", "job_step_ms", "exposed_comm_ms", "idle_ms")] == roles
 
 
 def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -> None:
@@ -122,3 +114,268 @@ def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -
     assert not rules.allows("config.workload.model_dimension")
     assert not rules.allows("config.workload")
     assert Rules(allow_unlike=("all",)).allows("header.world_size")
+
+
+def found(name: str, left: Sequence[float], right: Sequence[float]) -> dict[str, Any]:
+    statistics: dict[str, Any] = numbers(name, np.array(left), np.array(right), Rules())
+    return statistics
+
+
+LEFT, RIGHT = (98.0, 100.0, 102.0, 100.0), (108.0, 110.0, 112.0, 110.0)
+RELATIVE = (16 / 6) ** 0.5 / 0.9594 / 100
+"""Both sides deviate by 8 square milliseconds; c4 for 6 degrees of freedom is 0.9594; of a reference of 100 ms."""
+
+
+def test_effect_and_interval_of_a_ratio_and_of_milliseconds() -> None:
+    """Four against four reject an effect only where all launches lie beyond it: the largest and smallest pair."""
+    ratio = found("overlap_ratio", [0.1, 0.2, 0.3, 0.4], [0.6, 0.7, 0.8, 0.9])
+    assert ratio["effect"] == pytest.approx({"kind": "difference", "value": 0.5, "low": 0.2, "high": 0.8})
+    assert ratio["interval_level"] == 0.95
+    few = found("overlap_ratio", [0.1, 0.2, 0.3], [0.6, 0.7, 0.8])
+    assert (few["effect"]["low"], few["interval_level"]) == (None, None), "three against three bound nothing"
+    same = found("window_ms", [100.0] * 4, [110.0] * 4)
+    assert same["effect"] == pytest.approx({"kind": "quotient", "value": 0.1, "low": 0.1, "high": 0.1})
+    assert same["difference_interval"] == pytest.approx({"low": 10, "high": 10})
+    nothing = found("overlap_ratio", [], [0.7, 0.8])
+    assert (nothing["p"], nothing["effect"]["value"]) == (None, None)
+    assert nothing["launches"] == {"reference": 0, "candidate": 2}
+
+
+def test_noise_and_power_are_in_the_unit_of_the_effect() -> None:
+    told = found("job_step_ms", LEFT, RIGHT)
+    assert told["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
+    assert told["detectable"]["effect"] == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
+    assert 0.02 < told["detectable"]["effect"] < 0.1
+    assert told["launches_needed"] == 4
+    scaled = found("job_step_ms", [1e3 * ms for ms in LEFT], [1e3 * ms for ms in RIGHT])
+    for name in ("effect", "launch_sd", "detectable", "launches_needed"):
+        assert scaled[name] == pytest.approx(told[name]), f"{name} in microseconds"
+    ratio = found("overlap_ratio", [ms / 200 for ms in LEFT], [ms / 200 for ms in RIGHT])
+    assert ratio["launch_sd"] == pytest.approx(RELATIVE * 100 / 200, rel=1e-4)
+    noisy = (97.0, 99.0, 101.0, 103.0)
+    below = found("job_step_ms", noisy, [ms + 0.1 for ms in noisy])
+    assert below["launches_needed"] == launches_needed(0.02, below["launch_sd"], 0.05), "that find the margin"
+    secondary = found("idle_ms", LEFT, RIGHT)
+    assert secondary["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
+    assert (secondary["detectable"]["effect"], secondary["launches_needed"]) == (None, None)
+
+
+LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
+FIRST = "exposed_comm_ms"
+SEQUENCE = (FIRST, "overlap_ratio", "compute_stall_ms")
+Metrics = dict[str, dict[str, Any]]
+
+
+def entry(shift: float, role: str = "secondary", launches: int = 5, order: int = 0, **changes: Any) -> dict[str, Any]:
+    """A metric of which more is better; `order` rolls its launches, so that a labelling is not extreme in two metrics.
+
+    A shift of 0.2 or more separates the sides; one of 0.01 does not.
+    """
+    level = np.array(LEVEL[:launches] if launches <= len(LEVEL) else np.linspace(0.5, 0.54, launches))
+    left, right = changes.get("values", (np.roll(level, order), level + shift))
+    p = changes.get("p", mann_whitney(left, right))
+    return {
+        "unit": "ratio",
+        "role": role,
+        "better": "higher",
+        "judgement": "better",
+        "judgement_reason": None,
+        "constant": False,
+        "launches": {"reference": launches, "candidate": launches},
+        "margin": 0.02,
+        "p": p,
+        "p_corrected": None,
+        "values": (left, right),
+        **intervals("overlap_ratio", left, right, p, 0.05),
+    } | changes
+
+
+def constant(role: str = "secondary", launches: int = 5) -> dict[str, Any]:
+    return entry(0.0, role, launches, constant=True, p=1.0, values=(np.zeros(launches),) * 2)
+
+
+def guard(shift: float, role: str = "guard", launches: int = 5) -> dict[str, Any]:
+    return entry(shift, role, launches, better="lower")
+
+
+def announced(metrics: Metrics, rules: Rules | None = None) -> Any:
+    return judge(metrics, rules or Rules(), {name: found["values"] for name, found in metrics.items()})
+
+
+def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None]:
+    announced(metrics, rules)
+    return {name: found["verdict"] for name, found in metrics.items()}
+
+
+def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
+    def metrics(step: float) -> Metrics:
+        return {FIRST: entry(0.2, "primary"), "better": entry(0.2), "worse": entry(-0.2), GUARD: guard(step)}
+
+    assert list(judged(metrics(-0.2)).values()) == ["improvement", "improvement", "regression", "improvement"]
+    late = metrics(0.2)
+    assert list(judged(late).values()) == ["inconclusive", "inconclusive", "regression", "regression"]
+    assert "better by itself" in late["better"]["verdict_reason"]
+    unknown = metrics(0.0)
+    del unknown[GUARD]
+    assert judged(unknown)["better"] == "inconclusive", "a step time that nobody knows withholds too"
+    asked = judged({GUARD: guard(0.2, role="primary"), "better": entry(0.2)}, Rules(primary=GUARD))
+    assert asked == {GUARD: "regression", "better": "improvement"}, "one that was itself asked about does not"
+
+
+def in_turn(*shifts: float, launches: int = 4) -> Metrics:
+    roles = ("primary", "sequence", "sequence")
+    made = {name: entry(shift, role, launches) for name, shift, role in zip(SEQUENCE, shifts, roles, strict=True)}
+    return made | {GUARD: guard(0.0, launches=launches)}
+
+
+TIGHT = np.array([0.500, 0.5001, 0.5002, 0.5003])
+UNJUDGED = {"judgement": "not judged", "judgement_reason": "only ratios"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (in_turn(-0.2, -0.2, -0.2), ["regression", "regression", "regression"]),  # at 2 / 70 each, none corrected
+        (in_turn(0.01, -0.2, -0.2), ["inconclusive", "not tested", "not tested"]),
+        (in_turn(-0.2, 0.01, -0.2), ["regression", "inconclusive", "not tested"]),
+        # A difference that is too small to matter was found, and the sequence goes on.
+        (
+            in_turn(0.0, -0.2, -0.2) | {FIRST: entry(0.0, "primary", 4, values=(TIGHT, TIGHT + 0.001))},
+            ["equivalent", "shifted", "regression"],
+        ),
+        # Neither a metric of one value nor one that is not judged stops it.
+        (
+            in_turn(-0.2, 0.0, -0.2) | {"overlap_ratio": constant("sequence", 4)},
+            ["regression", "equivalent", "regression"],
+        ),
+        (
+            in_turn(0.0, -0.2, 0.0) | {FIRST: entry(-0.2, "primary", 4, p=0.9, **UNJUDGED), GUARD: guard(0) | UNJUDGED},
+            [None, "regression", "inconclusive"],
+        ),
+    ],
+)
+def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(
+    metrics: Metrics, words: list[str | None]
+) -> None:
+    found = judged(metrics)
+    assert [found[name] for name in SEQUENCE] == words
+    assert [metrics[name]["p_corrected"] for name in SEQUENCE] == [None] * 3
+    if words[-1] == "not tested":
+        stopped, last = SEQUENCE[words.index("inconclusive")], metrics["compute_stall_ms"]
+        assert last["verdict_reason"] == (
+            "exposed_comm_ms -> overlap_ratio -> compute_stall_ms are tested in turn, each if the one before differs: "
+            f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; to test it first, name it with --primary "
+            "before the next launches are made"
+        )
+        assert last["p"] == pytest.approx(2 / 70), "its own p stays"
+        assert last["needs_launches"] is None, "more launches of this metric are not what it lacks"
+
+
+def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
+    metrics = {
+        FIRST: entry(0.2, "primary"),
+        "one": entry(0.2),
+        "two": entry(0.01, order=2),
+        "constant": constant(),
+        "neutral": entry(0.2, better=None),
+        "elsewhere": entry(0.2, **UNJUDGED),
+        GUARD: guard(0.0),
+    }
+    found = judged(metrics)
+    corrected = {name: metric["p_corrected"] for name, metric in metrics.items() if metric["p_corrected"] is not None}
+    # Each has two labellings of 252 that are as extreme.
+    assert corrected == {"one": pytest.approx(4 / 252), "two": metrics["two"]["p"]}
+    words = [found[name] for name in ("one", "constant", "neutral", "elsewhere")]
+    assert words == ["improvement", "equivalent", None, None]
+
+
+def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would() -> None:
+    def metrics(launches: int) -> Metrics:
+        return {
+            FIRST: entry(0.2, "primary", launches),
+            "apart": entry(-0.2, "secondary", launches),
+            "null": entry(0.001, "secondary", launches, order=2),
+            GUARD: guard(0.0, launches=launches),
+        }
+
+    four = metrics(4)
+    assert judged(four)["apart"] == "not tested"
+    assert four["apart"]["verdict_reason"] == (
+        "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach p <= 0.05"
+    )
+    assert four["apart"]["needs_launches"] == four["null"]["needs_launches"] == 5
+    assert four["apart"]["p"] == pytest.approx(2 / 70), "the raw p stays"
+    assert judged(metrics(5))["apart"] == "regression", "and with as many it is decided"
+
+
+def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> None:
+    """At 6 against 6 a raw p of 0.026 may be too much beside others: then the interval holds 0, as at that level."""
+    generator = np.random.default_rng(7)
+    nulls = {f"null {at}": entry(0.0, launches=6, values=generator.normal(0.5, 0.02, (2, 6))) for at in range(5)}
+    judged({FIRST: entry(0.2, "primary", 6), GUARD: guard(0.0)} | nulls)
+    for found in nulls.values():
+        assert found["interval_level"] > 0.95
+        assert (found["effect"]["low"] <= 0 <= found["effect"]["high"]) == (found["p_corrected"] > 0.05)
+
+
+def test_the_same_value_in_too_few_launches_says_nothing() -> None:
+    few = constant() | {"launches": {"reference": 3, "candidate": 5}}
+    assert judged({"metric": few}) == {"metric": "not tested"}
+    assert few["needs_launches"] == 4
+    assert "1 more of the reference" in few["verdict_reason"]
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "verdict"),
+    [
+        (-0.2, 0.0, "regression"),
+        (0.2, 0.0, "improvement"),
+        (0.01, 0.2, "regression"),
+        (0.01, -0.2, "improvement"),
+        (-0.2, -0.2, "improvement"),
+        (0.2, 0.2, "regression"),
+        (0.01, 0.0, "inconclusive"),
+    ],
+)
+def test_step_time_leads_and_then_the_primary_metric(first: float, step: float, verdict: str) -> None:
+    found = announced({FIRST: entry(first, role="primary"), GUARD: guard(step)})
+    assert found[0] == verdict
+    assert found[1].startswith(f"{GUARD}: ") == (step != 0)
+
+
+def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclusive() -> None:
+    assert announced({"better": entry(0.2)}) == ("inconclusive", f"{FIRST}, the primary metric, is in neither record")
+    found = announced({FIRST: entry(-0.2, "primary", 3)})
+    assert found[0] == "inconclusive"
+    assert found[1].startswith("needs 4 launches per side")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "exposed", "step", "verdict"),
+    [
+        (0.2, 0.01, -0.01, "shifted"),
+        (0.2, 0.2, 0.0, "improvement"),
+        (0.2, 0.01, -0.2, "improvement"),
+        (0.2, -0.2, 0.0, "shifted"),
+        (-0.2, 0.01, 0.0, "shifted"),
+        (-0.2, -0.2, 0.0, "regression"),
+        (-0.2, 0.01, 0.2, "regression"),
+        (-0.2, 0.01, -0.2, "shifted"),
+    ],
+)
+def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: float, step: float, verdict: str) -> None:
+    """Of each more is better here, of the step time less."""
+    metrics = {"overlap_ratio": entry(ratio, "primary"), FIRST: entry(exposed, "sequence"), GUARD: guard(step)}
+    word, reason = announced(metrics, Rules(primary="overlap_ratio"))
+    assert metrics["overlap_ratio"]["verdict"] == verdict
+    assert (word == "shifted") == (verdict == "shifted" and abs(step) < 0.1)
+    assert ("shifted, nothing" in reason) == (word == "shifted")
+
+
+def test_across_platforms_where_only_shares_are_judged_a_share_stands() -> None:
+    metrics = {
+        "overlap_ratio": entry(-0.2, "primary"),
+        FIRST: entry(0.0, "sequence", **UNJUDGED),
+        GUARD: guard(0.0) | UNJUDGED,
+    }
+    assert announced(metrics, Rules(primary="overlap_ratio"))[0] == "regression"

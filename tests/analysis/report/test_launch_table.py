@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from aorta.analysis.compare.launch_comparison import judged, medians_side
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, Sample
-from aorta.analysis.compare.run_comparison import pairs
+from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.run_comparison import MetricValue, pairs
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison, Effect
 from aorta.analysis.report.launch_table import Candidates, format_effect
@@ -28,7 +28,7 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
     return LaunchSet(
         Path(),
         tuple(
-            Launch(Path(), str(number), {"job_step_ms": Sample(value)}, {}, ())
+            Launch(Path(), str(number), {"job_step_ms": MetricValue(value)}, {}, ())
             for number, value in enumerate(map(float, medians))
         ),
         (),
