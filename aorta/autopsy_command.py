@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.autopsy.ras import read_ras
-from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, verdict_on, write_dumps
-from aorta.autopsy.verdict import verdict_text
+from aorta.autopsy.flight_recorder import write_dumps
+from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, read_ras, verdict_on, verdict_text
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
 from aorta.terminal_style import style_of

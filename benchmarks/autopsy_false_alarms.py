@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.autopsy.progress_evidence import EVIDENCE_FILE, saved_evidence
+from aorta.autopsy.processes import EVIDENCE_FILE, saved_evidence
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.runner.checkpoint import Checkpoints
 from aorta.runner.manual_loop import resolved

@@ -41,12 +41,11 @@ from torch.distributed.flight_recorder import fr_trace
 
 import aorta.parallel.fsdp
 import aorta.parallel.plan  # noqa: F401
-from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.evidence import RankEvidence, Verdict
+from aorta.autopsy.flight_recorder import PREFIX, read_dumps, write_dumps
 from aorta.autopsy.judge import judge
-from aorta.autopsy.progress_evidence import EVIDENCE_FILE, progress_evidence
-from aorta.autopsy.report import PREFIX, verdict_on, write_dumps
-from aorta.autopsy.verdict import Verdict
+from aorta.autopsy.processes import EVIDENCE_FILE, progress_evidence
+from aorta.autopsy.report import verdict_on
 from aorta.config.groups.loop import FAULTS, FaultFacts
 from aorta.config.resolve import Resolved
 from aorta.errors import InputError

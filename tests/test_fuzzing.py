@@ -58,8 +58,9 @@ from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.analysis.report.html import page_content
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.summary import summarize
-from aorta.autopsy.progress_evidence import progress_evidence
-from aorta.autopsy.report import read_autopsy, verdict_on_run, write_dumps, write_verdict
+from aorta.autopsy.flight_recorder import write_dumps
+from aorta.autopsy.processes import progress_evidence
+from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
 from aorta.autopsy_command import main as autopsy
 from aorta.config.groups.profiling import selected_ranks
 from aorta.config.override_words import translate

@@ -3,7 +3,7 @@
     python -m aorta.analysis.json_schemas docs/schemas
 
 Generated from the types that write and read the record (`records.schema`) and from those of the documents
-(`aorta.analysis.documents`, `aorta.autopsy.verdict`), so that no schema is written by hand. Objects stay open: a later
+(`aorta.analysis.documents`, `aorta.autopsy.evidence`), so that no schema is written by hand. Objects stay open: a later
 AORTA of the same version may add keys, never take one away. Must not describe a field that the types do not have.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 
 from aorta.analysis.documents import Open, comparison, dataset, summary, traces
 from aorta.analysis.summary import SUMMARY_VERSION
-from aorta.autopsy import verdict
+from aorta.autopsy import evidence
 from aorta.records import schema
 from aorta.records.files import write_whole
 
@@ -27,10 +27,10 @@ FILES: Final = {
     "record": (schema.Line, schema.SCHEMA_VERSION, "A line of rank_<rank>_metrics.jsonl"),
     "run": (summary.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
     "summary": (summary.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
-    "autopsy": (verdict.Verdict, verdict.AUTOPSY_VERSION, "The verdict of `aorta autopsy --json`"),
+    "autopsy": (evidence.Verdict, evidence.AUTOPSY_VERSION, "The verdict of `aorta autopsy --json`"),
 }
 """Name -> type, version of the format, title. Its file is `<name>-<version>.schema.json`."""
-_MODULES: Final = (schema, dataset, traces, comparison, summary, verdict)
+_MODULES: Final = (schema, dataset, traces, comparison, summary, evidence)
 
 
 def file_name(name: str) -> str:

@@ -1,8 +1,9 @@
-"""What is known of each rank of a job that makes no progress, whatever the source: the progress file of a recorded run,
-a dump of torch's Flight Recorder, or NCCL's RAS.
+"""What sources say of the ranks of a job that makes no progress, and what follows: the types of both.
 
-Times are nanoseconds of the clock named by `RankEvidence.clock`: comparable within a rank, and between ranks of one
-host and clock only. A field is None where the source does not say it.
+A source is the progress file of a recorded run, a dump of torch's Flight Recorder, or NCCL's RAS. Times are nanoseconds
+of the clock named by `RankEvidence.clock`: comparable within a rank, and between ranks of one host and clock only. A
+field is None where no source says it. `aorta autopsy --json` prints a `Verdict`
+(`docs/schemas/autopsy-1.schema.json`). Must not decide anything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import msgspec
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
 UNKNOWN_KIND: Final = "unknown"
-"""`CollectiveEvidence.kind` of one that is known to be completed, and nothing else of it."""
+"""`CollectiveEvidence.kind` of a collective of which only its number and that it completed are known."""
+UNRESPONSIVE: Final = "no answer to RAS"
+"""`RankEvidence.torn` of a rank that NCCL's RAS got no answer from."""
 CollectiveState: TypeAlias = Literal["issued", "started", "completed", "retired"]
 """`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`. `retired`:
 completed or failed, the source does not say which; `aorta.autopsy.joining.join` decides.
@@ -37,13 +40,11 @@ class CollectiveEvidence(msgspec.Struct, kw_only=True):
 
     Attributes:
         group: `GroupEvidence.name`.
-        number: counts the collectives of the group from 0, the same on each rank that issued the same sequence; of send
-            and receive, those between this pair of ranks in this direction.
-        kind: as in the record: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, barrier, send, recv, ...;
-            `UNKNOWN_KIND` where only its number is known.
+        number: counts the collectives of the group from 0; of send and receive, those between this pair of ranks in
+            this direction.
+        kind: as in the record: all_reduce, all_gather, ..., send, recv; `UNKNOWN_KIND`.
         bytes: the full array, as in the record: of an all_gather what every rank has in the end.
         peer: global rank of the other side of a send or receive.
-        input_sizes, dtype: where the source has them; `bytes` otherwise.
         issued_by: the innermost frame of the user's program, "file:line function".
     """
 
@@ -63,13 +64,10 @@ class CollectiveEvidence(msgspec.Struct, kw_only=True):
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True):
-    """The frames of one thread, innermost first, each "file:line function". `native`: frames of compiled code are among
-    them.
-    """
+    """The frames of one thread, innermost first, each "file:line function"."""
 
     name: str
     frames: tuple[str, ...]
-    native: bool = False
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +90,10 @@ class RankState(msgspec.Struct, kw_only=True):
     """Where a rank is.
 
     Attributes:
-        exit: how the process ended or, of one that still runs, how it left its recorded program.
+        exit: how the process ended or, if it still runs, how it left its recorded program.
         taken_ns: when the evidence was taken.
-        progress_ns: when the rank last made progress: a step or phase began or ended, a collective was issued or
-            completed.
-        step: the step it is in, as in the record; the last one that ended where it is between two.
+        progress_ns: when the rank last began or ended a step or phase, or issued or completed a collective.
+        step: the current step, or between steps the last one, numbered as in the record.
         phase: data, forward, backward, optimizer, checkpoint, ...; None outside of a step.
     """
 
@@ -119,9 +116,9 @@ class RankEvidence(RankState, kw_only=True):
         lost: how many older ones the source has dropped.
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
-        completed_late: what is issued may be completed: on a device, that is known once a step has been read.
-        device_seen_ns: the source says of each whether the device had begun it, at this moment of its clock at the
-            latest; None where it does not.
+        completed_late: issued collectives may have completed: on a device that is known once a step has been read.
+        device_seen_ns: the source says of each collective whether the device had begun it, at this moment of its clock
+            at the latest; None where it does not.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -140,3 +137,137 @@ class RankEvidence(RankState, kw_only=True):
     device_seen_ns: Integer | None = None
     stacks: list[ThreadStack] = []
     torn: str | None = None
+
+
+AUTOPSY_VERSION: Final = 1
+ENDED_IN_ORDER: Final = "finished normally"
+"""`RankDoing.doing` of a rank whose program ended with exit code 0."""
+Kind: TypeAlias = Literal[
+    "not_stuck",
+    "slow",
+    "dead",
+    "stopped",
+    "signature_mismatch",
+    "order_swapped",
+    "stuck_outside",
+    "rank_did_not_join",
+    "stuck_inside",
+    "cannot_decide",
+]
+"""What happened:
+
+`not_stuck`: no rank waits for longer than usual. `slow`: ranks wait for a rank that makes progress. `dead`: a process
+ended. `stopped`: SIGSTOP or a debugger holds a process. `signature_mismatch`: ranks met in one collective with
+different kinds, sizes or types of data, or a rank used another group. `order_swapped`: ranks wait for each other in a
+circle, as they issued collectives in different orders. `stuck_outside`: a rank is elsewhere, and where is known.
+`rank_did_not_join`: a rank did not issue the collective in which others wait, and where it is is not known.
+`stuck_inside`: all ranks issued the collective, and it does not complete. `cannot_decide`: the evidence does not say.
+"""
+Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
+"""In what a collective differs between ranks."""
+
+
+class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of a job: the `number`-th of its group, from 0."""
+
+    group: str
+    description: str | None
+    number: int
+    kind: str
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} of {group_label(self.group, self.description)}"
+
+
+def group_label(name: str, description: str | None) -> str:
+    """Return a group in words: its description, or `group 0`."""
+    return description or f"group {name}"
+
+
+class Accusation(msgspec.Struct, kw_only=True):
+    """One rank that is a cause.
+
+    Attributes:
+        rule: name of the rule that accuses it (`aorta.autopsy.rules`).
+        phase: where in its step it is, where the evidence says so.
+        since_s: for how long, seconds.
+        collective: the one that it holds up, or in which it differs.
+        reason: what the rank does, without its name: "is in data and has not issued all_reduce 2 of dp".
+        evidence: what was seen, a sentence each.
+    """
+
+    rank: int
+    kind: Kind
+    rule: str
+    reason: str
+    evidence: list[str] = []
+    aspect: Aspect | None = None
+    phase: str | None = None
+    since_s: float | None = None
+    collective: CollectiveName | None = None
+
+
+class WaitingRanks(msgspec.Struct, kw_only=True):
+    """Ranks that wait in one collective, and for whom. `since_s`: how long the first of them has waited."""
+
+    ranks: list[int]
+    for_ranks: list[int]
+    collective: CollectiveName
+    since_s: float | None = None
+
+
+class RankDoing(msgspec.Struct, kw_only=True):
+    """What one rank does, as far as its evidence says.
+
+    Attributes:
+        state: running, stopped, dead or unknown.
+        doing: in a few words.
+        since_s: for how long, seconds.
+        host, pid: of its process; null where no evidence says.
+        sources: the files or services that speak of it.
+        stack: frames of the thread that runs the training, innermost first.
+        other_stacks: of its other threads.
+    """
+
+    rank: int
+    state: str
+    doing: str
+    step: int | None = None
+    phase: str | None = None
+    since_s: float | None = None
+    collective: CollectiveName | None = None
+    host: str | None = None
+    pid: int | None = None
+    sources: list[str] = []
+    stack: list[str] = []
+    other_stacks: list[ThreadStack] = []
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What an autopsy found.
+
+    Attributes:
+        kind: of the first accusation; `stuck_inside` may name no rank.
+        summary: the answer in one sentence; begins with the accused rank, its PID and host.
+        culprits: accused ranks.
+        suspects: with `cannot_decide`, the ranks among which the cause is, where evidence says so.
+        waits: who waits for whom, those next to a culprit first.
+        missing: ranks of the job of which there is no evidence.
+        contradictions: where two sources disagree.
+        notes: what else limits the answer.
+        next: what to do now.
+    """
+
+    autopsy_version: Literal[1] = AUTOPSY_VERSION
+    aorta_version: str
+    kind: Kind
+    summary: str
+    culprits: list[Accusation] = []
+    suspects: list[int] = []
+    waits: list[WaitingRanks] = []
+    ranks: list[RankDoing] = []
+    missing: list[int] = []
+    contradictions: list[str] = []
+    notes: list[str] = []
+    next: list[str] = []

@@ -1,10 +1,17 @@
-"""Reads dumps of torch's Flight Recorder as evidence: pickles and JSON of torch 2.5 to 2.13, NCCL and gloo.
+"""Dumps of torch's Flight Recorder: reads those of torch 2.5 to 2.13, NCCL and gloo, pickles and JSON, as evidence, and
+writes evidence as dumps that `torchfrtrace` reads.
 
     evidence = read_dumps([Path("dumps")])
+    write_dumps(evidence, Path("written"))    # then: torchfrtrace written
 
 A file's rank is the number at the end of its name (`comm_lib_trace_rank_3`, `nccl_trace_rank_node02_5`, `rank_3.json`).
 A dump that cannot be read is evidence too: `RankEvidence.torn` says why. A dump names no moment at which it was taken,
-so nothing here has an age. Must not load torch, or execute anything that a pickle names.
+so nothing here has an age.
+
+torchfrtrace aligns ranks by the first record of each dump, and takes for missing what one rank has dropped and another
+has not: each group is written from the first collective that no rank has dropped, and records are counted anew. Sends
+and receives are left out: it fails on those outside of a batch. Must not load torch, or execute anything that a pickle
+names.
 """
 
 from __future__ import annotations
@@ -22,8 +29,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
+from aorta.autopsy.job import Channel, JobEvidence
+from aorta.autopsy.joining import join
 from aorta.errors import InputError
-from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.files import decode_json, open_regular, read_small, write_whole
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
 _RANK: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
@@ -62,6 +71,7 @@ _PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
 _UNBOUNDED: Final = b"".join((pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8))
 _VALUES_PER_BYTE: Final = 4
 """Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
+_Batch: TypeAlias = tuple[str | int, int, int]
 _Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
 
 
@@ -102,6 +112,15 @@ class _Entry(msgspec.Struct):
     retired: bool = False
     is_p2p: bool = False
     frames: list[_Frame] = []
+
+    @property
+    def name(self) -> str:
+        return self.profiling_name.partition(":")[2] or self.profiling_name
+
+    @property
+    def batch(self) -> _Batch:
+        """What the messages of a batch share."""
+        return self.process_group[0], self.collective_seq_id, self.p2p_seq_id
 
 
 class _Dump(msgspec.Struct):
@@ -237,12 +256,40 @@ def _evidence(
     for entry in dump.entries:
         name, description = str(entry.process_group[0]), entry.process_group[1]
         groups.setdefault(name, GroupEvidence(name=name, description=description))
-    issued = _collectives(rank, dump, groups, whole)
-    collectives = [*_finished(dump, issued, messaging), *issued]
+    # torch gives the messages of a batch no events, so that they stay scheduled for ever: the entry that ends the
+    # batch has the state of all (`ProcessGroupNCCL::pointToPoint`). It does not say that it is of messages (`is_p2p` is
+    # taken from the type of operation, COALESCED), and has the number of the collective before; but no collective
+    # shares both numbers with a message.
+    of_messages = {entry.batch for entry in dump.entries if entry.name.startswith(_MESSAGES)}
+    ends = {
+        entry.batch: entry
+        for entry in dump.entries
+        if entry.name == "coalesced" and (entry.is_p2p or entry.batch in of_messages)
+    }
+    unclear = set[int]()  # scheduled messages that may be of batches whose finished end is left out
+    if _is_of_unfinished(dump):
+        unclear = {
+            entry.record_id
+            for entry in dump.entries
+            if entry.state == "scheduled" and entry.name.startswith(_MESSAGES) and entry.batch not in ends
+        }
+    issued = _collectives(rank, dump, groups, ends, unclear, whole)
+    # Of a dump of unfinished work, the last finished collectives of groups. Not of gloo, which has no version and
+    # counts messages too, and whose finished work is in every dump; nor of `messaging` groups, of which the status
+    # has the number of the last message or collective (`WorkNCCL::seq_`).
+    finished = []
+    if (dump.comm_lib_version or dump.nccl_version) and _is_of_unfinished(dump):
+        # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
+        names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
+        newest = {one.group: one.number for one in issued if one.peer is None}
+        for key, status in dump.pg_status.items():
+            group, number = names.get(key), status.last_completed_collective - 1
+            if group is not None and group not in messaging and number > newest.get(group, -1):
+                finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
     lost = dump.entries[0].record_id if dump.entries else 0
-    lacking = _unclear(dump) or (lost and issued and issued[0].state != "completed")
-    times = [time for one in collectives for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
+    lacking = unclear or (lost and issued and issued[0].state != "completed")
+    times = [time for one in issued for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
     return RankEvidence(
         rank=rank,
         world_size=world,
@@ -251,7 +298,7 @@ def _evidence(
         clock="unix",
         progress_ns=max(times, default=None),
         groups=list(groups.values()),
-        collectives=collectives,
+        collectives=[*finished, *issued],
         lost=lost,
         not_after_ns=path.stat().st_mtime_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
@@ -259,30 +306,43 @@ def _evidence(
     )
 
 
-def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole: bool) -> list[CollectiveEvidence]:
+def _is_of_unfinished(dump: _Dump) -> bool:
+    """Return whether a dump leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
+    finished = any(entry.state == "completed" for entry in dump.entries)
+    return not finished and any(status.last_completed_collective > 0 for status in dump.pg_status.values())
+
+
+def _collectives(
+    rank: int,
+    dump: _Dump,
+    groups: dict[str, GroupEvidence],
+    ends: dict[_Batch, _Entry],
+    unclear: set[int],
+    whole: bool,
+) -> list[CollectiveEvidence]:
     found: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
-    batches, unclear = _batches(dump), _unclear(dump)
     for entry in dump.entries:
-        group, number = str(entry.process_group[0]), entry.collective_seq_id - 1
-        name = _name(entry)
-        batch = batches.get(_batch_of(entry))
+        end = ends.get(entry.batch)
         overwritten = entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0  # messages of its batch
-        if entry.record_id in unclear or (name == "coalesced" and (batch is not None or overwritten)):
+        if entry.record_id in unclear or (entry.name == "coalesced" and (end is not None or overwritten)):
             continue
-        if entry.is_p2p or name.startswith(_MESSAGES):
-            one = _one(entry, group, name[:4], 0, _peer(rank, name, groups[group]))
-            if batch is not None and one.state == "issued":
-                end = _one(batch, group, one.kind, 0)
-                one.state, one.started_ns, one.completed_ns = end.state, end.started_ns, end.completed_ns
-            messages[group, one.kind, one.peer or 0].append(one)
+        one = _collective(entry)
+        if entry.is_p2p or entry.name.startswith(_MESSAGES):
+            # `send 0->1` or `recv 1<-0`, whose numbers count in the group
+            sides = [int(number) for number in re.findall(r"\d{1,9}", entry.name)]
+            members = groups[one.group].ranks
+            one.kind, one.peer = entry.name[:4], rank
+            if len(sides) == 2:
+                one.peer = members[sides[1]] if sides[1] < len(members) else sides[1]
+            if end is not None and one.state == "issued":
+                of_batch = _collective(end)
+                one.state, one.started_ns, one.completed_ns = of_batch.state, of_batch.started_ns, of_batch.completed_ns
+            messages[one.group, one.kind, one.peer].append(one)
             found.append(one)
-            continue
-        one = _one(entry, group, _KINDS.get(name, name), number)
-        before = merged.get((group, number))
-        if before is None:
-            merged[group, number] = one
+        elif (before := merged.get((one.group, one.number))) is None:
+            merged[one.group, one.number] = one
             found.append(one)
         else:  # several collectives issued as one, the last entry stands for all
             before.state, before.started_ns, before.completed_ns = one.state, one.started_ns, one.completed_ns
@@ -294,84 +354,25 @@ def _collectives(rank: int, dump: _Dump, groups: dict[str, GroupEvidence], whole
     return found
 
 
-def _is_of_unfinished(dump: _Dump) -> bool:
-    """Return whether a dump leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
-    finished = any(entry.state == "completed" for entry in dump.entries)
-    return not finished and any(status.last_completed_collective > 0 for status in dump.pg_status.values())
-
-
-def _unclear(dump: _Dump) -> set[int]:
-    """Return the records of scheduled messages that may be of batches of which the finished end is left out."""
-    if not _is_of_unfinished(dump):
-        return set()
-    ended = _batches(dump)
-    scheduled = [entry for entry in dump.entries if entry.state == "scheduled" and _name(entry).startswith(_MESSAGES)]
-    return {entry.record_id for entry in scheduled if _batch_of(entry) not in ended}
-
-
-def _batches(dump: _Dump) -> dict[tuple[str | int, int, int], _Entry]:
-    """Return the entries that end batches of sends and receives, whose state is that of all messages of the batch:
-    torch gives these no events, so that they stay scheduled for ever (`ProcessGroupNCCL::pointToPoint`). It does not
-    say of the end that it is of messages (`is_p2p` is taken from the type of operation, COALESCED), and gives it the
-    number of the collective before; but no collective shares both numbers with a message.
-    """
-    of_messages = {_batch_of(entry) for entry in dump.entries if _name(entry).startswith(_MESSAGES)}
-    return {
-        _batch_of(entry): entry
-        for entry in dump.entries
-        if _name(entry) == "coalesced" and (entry.is_p2p or _batch_of(entry) in of_messages)
-    }
-
-
-def _batch_of(entry: _Entry) -> tuple[str | int, int, int]:
-    return entry.process_group[0], entry.collective_seq_id, entry.p2p_seq_id
-
-
-def _name(entry: _Entry) -> str:
-    return entry.profiling_name.partition(":")[2] or entry.profiling_name
-
-
-def _finished(dump: _Dump, issued: list[CollectiveEvidence], messaging: set[str]) -> list[CollectiveEvidence]:
-    """Return the last finished collectives of groups, from a dump of unfinished ones only. Not of gloo, which has no
-    version and counts messages too, and whose finished work is in every dump; nor of `messaging` groups, of which the
-    status has the number of the last message or collective (`WorkNCCL::seq_`).
-    """
-    version = dump.comm_lib_version or dump.nccl_version
-    if not version or not _is_of_unfinished(dump):
-        return []
-    # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
-    names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
-    newest = {one.group: one.number for one in issued if one.peer is None}
-    found = []
-    for key, status in dump.pg_status.items():
-        group, number = names.get(key), status.last_completed_collective - 1
-        if group is not None and group not in messaging and number > newest.get(group, -1):
-            found.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
-    return found
-
-
-def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = None) -> CollectiveEvidence:
-    of_gloo = entry.profiling_name.startswith(_OF_GLOO)
-    state: CollectiveState = "started" if entry.state == "started" else "issued"
-    if entry.state == "completed":
-        state = "completed"
-    elif of_gloo and entry.retired:  # gloo's work stays scheduled to its end, and is retired with an error too
-        state = "retired"
+def _collective(entry: _Entry) -> CollectiveEvidence:
+    state: CollectiveState = "issued" if entry.state == "scheduled" else entry.state
+    if state != "completed" and entry.retired and entry.profiling_name.startswith(_OF_GLOO):
+        state = "retired"  # gloo's work stays scheduled to its end, and is retired with an error too
+    kind = _KINDS.get(entry.name, entry.name)
     sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
     whole = len(known) == len(items) == len(sizes) > 0 and max(sizes) < 2**62
     outside = (f"{at.filename}:{at.line} {at.name}" for at in entry.frames if "/torch/" not in at.filename)
     return CollectiveEvidence(
-        group=group,
-        number=number,
+        group=str(entry.process_group[0]),
+        number=entry.collective_seq_id - 1,
         kind=kind,
         state=state,
         bytes=sum(size * item for size, item in zip(sizes, known, strict=True)) if whole else None,
         dtype=", ".join(dict.fromkeys(entry.input_dtypes)) or None,
         input_sizes=tuple(map(tuple, entry.input_sizes)) or None,
         output_sizes=tuple(map(tuple, entry.output_sizes)) or None,
-        peer=peer,
         issued_ns=entry.time_created_ns or None,
         started_ns=entry.time_discovered_started_ns or None,
         completed_ns=entry.time_discovered_completed_ns or None,
@@ -379,10 +380,116 @@ def _one(entry: _Entry, group: str, kind: str, number: int, peer: int | None = N
     )
 
 
-def _peer(rank: int, name: str, group: GroupEvidence) -> int:
-    """Return the global rank of the other side of `send 0->1` or `recv 1<-0`, whose numbers count in the group."""
-    sides = [int(number) for number in re.findall(r"\d{1,9}", name)]
-    if len(sides) != 2:
-        return rank
-    other = sides[1]
-    return group.ranks[other] if other < len(group.ranks) else other
+VERSION: Final = "2.10"
+"""Of the format: torch 2.13's."""
+PREFIX: Final = "comm_lib_trace_rank_"
+_TIMEOUT_MS: Final = 600_000
+_STATES: Final = {"issued": "scheduled", "started": "started", "completed": "completed"}
+_OPERATIONS: Final = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
+)
+"""Kinds that torchfrtrace knows by the same name."""
+_TYPES: Final = {
+    "float64": "Double",
+    "float32": "Float",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int64": "Long",
+    "int32": "Int",
+    "int16": "Short",
+    "int8": "Char",
+    "uint8": "Byte",
+    "bool": "Bool",
+}
+"""Name of a type in the record -> torch's name in C++."""
+
+
+def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
+    """Write a dump of each rank whose collectives are known; returns the files.
+
+    Raises:
+        InputError: the folder holds dumps already, or cannot be written.
+    """
+    job = join(evidence)
+    first = {}  # from which on no rank has dropped a collective of the group
+    for name in job.groups:
+        issued = [rank.channels.get(Channel(name)) for rank in job.ranks.values()]
+        first[name] = max((min(numbers) for numbers in issued if numbers), default=0)
+    number_of = {name: at for at, name in enumerate(sorted(job.groups))}
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if dumps := sorted(folder.glob(f"{PREFIX}*")):
+            raise InputError(f"{dumps[0]}: {folder} holds dumps already; give a new folder")
+        for rank in job.ranks.values():
+            if not rank.complete:
+                continue
+            groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
+            kept = [
+                one
+                for one in rank.collectives
+                if one.peer is None and one.kind in _OPERATIONS and one.number >= first[one.group]
+            ]
+            status = {}
+            for name in groups:
+                of_group = [one for one in kept if one.group == name]
+                started = [one.number + 1 for one in of_group if one.state != "issued"]
+                completed = [one.number + 1 for one in of_group if one.state == "completed"]
+                status[str(number_of[name])] = {
+                    "last_enqueued_collective": max((one.number + 1 for one in of_group), default=-1),
+                    "last_started_collective": max(started, default=-1),
+                    "last_completed_collective": max(completed, default=-1),
+                }
+            dump = {
+                "version": VERSION,
+                "pg_config": {
+                    name: {"name": name, "desc": group.description or "undefined", "ranks": str(list(group.ranks))}
+                    for name, group in groups.items()
+                },
+                "comm_lib_version": "",
+                "pg_status": status,
+                "entries": [_entry(job, at, one, number_of[one.group]) for at, one in enumerate(kept)],
+            }
+            paths.append(folder / f"{PREFIX}{rank.rank}")
+            write_whole(paths[-1], pickle.dumps(dump))
+    except OSError as error:
+        raise InputError(f"{folder}: dumps cannot be written: {error.strerror or error}") from error
+    return paths
+
+
+def _entry(job: JobEvidence, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
+    group = job.groups[one.group]
+    dtype = _TYPES.get(one.dtype or "", one.dtype or "Byte")
+    inputs, outputs = list[list[int]](), list[list[int]]()
+    if one.input_sizes is not None and one.output_sizes is not None:
+        inputs, outputs = [list(shape) for shape in one.input_sizes], [list(shape) for shape in one.output_sizes]
+    elif one.bytes is not None and one.kind != "barrier":  # one dimension that has the bytes
+        whole, ranks = one.bytes // _ITEM_BYTES.get(dtype, 1), max(len(group.ranks), 1)
+        shard = -(-whole // ranks)
+        if one.kind in ("all_gather", "reduce_scatter"):
+            whole = shard * ranks  # torch's analyzer refuses shards that do not add up, as rounded bytes may not
+        inputs = [[shard if one.kind == "all_gather" else whole]]
+        outputs = [[shard if one.kind == "reduce_scatter" else whole]]
+    return {
+        "record_id": at,
+        "pg_id": group_number,
+        "process_group": (one.group, group.description or "undefined"),
+        "thread_id": "0",
+        "thread_name": "",
+        "collective_seq_id": one.number + 1,  # torch counts from 1
+        "p2p_seq_id": 0,
+        "op_id": one.number + 1,
+        "profiling_name": f"nccl:{one.kind}",
+        "time_created_ns": one.issued_ns or 0,
+        "input_sizes": inputs,
+        "input_dtypes": [dtype] if inputs else [],
+        "output_sizes": outputs,
+        "output_dtypes": [dtype] if inputs else [],
+        "state": _STATES[one.state],
+        "time_discovered_started_ns": one.started_ns,
+        "time_discovered_completed_ns": one.completed_ns,
+        "retired": one.state == "completed",
+        "timeout_ms": _TIMEOUT_MS,
+        "is_p2p": False,
+        "frames": [],
+    }

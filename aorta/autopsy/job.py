@@ -19,12 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankState, ThreadStack
-from aorta.autopsy.verdict import CollectiveName
+from aorta.autopsy.evidence import CollectiveEvidence, CollectiveName, GroupEvidence, RankState, ThreadStack
 
-UNRESPONSIVE = "no answer to RAS"
-"""`RankEvidence.torn` of a rank that NCCL's RAS got no answer from."""
-_S = 1e9
 _POINT_TO_POINT = ("send", "recv")
 _LOST_A_PEER = (
     "connection closed",
@@ -44,13 +40,12 @@ _LOST_A_PEER = (
     "timeout",
     "ncclremoteerror",
 )
-"""Words of the errors that a rank meets because another one has gone: of gloo, NCCL, the store and AORTA."""
+"""Words of the errors that a rank meets because another rank has gone: of gloo, NCCL, the store and AORTA."""
 _OWN_TIMEOUT = "dataloader timed out"
 """Of torch.utils.data: workers of this rank are late, and no other rank."""
 _BUSY_PHASES = ("data", "checkpoint")
 """Phases in which a rank that began them after its last issue waits for none of its collectives. In a forward or
-backward pass and in the optimizer, it may.
-"""
+backward pass and in the optimizer, it may."""
 
 
 class Channel(NamedTuple):
@@ -62,7 +57,9 @@ class Channel(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """In what the ranks of a collective have to agree, and where it belongs."""
+    """In what the ranks of a collective have to agree, and where it belongs; the size is bytes where known, or else
+    the shapes.
+    """
 
     channel: Channel
     kind: str
@@ -75,10 +72,8 @@ class Rank(RankState, kw_only=True, dict=True):
 
     Attributes:
         collectives: in the order of issue, of one source.
-        complete: whether a collective that is not among them was not issued, or has been finished long ago.
-        not_after_ns: they were read at this moment at the latest; None where that is not limited.
-        completed_late: what is issued may be completed.
-        device_seen_ns: what is issued and not started, the device had not begun then; None where that is not known.
+        complete: a collective that is not among them was not issued, or was finished long ago.
+        not_after_ns, completed_late, device_seen_ns: as of `RankEvidence`.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
@@ -102,6 +97,7 @@ class Rank(RankState, kw_only=True, dict=True):
         return dict(found)
 
     def open(self, channel: Channel) -> CollectiveEvidence | None:
+        """Return the oldest collective there that has not completed."""
         left = [one for one in self.channels.get(channel, {}).values() if one.state != "completed"]
         return min(left, key=lambda one: one.number, default=None)
 
@@ -121,7 +117,7 @@ class Rank(RankState, kw_only=True, dict=True):
     def age_s(self, since_ns: int | None) -> float | None:
         if since_ns is None or self.taken_ns is None:
             return None
-        return max(0.0, (self.taken_ns - since_ns) / _S)
+        return max(0.0, (self.taken_ns - since_ns) / 1e9)
 
     @property
     def still_s(self) -> float | None:
@@ -139,12 +135,15 @@ class Rank(RankState, kw_only=True, dict=True):
         return self.has_ended or self.state == "stopped" or self.unresponsive
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than with exit code 0."""
+        return self.has_ended and (self.exit is None or self.exit.exit_code != 0)
+
+    @property
     def lost_a_peer(self) -> bool:
-        """Whether it ended with an error that ranks meet because another one is gone, or keeps them waiting."""
-        error = self.exit.exception if self.exit is not None else None
-        if error is None or _OWN_TIMEOUT in error.lower():
-            return False
-        return any(word in error.lower() for word in _LOST_A_PEER)
+        """Whether it ended with an error that ranks meet because another rank is gone, or keeps them waiting."""
+        error = (self.exit.exception or "").lower() if self.exit is not None else ""
+        return _OWN_TIMEOUT not in error and any(word in error for word in _LOST_A_PEER)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -157,6 +156,20 @@ class Rank(RankState, kw_only=True, dict=True):
         if self.completed_late or self.device_seen_ns is not None:
             return not left
         return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
+
+    def is_behind(self, channel: Channel, other: CollectiveEvidence) -> bool:
+        """Return whether this rank is behind another rank that has this collective open."""
+        if self.completed_late:  # what it has open may be completed
+            return not self.has_issued(channel, other.number)
+        if self.front(channel) != other.number:
+            return self.front(channel) < other.number
+        own = self.open(channel)
+        if own is None:
+            return True
+        if other.state != "started" or own.state != "issued" or self.device_seen_ns is None:
+            return False
+        # A device that was looked at before the other one began may have begun since.
+        return other.started_ns is None or other.started_ns <= self.device_seen_ns
 
 
 @dataclass(frozen=True)
@@ -193,20 +206,9 @@ class JobEvidence:
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
         )
 
-    def has_issued_less(self, rank: Rank) -> bool:
-        """Return whether a peer of a rank has issued what that one, of its evidence, has not."""
-        return any(
-            rank.rank in self.members(channel)
-            and not rank.has_issued(channel, number)
-            and not rank.may_lack(issued[number])
-            for other in self.ranks.values()
-            for channel, issued in other.channels.items()
-            for number in [max(issued)]
-        )
-
     @cached_property
     def channels(self) -> list[Channel]:
-        """Every channel that somebody has used, in a fixed order."""
+        """Every channel that a rank has used, in a fixed order."""
         used = {channel for rank in self.ranks.values() for channel in rank.channels}
         return sorted(used, key=lambda one: (one.group, -1 if one.sender is None else one.sender, one.receiver or 0))
 
@@ -219,7 +221,7 @@ def channel_of(one: CollectiveEvidence, rank: int) -> Channel:
 
 
 def signature(one: CollectiveEvidence, rank: int) -> Signature:
-    """Return what ranks have to agree on; the size is bytes where known, or else the shapes."""
+    """Return in what one rank's collective has to agree with those of other ranks."""
     size = one.input_sizes if one.bytes is None else one.bytes
     kind = "message" if one.kind in _POINT_TO_POINT and one.peer is not None else one.kind
     return Signature(channel_of(one, rank), kind, size, one.dtype)
@@ -227,11 +229,8 @@ def signature(one: CollectiveEvidence, rank: int) -> Signature:
 
 @dataclass(frozen=True)
 class OpenCollective:
-    """What one rank has open in a channel, and who is behind it there.
-
-    Attributes:
-        behind: ranks that evidence shows to be behind.
-        unknown: members of which it is not known.
+    """What one rank has open in a channel; `behind`: ranks that evidence shows to be behind it there; `unknown`: those
+    of which that is not known.
     """
 
     rank: int
@@ -243,10 +242,10 @@ class OpenCollective:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """The graph.
+    """Who waits for whom.
 
     Attributes:
-        open: the oldest open collective of every rank in every channel, of ranks that run.
+        open: the oldest open collective of every rank in every channel.
         blockers: rank -> ranks that it waits for; empty where it waits for none that is known.
         unknown: rank -> ranks without evidence that it may wait for.
     """
@@ -257,20 +256,28 @@ class WaitGraph:
 
     @classmethod
     def of(cls, job: JobEvidence) -> WaitGraph:
-        found = [
-            _open(job, channel, rank, oldest)
-            for channel in job.channels
-            for rank in job.ranks.values()
-            if (oldest := rank.open(channel)) is not None
-        ]
+        found: list[OpenCollective] = []
         blockers: dict[int, frozenset[int]] = defaultdict(frozenset)
-        unknown: dict[int, frozenset[int]] = defaultdict(frozenset)
-        for one in found:
-            rank = job.ranks[one.rank]
-            if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
-                blockers[one.rank] |= one.behind
-                unknown[one.rank] |= one.unknown
-        return cls(tuple(found), dict(blockers), dict(unknown))
+        unclear: dict[int, frozenset[int]] = defaultdict(frozenset)
+        for channel in job.channels:
+            for rank in job.ranks.values():
+                oldest = rank.open(channel)
+                if oldest is None:
+                    continue
+                behind, unknown = set[int](), set[int]()
+                for member in set(job.members(channel)) - {rank.rank}:
+                    other = job.ranks.get(member)
+                    if other is None:
+                        unknown.add(member)
+                    elif other.is_behind(channel, oldest):
+                        # What a torn, older or absent list lacks may have been issued; a process that is gone will
+                        # issue no more.
+                        (behind if other.gone or not other.may_lack(oldest) else unknown).add(member)
+                found.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
+                if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
+                    blockers[rank.rank] |= behind
+                    unclear[rank.rank] |= unknown
+        return cls(tuple(found), dict(blockers), dict(unclear))
 
     def of_rank(self, rank: int) -> list[OpenCollective]:
         return [one for one in self.open if one.rank == rank]
@@ -283,7 +290,7 @@ class WaitGraph:
 
     @property
     def circles(self) -> list[frozenset[int]]:
-        """Sets of ranks, each of which waits for each, directly or through others."""
+        """Sets of ranks that all wait for each other, directly or through others."""
         reach: dict[int, set[int]] = {}
         for start, blockers in self.blockers.items():
             reached, left = reach.setdefault(start, set()), list(blockers)
@@ -309,32 +316,3 @@ class WaitGraph:
                     distance[rank] = distance[blocking] + 1
                     near.append(rank)
         return distance
-
-
-def _open(job: JobEvidence, channel: Channel, rank: Rank, oldest: CollectiveEvidence) -> OpenCollective:
-    behind, unknown = set[int](), set[int]()
-    for member in job.members(channel):
-        if member == rank.rank:
-            continue
-        other = job.ranks.get(member)
-        if other is None:
-            unknown.add(member)
-        elif is_behind(other, channel, oldest):
-            # What a torn, older or absent list lacks may have been issued; a process that is gone will issue no more.
-            (behind if other.gone or not other.may_lack(oldest) else unknown).add(member)
-    return OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown))
-
-
-def is_behind(rank: Rank, channel: Channel, of: CollectiveEvidence) -> bool:
-    """Return whether a rank is behind another one that has this collective open."""
-    if rank.completed_late:  # what it has open may be completed
-        return not rank.has_issued(channel, of.number)
-    if rank.front(channel) != of.number:
-        return rank.front(channel) < of.number
-    own = rank.open(channel)
-    if own is None:
-        return True
-    if of.state != "started" or own.state != "issued" or rank.device_seen_ns is None:
-        return False
-    # A device that was looked at before the other one began may have begun since.
-    return of.started_ns is None or of.started_ns <= rank.device_seen_ns

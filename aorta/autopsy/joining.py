@@ -15,82 +15,98 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, GroupEvidence, RankEvidence, RankState
-from aorta.autopsy.job import UNRESPONSIVE, Channel, JobEvidence, Rank, channel_of
+from aorta.autopsy.evidence import (
+    UNKNOWN_KIND,
+    UNRESPONSIVE,
+    CollectiveEvidence,
+    GroupEvidence,
+    RankEvidence,
+    RankState,
+)
+from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.errors import InputError
 
 _DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
 _MOST_ABSENT = 1 << 23  # 1,000 ranks that may each wait for 8,000 others; to list more would fill the memory
 _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""No rank can complete these before every rank has issued them; the source of a broadcast, for one, can."""
-
-
+"""No rank can complete these before every rank has issued them; the source of a broadcast, for example, can."""
 _ALIKE_NS: Final = 1_000_000
 """Both sources take the time of an issue within this of each other, but for an interruption of the host."""
 _BEGUN: Final = ("started", "completed")
+_LABELS: Final = {"progress": "the progress file", "flight_recorder": "the Flight Recorder", "ras": "RAS"}
 
 
 def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
-    """Join all that is known of each rank; raises InputError where that is too little of a large job.
+    """Join all that is known of each rank.
 
     Collectives come from one kind of source, the one that speaks of the most ranks: two sources count from different
     beginnings. A ring of NCCL completes the progress file of its rank. Everything else is taken
     from the first source that says it.
+
+    Raises:
+        InputError: the evidence is of too few ranks of a large job.
     """
     evidence, denied = with_rings(sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)))
     by_rank: dict[int, list[RankEvidence]] = defaultdict(list)
     for one in evidence:
         by_rank[one.rank].append(one)
-    everything = [one for several in by_rank.values() for one in several]
-    speaking = [one for one in everything if one.source != "ras"]
     chosen = max(
         ("progress", "flight_recorder"),
         key=lambda source: (
-            sum(bool(one.collectives) for one in speaking if one.source == source),
-            sum(one.torn is None for one in speaking if one.source == source),
+            sum(bool(one.collectives) for one in evidence if one.source == source),
+            sum(one.torn is None for one in evidence if one.source == source),
         ),
     )
-    names, groups, listed = _groups([one for one in everything if one.source == chosen])
+    names, groups, listed = _groups([one for one in evidence if one.source == chosen])
     ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
-    sizes = [one.world_size or 0 for one in everything]
+    sizes = [one.world_size or 0 for one in evidence]
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
     world = tuple(range(max([0, *sizes, *(rank + 1 for rank in known)])))
-    groups = {name: _with_users(group, name in listed, ranks.values(), world) for name, group in groups.items()}
+    for name, group in groups.items():
+        if name not in listed:  # torch's default group is all; of another that no source lists those that used it
+            users = (rank.rank for rank in ranks.values() if any(one.group == name for one in rank.collectives))
+            members = world if group.description == _DEFAULT_GROUP else tuple(sorted(users))
+            groups[name] = structs.replace(group, ranks=members)
     absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
     if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:
         raise InputError(f"evidence of {len(ranks)} ranks, which used groups with {max(absent.values())} other ranks")
-    if any(sizes):  # or else there may be ranks that nobody speaks of
+    if any(sizes):  # or else there may be ranks of which no source speaks
         listed |= {name for name, group in groups.items() if group.ranks == world}
-    unused = sorted({one.rank for one in everything if one.source not in (chosen, "ras") and one.collectives})
-    notes = [f"collectives are taken from {chosen}; those of other sources count differently"] if unused else []
-    job = JobEvidence(ranks, world, groups, frozenset(listed), (*_contradictions(by_rank), *denied), tuple(notes))
+    contradictions = []
+    for rank, several in sorted(by_rank.items()):
+        states = {one.source: one.state for one in several if one.state != "unknown"}
+        if len(set(states.values())) > 1:
+            both = ", ".join(f"{_LABELS[source]} says {state}" for source, state in sorted(states.items()))
+            contradictions.append(f"rank {rank}: {both}")
+        elif ranks[rank].unresponsive and "running" in states.values():
+            contradictions.append(f"rank {rank}: its process runs, and does not answer RAS")
+    unused = any(one.source not in (chosen, "ras") and one.collectives for one in evidence)
+    notes = (f"collectives are those of {_LABELS[chosen]}; other sources number them differently",) if unused else ()
+    job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), notes)
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
-    if any(rank.completed_late for rank in ranks.values()):
-        # What one rank has noted of a collective that needs all ranks, holds on all of them.
-        newest: dict[Channel, int] = defaultdict(lambda: -1)
-        for rank in ranks.values():
-            for issued in rank.collectives:
-                if issued.state == "completed" and issued.kind in _NEED_ALL_RANKS:
-                    channel = channel_of(issued, rank.rank)
-                    newest[channel] = max(newest[channel], issued.number)
-        for rank in job.ranks.values():
-            if rank.completed_late:
-                settled = tuple(
-                    structs.replace(issued, state="completed")
-                    if issued.number <= newest[channel_of(issued, rank.rank)]
-                    else issued
-                    for issued in rank.collectives
-                )
-                ranks[rank.rank] = structs.replace(rank, collectives=settled)
-        return replace(job, ranks=ranks)
-    return job
+    # What one rank has noted of a collective that needs all ranks, holds on all of them.
+    newest: dict[Channel, int] = defaultdict(lambda: -1)
+    for of_rank in ranks.values():
+        for issued in of_rank.collectives:
+            if issued.state == "completed" and issued.kind in _NEED_ALL_RANKS:
+                channel = channel_of(issued, of_rank.rank)
+                newest[channel] = max(newest[channel], issued.number)
+    settled = {}
+    for of_rank in ranks.values():
+        if of_rank.completed_late:
+            completed = tuple(
+                structs.replace(one, state="completed") if one.number <= newest[channel_of(one, of_rank.rank)] else one
+                for one in of_rank.collectives
+            )
+            settled[of_rank.rank] = structs.replace(of_rank, collectives=completed)
+    return replace(job, ranks=ranks | settled)
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:
@@ -108,17 +124,18 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
             if (other := job.ranks.get(member)) is not None
         )
     }
-    last = rank.collectives[-1] if rank.collectives else None
-    unsure = (
-        last is not None
-        and last.state == "retired"
-        and last.group not in job.listed
-        and (
-            bool(job.missing)
-            or not all(other.complete for other in job.ranks.values())
-            or len(job.groups[last.group].ranks) < _least_size(job, last.group)
-        )
-    )
+    last, unsure = rank.collectives[-1] if rank.collectives else None, False
+    if last is not None and last.state == "retired" and last.group not in job.listed:
+        # What an all-gather makes of the share of each rank says how many ranks the group has at least.
+        gathers = [
+            (sum(map(math.prod, one.output_sizes)), sum(map(math.prod, one.input_sizes)))
+            for other in job.ranks.values()
+            for one in other.collectives
+            if one.group == last.group and one.kind == "all_gather" and one.input_sizes and one.output_sizes
+        ]
+        least = max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
+        incomplete = not all(other.complete for other in job.ranks.values())
+        unsure = bool(job.missing) or incomplete or len(job.groups[last.group].ranks) < least
     settled = tuple(
         one
         if one.state != "retired"
@@ -126,17 +143,6 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
         for one in rank.collectives
     )
     return structs.replace(rank, collectives=settled, complete=rank.complete and not unsure)
-
-
-def _least_size(job: JobEvidence, group: str) -> int:
-    """Return how many ranks a group has at least: what an all-gather makes of the share of each says it."""
-    gathers = [
-        (sum(map(math.prod, one.output_sizes)), sum(map(math.prod, one.input_sizes)))
-        for rank in job.ranks.values()
-        for one in rank.collectives
-        if one.group == group and one.kind == "all_gather" and one.input_sizes and one.output_sizes
-    ]
-    return max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
 
 
 def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
@@ -164,33 +170,14 @@ def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str
     return names, groups, listed
 
 
-def _with_users(group: GroupEvidence, listed: bool, ranks: Iterable[Rank], world: tuple[int, ...]) -> GroupEvidence:
-    """Return a group with its ranks: torch's default group is all, of another that nobody lists those that used it."""
-    if listed:
-        return group
-    if group.description == _DEFAULT_GROUP:
-        return GroupEvidence(name=group.name, description=group.description, ranks=world)
-    users = tuple(sorted(rank.rank for rank in ranks if any(one.group == group.name for one in rank.collectives)))
-    return GroupEvidence(name=group.name, description=group.description, ranks=users)
-
-
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
     known = RankState(rank=several[0].rank)
     for one in several:
         for field in RankState.__struct_fields__:
             if getattr(known, field) in (None, "unknown"):
                 setattr(known, field, getattr(one, field))
-    of_chosen = [one for one in several if one.source == chosen]
-    ours = max(of_chosen, key=lambda one: bool(one.collectives), default=None)
-    return Rank(
-        **{field: getattr(known, field) for field in RankState.__struct_fields__},
-        collectives=()
-        if ours is None
-        else tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives),
-        complete=ours is not None and ours.torn is None,
-        not_after_ns=None if ours is None else ours.not_after_ns,
-        completed_late=ours is not None and ours.completed_late,
-        device_seen_ns=None if ours is None else ours.device_seen_ns,
+    rank = Rank(
+        **structs.asdict(known),
         unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
         stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
         sources=tuple(one.path for one in several),
@@ -198,20 +185,13 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         pid=next((one.pid for one in several if one.pid is not None), None),
         torn=tuple(one.torn for one in several if one.source != "ras" and one.torn is not None),
     )
-
-
-def _contradictions(by_rank: dict[int, list[RankEvidence]]) -> tuple[str, ...]:
-    """Return where one source says of a process what another denies."""
-    found = []
-    for rank, several in sorted(by_rank.items()):
-        states = {one.source: one.state for one in several if one.state != "unknown"}
-        silent = any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several)
-        if len(set(states.values())) > 1:
-            states_text = ", ".join(f"{source} says {state}" for source, state in sorted(states.items()))
-            found.append(f"rank {rank}: {states_text}")
-        elif silent and "running" in states.values():
-            found.append(f"rank {rank}: RAS gets no answer from it, and its process runs")
-    return tuple(found)
+    of_chosen = [one for one in several if one.source == chosen]
+    if of_chosen:
+        ours = max(of_chosen, key=lambda one: bool(one.collectives))
+        rank.collectives = tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives)
+        rank.complete, rank.not_after_ns = ours.torn is None, ours.not_after_ns
+        rank.completed_late, rank.device_seen_ns = ours.completed_late, ours.device_seen_ns
+    return rank
 
 
 class _Twins(NamedTuple):
@@ -224,9 +204,13 @@ class _Twins(NamedTuple):
         """Return the collectives of both, if the ring's numbers are so much higher."""
         return [(one, self.ring[number + offset]) for number, one in self.ours.items() if number + offset in self.ring]
 
-    def agree(self, offset: int) -> bool:
-        """Return whether both then saw the same collectives."""
-        return all(_alike(*pair) for pair in self.pairs(offset))
+    def apart_ns(self, offset: int) -> list[int]:
+        """Return by how much the ring's clock is ahead of ours at the issue of each of these."""
+        return [
+            theirs.issued_ns - ours.issued_ns
+            for ours, theirs in self.pairs(offset)
+            if ours.issued_ns is not None and theirs.issued_ns is not None
+        ]
 
 
 def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
@@ -253,9 +237,12 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
     contradictions = []
     replaced: dict[int, RankEvidence] = {}
     for rank, (progress, ring) in pairs.items():
-        odd = [group for group, both in twins[rank].items() if group in offsets and not both.agree(offsets[group])]
+        odd = [
+            group for group, both in twins[rank].items() if group in offsets and not _alike(both.pairs(offsets[group]))
+        ]
         contradictions += [
-            f"rank {rank}: progress and flight_recorder saw different collectives of {name}" for name in odd
+            f"rank {rank}: the progress file and the Flight Recorder saw different collectives of {name}"
+            for name in odd
         ]
         matched = {group: both for group, both in twins[rank].items() if group in offsets and group not in odd}
         if matched:
@@ -291,7 +278,7 @@ def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str])
 
 def _numbering_offset(both: _Twins) -> int | None:
     """Return the offset between both numberings with which kinds and bytes agree in the newer half of the shorter list:
-    one with like times of issue, with which the newest match or nearly so, as in a hang nobody issues any more.
+    one with like times of issue, with which the newest match or nearly so, as in a hang no rank issues any more.
     """
     newest = max(both.ring) - max(both.ours)
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
@@ -301,35 +288,24 @@ def _numbering_offset(both: _Twins) -> int | None:
         return None  # sources number what they saw without gaps
     for offset in sorted(possible, key=lambda each: abs(each - newest)):
         pairs = both.pairs(offset)
-        if len(pairs) >= least and all(_alike(*pair) for pair in pairs):
-            middle = _clock_ahead_ns(pairs)
-            spread = 0
-            if middle is not None:  # how far the difference of both clocks usually is from its median
-                spread = round(median(abs(each - middle) for each in _differences_ns(pairs))) // _ALIKE_NS
+        if len(pairs) >= least and _alike(pairs):
+            apart_ns, spread = both.apart_ns(offset), 0
+            if apart_ns:  # how far the difference of both clocks usually is from its median
+                middle = median(apart_ns)
+                spread = round(median(abs(each - middle) for each in apart_ns)) // _ALIKE_NS
             if spread == 0:
                 return offset
             found.append((spread, offset))
     return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _clock_ahead_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> float | None:
-    """Return the median by which the ring's clock is ahead of ours; None: no collective has both times of issue."""
-    return median(differences) if (differences := _differences_ns(pairs)) else None
-
-
-def _differences_ns(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> list[int]:
-    return [
-        theirs.issued_ns - ours.issued_ns
+def _alike(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> bool:
+    return all(
+        ours.kind == theirs.kind
+        # NCCL's barrier is an all-reduce, whose element only the ring counts.
+        and (ours.kind == "barrier" or None in (ours.bytes, theirs.bytes) or ours.bytes == theirs.bytes)
         for ours, theirs in pairs
-        if ours.issued_ns is not None and theirs.issued_ns is not None
-    ]
-
-
-def _alike(ours: CollectiveEvidence, theirs: CollectiveEvidence) -> bool:
-    if ours.kind != theirs.kind:
-        return False
-    # NCCL's barrier is an all-reduce, whose element only the ring counts.
-    return ours.kind == "barrier" or None in (ours.bytes, theirs.bytes) or ours.bytes == theirs.bytes
+    )
 
 
 def _completed(
@@ -385,16 +361,15 @@ def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapp
         if denied:
             ours, row = min(denied, key=lambda pair: pair[0].number)
             what = f"{ours.kind} {ours.number} of {name}"
-            contradictions.append(f"rank {rank}: progress says {what} is completed, flight_recorder says {row.state}")
+            contradictions.append(
+                f"rank {rank}: the progress file says {what} is completed, the Flight Recorder says {row.state}"
+            )
         newer = [row for number, row in both.ring.items() if number - offsets[name] > max(both.ours)]
-        ahead_ns = _clock_ahead_ns(both.pairs(offsets[name]))
-        read_ns = progress.taken_ns
-        more = sum(
-            row.issued_ns is None or read_ns is None or ahead_ns is None or row.issued_ns - ahead_ns < read_ns
-            for row in newer
-        )
+        apart_ns = both.apart_ns(offsets[name])
+        read_ns = None if progress.taken_ns is None or not apart_ns else progress.taken_ns + median_low(apart_ns)
+        more = sum(row.issued_ns is None or read_ns is None or row.issued_ns < read_ns for row in newer)
         if more:
             contradictions.append(
-                f"rank {rank}: flight_recorder has {more} collectives of {name} that progress has not"
+                f"rank {rank}: the Flight Recorder has {more} collectives of {name} that the progress file lacks"
             )
     return contradictions

@@ -14,11 +14,19 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.evidence import (
+    ENDED_IN_ORDER,
+    Accusation,
+    Kind,
+    RankDoing,
+    RankEvidence,
+    Verdict,
+    WaitingRanks,
+    group_label,
+)
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, channel_of
 from aorta.autopsy.joining import join
-from aorta.autopsy.rules import RULES, Case
-from aorta.autopsy.verdict import ENDED_IN_ORDER, Accusation, Kind, RankDoing, Verdict, WaitingRanks, group_label
+from aorta.autopsy.rules import Case, accuse, phase_label
 from aorta.command_line import name_ranks
 from aorta.version import __version__
 
@@ -29,9 +37,9 @@ NEXT: Final[dict[Kind, tuple[str, ...]]] = {
         "Read the end of that rank's log, and the kernel's for out of memory (`dmesg -T | grep -i oom`).",
         "Start again from the last checkpoint; the other ranks only lost their peer.",
     ),
-    "stopped": ("Send it SIGCONT (`kill -CONT PID`), or detach the debugger; the others go on then.",),
+    "stopped": ("Continue it (`kill -CONT PID`), or detach the debugger; the others go on then.",),
     "signature_mismatch": ("Compare the lines that issued it: a branch, a shape or a type depends on the rank there.",),
-    "order_swapped": ("Give all ranks one order of collectives: look for a branch, or a set, that differs by rank.",),
+    "order_swapped": ("Issue collectives in one order on all ranks: look for a branch or a set that differs by rank.",),
     "stuck_outside": ("Look at its stack (--stacks, or `py-spy dump --pid PID`): it is not in a collective.",),
     "rank_did_not_join": (
         "Look at its stack (`py-spy dump --pid PID`), or record with AORTA to learn its phase.",
@@ -41,13 +49,15 @@ NEXT: Final[dict[Kind, tuple[str, ...]]] = {
         "Look at the link or device: `dmesg`, NIC counters, `nvidia-smi` or `rocm-smi`; ask RAS (--ras).",
         "With NCCL, start again with NCCL_DEBUG=INFO; the ranks themselves agree.",
     ),
-    "cannot_decide": ("Get evidence of the ranks that are missing or suspected, with a recorded run or their dumps.",),
+    "cannot_decide": (
+        "Get evidence of the missing or suspected ranks: record the run, or dump their Flight Recorder.",
+    ),
 }
-"""What to do next, by what happened."""
+"""What to do next, by what happened; `PID` stands for that of the accused rank."""
 _AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
 """Rules that accuse rightly also where something moves."""
 _LONG_WAIT_S: Final = 1.0
-"""A wait that has lasted less is part of a healthy step."""
+"""A shorter wait is part of a healthy step."""
 _RECENT_S: Final = 60.0
 _TIMES: Final = 2
 """How often a rank must have come late, lately: once is an incident."""
@@ -67,70 +77,78 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     """
     job = join(evidence)
     case = Case.of(job)
-    moving = stuck_after_s is not None and any(
+    accused, suspects = accuse(case), list[int]()
+    if stuck_after_s is not None and any(
         rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
-    )
-    found: list[Accusation] = []
-    for rule in RULES:
-        found += rule(case, found)
-    suspects: list[int] = []
-    if moving:
-        slow, late_together = _slow_ranks(case, found)
-        found = [one for one in found if one.rule in _AT_ANY_MOMENT] or slow
-        suspects = [] if found else late_together
-        kind: Kind = found[0].kind if found else "cannot_decide" if suspects else "not_stuck"
-    elif found:
-        kind = found[0].kind
+    ):
+        slow, late_together = _slow_ranks(case, accused)
+        accused = [one for one in accused if one.rule in _AT_ANY_MOMENT] or slow
+        suspects = [] if accused else late_together
+        kind: Kind = accused[0].kind if accused else "cannot_decide" if suspects else "not_stuck"
+    elif accused:
+        kind = accused[0].kind
     else:
         kind, suspects = _without_culprit(case)
-    waits = _chain(case, [one.rank for one in found])
+    waits = _chain(case, [one.rank for one in accused])
     notes = [*job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
-    unlisted = [group for name, group in job.groups.items() if name not in job.listed and group.ranks]
-    if unlisted:
-        names = sorted(group_label(group.name, group.description) for group in unlisted)
-        notes.append(f"the ranks of {', '.join(names)} are those that were seen to use it")
+    if unlisted := sorted(
+        group_label(group.name, group.description)
+        for name, group in job.groups.items()
+        if name not in job.listed and group.ranks
+    ):
+        notes.append(f"no source lists the ranks of {', '.join(unlisted)}: taken for those that used it")
+    advice = []
+    for each in dict.fromkeys([kind, *(one.kind for one in accused)]):
+        pids = [pid for one in accused if one.kind == each and (pid := job.ranks[one.rank].pid) is not None]
+        advice += [line.replace("PID", str(pids[0])) if pids else line for line in NEXT[each]]
     return Verdict(
         aorta_version=__version__,
         kind=kind,
-        summary=_summary(kind, found, suspects, waits, job),
-        culprits=found,
+        summary=_summary(kind, accused, suspects, waits, job),
+        culprits=accused,
         suspects=suspects,
         waits=waits,
         ranks=[_doing(case, rank) for rank in job.ranks.values()],
         missing=job.missing,
         contradictions=list(job.contradictions),
         notes=notes,
-        next=[each for one in dict.fromkeys([kind, *(one.kind for one in found)]) for each in NEXT[one]],
+        next=advice,
     )
 
 
 def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     """Return what is known where no rule accuses a rank, and which ranks it may be."""
     job, waits = case.job, case.waits
-    undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
-    undecided |= {rank for circle in waits.circles for rank in circle}
-    if undecided:
-        return "cannot_decide", sorted(undecided)
     unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
-    ended = [rank for rank in job.ranks.values() if rank.has_ended]
-    dead = {rank.rank for rank in ended if rank.exit is None or rank.exit.exit_code != 0}
-    if unknown or (dead and (waits.open or job.missing)):
-        return "cannot_decide", sorted(unknown | dead | (set(job.missing) if dead else set()))
-    unresponsive = {rank.rank for rank in job.ranks.values() if rank.unresponsive}
-    if unresponsive:
-        return "cannot_decide", sorted(unresponsive)
-    # Where completions are noted late, this host may be late, or wait for a device in what all of them have issued.
-    late = [rank.rank for rank in job.ranks.values() if rank.completed_late and job.has_issued_less(rank)]
-    if late:
-        return "cannot_decide", sorted(late)
-    behind = {rank for one in waits.open for rank in one.behind}
-    if behind:  # not all have issued what others wait in, and no rule says why
-        return "cannot_decide", sorted(behind)
-    if [one for one in waits.open if one.channel.group in job.listed or one.channel.sender is not None]:
+    dead = {rank.rank for rank in job.ranks.values() if rank.failed}
+    if dead and (waits.open or job.missing):
+        unknown |= dead | set(job.missing)
+    late = set[int]()
+    for rank in job.ranks.values():
+        # Where completions are noted late, this host may be late, or wait for a device in what all of them have issued.
+        if rank.completed_late and any(
+            rank.rank in job.members(channel)
+            and not rank.has_issued(channel, max(issued))
+            and not rank.may_lack(issued[max(issued)])
+            for other in job.ranks.values()
+            for channel, issued in other.channels.items()
+        ):
+            late.add(rank.rank)
+    undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
+    for suspects in (
+        undecided.union(*waits.circles),
+        unknown,
+        {rank.rank for rank in job.ranks.values() if rank.unresponsive},
+        late,
+        {
+            rank for one in waits.open for rank in one.behind
+        },  # not all have issued what others wait in; no rule says why
+    ):
+        if suspects:
+            return "cannot_decide", sorted(suspects)
+    if any(one.channel.group in job.listed or one.channel.sender is not None for one in waits.open):
         return "stuck_inside", []
-    if waits.open:
-        return "cannot_decide", []
-    return ("cannot_decide", []) if job.missing or not job.ranks or dead else ("not_stuck", [])
+    return ("cannot_decide" if waits.open or job.missing or not job.ranks or dead else "not_stuck"), []
 
 
 def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
@@ -139,16 +157,7 @@ def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Acc
     Of several ranks that are late at once and half of the job or more, none departs from its peers: rather is their
     host busy. `accusations` is what the rules say of the job as if it hung.
     """
-    now = _waited_for_now(case, accusations)
-    if len(now) == 1 or 2 * len(now) < len(case.job.ranks):
-        return now or _late_lately(case.job), []
-    lately = _late_lately(case.job)
-    return lately, [] if lately else sorted(one.rank for one in now)
-
-
-def _waited_for_now(case: Case, accusations: Sequence[Accusation]) -> list[Accusation]:
-    """Find ranks that others wait for now; of one that just made progress it is not known whether it waited."""
-    slow = []
+    now = []  # of a rank that just made progress it is not known whether others wait for it
     for one in accusations:
         ages = [
             case.job.ranks[each.rank].age_s(each.collective.issued_ns) or 0.0
@@ -158,8 +167,11 @@ def _waited_for_now(case: Case, accusations: Sequence[Accusation]) -> list[Accus
         still_s = case.job.ranks[one.rank].still_s or 0.0
         if one.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:
             one.kind = "slow"
-            slow.append(one)
-    return slow
+            now.append(one)
+    if now and (len(now) == 1 or 2 * len(now) < len(case.job.ranks)):
+        return now, []
+    lately = _late_lately(case.job)
+    return lately, [] if lately else sorted(one.rank for one in now)
 
 
 def _late_lately(job: JobEvidence) -> list[Accusation]:
@@ -183,7 +195,7 @@ def _late_lately(job: JobEvidence) -> list[Accusation]:
             rank=rank,
             kind="slow",
             rule="late_lately",
-            reason=f"it came {min(times):.1f} s or more after its peers to {len(times)} collectives lately",
+            reason=f"was {min(times):.1f} s or more later than its peers in {len(times)} collectives lately",
             evidence=[f"in the {_RECENT_S:.0f} s before the evidence was taken"],
             phase=None,  # where it is now says nothing of where it was late
         )
@@ -220,31 +232,30 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
     waits = []
     for several in joined.values():
         ages = [case.job.ranks[one.rank].age_s(one.collective.issued_ns) for one in several]
-        known = [age for age in ages if age is not None]
         waits.append(
             WaitingRanks(
                 ranks=sorted(one.rank for one in several),
                 for_ranks=sorted(set().union(*(one.behind | one.unknown for one in several))),
                 collective=case.job.name(several[0].channel, several[0].collective),
-                since_s=max(known) if known else None,
+                since_s=max((age for age in ages if age is not None), default=None),
             )
         )
     return sorted(waits, key=lambda one: (min(distance.get(rank, len(distance)) for rank in one.ranks), one.ranks))
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    there = case.waits.of_rank(rank.rank)
-    last = max(there, key=lambda one: one.collective.issued_ns or 0, default=None)
-    doing, since, name = "in no collective", rank.age_s(rank.phase_since_ns), None
+    last = max(case.waits.of_rank(rank.rank), key=lambda one: one.collective.issued_ns or 0, default=None)
+    doing, since_s, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
+        since_s = rank.still_s if rank.state == "stopped" else None
         doing = rank.state if rank.state in ("dead", "stopped") else "ending" if rank.has_ended else "no answer"
-        doing = ENDED_IN_ORDER if rank.exit is not None and rank.exit.exit_code == 0 else doing
-        since = rank.still_s if rank.state == "stopped" else None
+        if rank.exit is not None and rank.exit.exit_code == 0:
+            doing = ENDED_IN_ORDER
     elif last is not None and not rank.is_elsewhere:
         name = case.job.name(last.channel, last.collective)
-        doing, since = f"in {name}", rank.age_s(last.collective.issued_ns)
+        doing, since_s = f"in {name}", rank.age_s(last.collective.issued_ns)
     elif rank.phase is not None:
-        doing = f"in {rank.phase}"
+        doing = f"in {phase_label(rank.phase)}"
     elif rank.torn:
         doing = f"evidence unreadable: {rank.torn[0]}"
     return RankDoing(
@@ -253,7 +264,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
         doing=doing,
         step=rank.step,
         phase=rank.phase,
-        since_s=since,
+        since_s=since_s,
         collective=name,
         host=rank.host,
         pid=rank.pid,
@@ -271,15 +282,25 @@ def _summary(
     job: JobEvidence,
 ) -> str:
     if kind == "not_stuck":
-        return "nothing is stuck: no rank waits for another for longer than usual"
+        return "nothing is stuck: no rank waits for longer than usual"
     if kind == "stuck_inside" and not accused:
         where = ", ".join(str(one.collective) for one in waits[:2])
-        return f"all ranks have issued {where}, and it does not complete: a link, a device or the library"
+        return f"all ranks issued {where}, which does not complete: a link, a device or the library"
     if kind == "cannot_decide":
         if suspects:
             return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
-    times = ("" if one.since_s is None else f", for {one.since_s:.0f} s" for one in accused)
-    causes = "; ".join(f"rank {one.rank}: {one.reason}{time}" for one, time in zip(accused, times, strict=True))
-    others = sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused})
-    return f"{causes}; {name_ranks(others)} wait{'s' if len(others) == 1 else ''}" if others else causes
+    parts = []
+    for one in accused:
+        time = "" if one.since_s is None else f", for {one.since_s:.0f} s"
+        parts.append(f"{process_label(job.ranks[one.rank])} {one.reason}{time}")
+    if others := sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused}):
+        parts.append(f"{name_ranks(others)} wait{'s' if len(others) == 1 else ''}")
+    return "; ".join(parts)
+
+
+def process_label(rank: Rank | RankDoing) -> str:
+    """Return a rank and where its process is, as far as evidence says: `rank 3 (PID 4711 on node3)`."""
+    where = [] if rank.pid is None else [f"PID {rank.pid}"]
+    where += [] if rank.host is None else [f"on {rank.host}"]
+    return f"rank {rank.rank} ({' '.join(where)})" if where else f"rank {rank.rank}"

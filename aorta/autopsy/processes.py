@@ -1,14 +1,16 @@
-"""Processes of this host as /proc shows them, and the stacks of a rank, written to a file by its faulthandler: on
-request, and when a fatal signal ends it.
+"""Ranks of recorded runs: their progress files, their processes as /proc shows them, their stacks, and how they ended.
 
-A thread of the rank answers requests from a socket, with the interpreter lock held: nothing else may walk the
-frames of other threads, which change under a signal handler's feet and would crash a healthy rank (CPython,
-Modules/faulthandler.c, says so of `all_threads`). A rank in which compiled code keeps the lock cannot answer. It is
-asked by a signal then, whose handler needs no lock, and writes the stack of the thread that it interrupts alone: of the
-main thread.
+    progress_evidence(Path("artifacts/cuda"))    # also while the job hangs, and after all of it died
 
-Must not end or stop a process, or send a signal that is not a real-time one, or to a process that does not catch it or
-has not mapped the progress file which names it: anybody may write such a file.
+A rank writes its stacks to a file by faulthandler: on request, and when a fatal signal ends it. A thread of the rank
+answers requests from a socket, with the interpreter lock held: nothing else may walk the frames of other threads, which
+change under a signal handler's feet and would crash a healthy rank (CPython, Modules/faulthandler.c, says so of
+`all_threads`). A rank in which compiled code keeps the lock cannot answer. It is asked by a signal then, whose handler
+needs no lock, and writes the stack of the thread that it interrupts alone: of the main thread.
+
+Must not end or stop a process, wake a rank unless its stacks are asked for, or send a signal that is not a real-time
+one, or to a process that does not catch it or has not mapped the progress file which names it: anybody may write such a
+file.
 """
 
 from __future__ import annotations
@@ -21,14 +23,192 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
-from aorta.autopsy.evidence import ProcessState, RankExit, ThreadStack
-from aorta.records.files import OF_THIS_PROCESS, read_small
-from aorta.records.progress_file import ProgressFacts
+import msgspec
+
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
+from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.records.clocks import boot_id
+from aorta.records.files import OF_THIS_PROCESS, decode_json, open_regular, read_small
+from aorta.records.progress_file import (
+    STACKS_FILE,
+    WHEN_UNKNOWN,
+    ProgressFacts,
+    ProgressSeen,
+    UnreadableProgress,
+    progress_files,
+    read_progress,
+)
+from aorta.records.record_file import decode_line
+from aorta.records.run_files import AUTOPSY_DIR, RANK_FILE
+from aorta.records.schema import Footer
+
+EVIDENCE_FILE: Final = "rank_{rank}.json"
+_EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
+_ERROR: Final = msgspec.json.Decoder(dict[str, Any])
+_TAIL_BYTES: Final = 1 << 20
+_KINDS: Final = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+
+
+def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = True) -> list[RankEvidence]:
+    """Return the evidence of each rank that has a progress file in `run_folder`, by rank; empty where there is none.
+
+    Args:
+        stacks: ask running ranks of this host for their stacks.
+        saved: where the watchdog saved evidence and the rank has made no progress since, take that: the launcher may
+            have ended the rank meanwhile.
+    """
+    evidence = []
+    for path in progress_files(run_folder):
+        rank = int(path.stem.removeprefix("rank_"))
+        try:
+            seen = read_progress(path)
+            if seen.facts.rank != rank:
+                raise UnreadableProgress(f"{path}: it is of rank {seen.facts.rank}")
+            taken_ns = time.perf_counter_ns()  # before stacks are asked for, which takes its time
+        except (OSError, UnreadableProgress) as error:
+            evidence.append(RankEvidence(rank=rank, source="progress", path=str(path), torn=str(error)))
+            continue
+        facts, loop = seen.facts, seen.state
+        earlier = saved_evidence(run_folder, rank) if saved else None
+        if earlier is not None and earlier.pid == facts.pid and earlier.progress_ns == loop.progress_ns:
+            evidence.append(earlier)
+            continue
+        state = state_of_rank(path, facts)
+        left = 0 < (loop.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
+        ended, taken = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
+        if stacks and state == "running" and loop.exit_code is None:
+            taken = stacks_of(facts, path, stacks_file(path))
+        found = RankEvidence(
+            rank=facts.rank,
+            world_size=facts.world_size,
+            source="progress",
+            path=str(path),
+            clock=f"CLOCK_MONOTONIC of {facts.host}, boot {facts.boot_id}",
+            host=facts.host,
+            pid=facts.pid,
+            state=state,
+            exit=ended,
+            taken_ns=taken_ns if _is_on_this_host(facts) else None,
+            progress_ns=loop.progress_ns,
+            step=loop.step,
+            phase=None if loop.phase == "none" else loop.phase,
+            phase_since_ns=loop.phase_since_ns,
+            groups=[GroupEvidence(name=group.name, ranks=tuple(sorted(group.ranks))) for group in seen.groups],
+            lost=seen.issued - len(seen.collectives),
+            completed_late=facts.completed_late,
+            stacks=taken,
+            torn=seen.torn,
+        )
+        for row in seen.collectives:
+            peer = row.peer
+            if row.group is not None and peer is not None:
+                peer = row.group.ranks[peer] if 0 <= peer < len(row.group.ranks) else None
+            found.collectives.append(
+                CollectiveEvidence(
+                    group="" if row.group is None else row.group.name,
+                    number=row.number,
+                    kind=_KINDS.get(row.kind, row.kind),
+                    state="issued" if row.completed_ns is None else "completed",
+                    bytes=row.bytes,
+                    dtype=row.dtype,
+                    peer=peer,
+                    issued_ns=row.issued_ns,
+                    completed_ns=None if row.completed_ns == WHEN_UNKNOWN else row.completed_ns,
+                )
+            )
+        evidence.append(found)
+    return evidence
+
+
+def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
+    """Return what the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
+    try:
+        found = decode_json(read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), _EVIDENCE)
+        return found if found.rank == rank else None
+    except (OSError, ValueError):
+        return None
+
+
+def stacks_file(progress_file: Path) -> Path:
+    """Return where the rank of a progress file writes its stacks."""
+    return progress_file.with_name(STACKS_FILE.format(rank=progress_file.stem.removeprefix("rank_")))
+
+
+def _is_on_this_host(facts: ProgressFacts) -> bool:
+    return facts.host == socket.gethostname() and facts.boot_id == boot_id()
+
+
+def is_visible(facts: ProgressFacts) -> bool:
+    """Return whether this process sees that of a progress file in its /proc."""
+    return _is_on_this_host(facts) and facts.pid_namespace == pid_namespace()
+
+
+def state_of_rank(path: Path, facts: ProgressFacts) -> ProcessState:
+    """Return the state of the process that has this progress file; unknown where it cannot be seen from here."""
+    if is_visible(facts):
+        return process_state(facts.pid, facts.start_ticks)
+    if facts.host != socket.gethostname() or facts.boot_id == boot_id():
+        return "unknown"
+    # Its host was started again, and the process is gone; unless another host has the same name.
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return "dead" if path.stat().st_mtime < booted_s else "unknown"
+
+
+def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | None, list[ThreadStack]]:
+    """Return how a rank ended, from whichever source says so, and its stacks at that moment where it left them."""
+    facts = seen.facts
+    with suppress(OSError):
+        text = read_small(stacks_file(path)).decode(errors="replace")
+        if fatal := list(_FATAL.finditer(text)):
+            name = _FATAL_SIGNALS.get(fatal[-1]["what"])
+            ended = RankExit(signal=name) if name else RankExit(exception=fatal[-1]["what"])
+            return ended, parse_stacks(text[fatal[-1].start() :], facts.main_thread)
+    earlier = saved_evidence(run_folder, facts.rank)
+    for found in (
+        exit_in_record(run_folder, facts.rank),
+        exit_of_zombie(facts.pid, facts.start_ticks) if is_visible(facts) else None,
+        earlier.exit if earlier is not None and earlier.pid == facts.pid else None,
+        _exit_in_error_file(facts),
+        None if seen.state.exit_code is None else RankExit(exit_code=seen.state.exit_code),
+    ):
+        if found is not None:
+            return found, []
+    return None, []
+
+
+def exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
+    """Return what the footer of the rank's record says; None where the record ends without one."""
+    try:
+        with open_regular(run_folder / RANK_FILE.format(rank=rank)) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            last = decode_line(file.read().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    if type(last) is not Footer:
+        return None
+    # 0 beside an error: the disk was full, and the loop went on to its end.
+    return RankExit(signal=last.signal, exit_code=last.exit_code, exception=last.error if last.exit_code else None)
+
+
+def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
+    """Return the exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
+    try:
+        message = decode_json(read_small(Path(facts.error_file or "")), _ERROR)["message"]
+    except (OSError, ValueError, KeyError):
+        return None
+    text = str(message.get("message") if isinstance(message, dict) else message).strip()
+    return RankExit(exception=text.splitlines()[0]) if text else None
+
 
 _PROC: Final = Path("/proc")
 
@@ -85,37 +265,13 @@ def exit_of_zombie(pid: int, start_ticks: int) -> RankExit | None:
     facts = process_facts(pid)
     if facts is None or facts.state not in "ZX" or facts.start_ticks != start_ticks:
         return None
-    return exit_from(os.waitstatus_to_exitcode(facts.exit_code))
-
-
-def exit_from(code: int) -> RankExit:
-    """Return an exit as Python's subprocess has it: the code, or minus the number of the signal."""
+    code = os.waitstatus_to_exitcode(facts.exit_code)
     if code >= 0:
         return RankExit(exit_code=code)
     try:
         return RankExit(signal=signal.Signals(-code).name)
     except ValueError:
         return RankExit(signal=f"signal {-code}")
-
-
-def has_mapped(pid: int, path: Path) -> bool:
-    """Return whether a process of the same user has a file mapped into its memory."""
-    name = os.fsencode(path.resolve()).replace(b"\n", rb"\012")  # as proc(5) writes it
-    try:
-        lines = (_PROC / str(pid) / "maps").read_bytes().split(b"\n")
-        ours = (_PROC / str(pid)).stat().st_uid == os.geteuid()
-    except OSError:
-        return False
-    return ours and any(line.split(maxsplit=5)[5:] == [name] for line in lines)
-
-
-def catches(pid: int, number: int) -> bool:
-    try:
-        status = (_PROC / str(pid) / "status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 _THREAD: Final = re.compile(
@@ -144,7 +300,7 @@ def stacks_on_request(path: Path) -> Iterator[int | None]:
     faulthandler on already, for the length of a `with` block.
 
     Yields:
-        The signal that asks for the main thread's stack, which nobody used; None where all are used.
+        The signal that asks for the main thread's stack, which nothing else used; None where all are used.
 
     Raises:
         OSError: `path` cannot be written.
@@ -166,7 +322,7 @@ def stacks_on_request(path: Path) -> Iterator[int | None]:
 
 @contextmanager
 def _answering(file: BinaryIO) -> Iterator[None]:
-    """Answer requests in a thread; where there can be no socket, nobody answers."""
+    """Answer requests in a thread; where there can be no socket, they stay without an answer."""
     try:
         server = socket.socket(socket.AF_UNIX)
         server.bind(_address(os.getpid(), start_ticks(os.getpid())))
@@ -222,36 +378,36 @@ def stacks_of(facts: ProgressFacts, progress_file: Path, path: Path) -> list[Thr
             _signal(facts, progress_file)
     except OSError:
         return []
-    text = _settled(lambda: read_small(path)[before:]).decode(errors="replace")
-    stacks = parse_stacks(text, facts.main_thread)
+    deadline, last = time.monotonic() + _ANSWER_S, b""
+    while time.monotonic() < deadline:  # until it has been the same twice, and something
+        time.sleep(0.02)
+        try:
+            now = read_small(path)[before:]
+        except OSError:
+            break
+        if now and now == last:
+            break
+        last = now
+    stacks = parse_stacks(last.decode(errors="replace"), facts.main_thread)
     return [each for each in stacks if not (each.frames and each.frames[0].startswith(f"{__file__}:"))]
 
 
 def _signal(facts: ProgressFacts, progress_file: Path) -> None:
-    pid, number = facts.pid, facts.stack_signal
+    """Send a process of this user the signal that asks for its stack, if it catches it and has mapped the file."""
+    pid, number, process = facts.pid, facts.stack_signal, _PROC / str(facts.pid)
     if number is None or not signal.SIGRTMIN <= number <= signal.SIGRTMAX:
         return
-    process = os.pidfd_open(pid)  # a later process with this pid is another
+    opened = os.pidfd_open(pid)  # a later process with this pid is another
     try:
-        if start_ticks(pid) == facts.start_ticks and has_mapped(pid, progress_file) and catches(pid, number):
-            signal.pidfd_send_signal(process, number)
+        name = os.fsencode(progress_file.resolve()).replace(b"\n", rb"\012")  # as proc(5) writes it
+        mapped = [line.split(maxsplit=5)[5:] for line in (process / "maps").read_bytes().split(b"\n")]
+        status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
+        catches = int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1
+        ours = process.stat().st_uid == os.geteuid() and start_ticks(pid) == facts.start_ticks
+        if ours and [name] in mapped and catches:
+            signal.pidfd_send_signal(opened, number)
     finally:
-        os.close(process)
-
-
-def _settled(read: Callable[[], bytes]) -> bytes:
-    """Return what `read` gives once it has given the same twice, and something; or after `_ANSWER_S`."""
-    deadline, last = time.monotonic() + _ANSWER_S, b""
-    while time.monotonic() < deadline:
-        time.sleep(0.02)
-        try:
-            now = read()
-        except OSError:
-            return last
-        if now and now == last:
-            break
-        last = now
-    return last
+        os.close(opened)
 
 
 def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
@@ -270,17 +426,3 @@ def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
             threads[int(named["id"], 16)] = (named["name"], threads[int(named["id"], 16)][1])
     by_main = sorted(threads.items(), key=lambda each: each[0] != main_thread)
     return [ThreadStack(name=name, frames=tuple(frames)) for _, (name, frames) in by_main]
-
-
-def fatal_in(path: Path, main_thread: int | None) -> tuple[RankExit | None, list[ThreadStack]]:
-    """Return how a process ended by its faulthandler's account, and its stacks then; (None, []) if it left none."""
-    try:
-        text = read_small(path).decode(errors="replace")
-    except OSError:
-        return None, []
-    found = list(_FATAL.finditer(text))
-    if not found:
-        return None, []
-    name = _FATAL_SIGNALS.get(found[-1]["what"])
-    ended = RankExit(signal=name) if name else RankExit(exception=found[-1]["what"])
-    return ended, parse_stacks(text[found[-1].start() :], main_thread)

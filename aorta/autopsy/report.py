@@ -1,34 +1,44 @@
-"""Evidence of a run or of dumps, whatever there is, and the report on it in the run's folder; and evidence as dumps of
-torch's Flight Recorder, which `torchfrtrace` reads.
+"""The evidence of a run, of dumps and of NCCL's RAS, whatever there is, and the verdict on it as text and in the run's
+folder.
 
+    evidence = [*evidence_of([folder]), *read_ras("localhost:28028")]
     write_verdict(folder, verdict_on_run(folder))    # autopsy/autopsy.json and autopsy/autopsy.txt
-    write_dumps(evidence, Path("dumps"))             # then: torchfrtrace dumps
 
-torchfrtrace aligns ranks by the first record of each dump, and takes for missing what one rank has dropped and another
-has not: each group is written from the first collective that nobody has dropped, and records are counted anew. Sends
-and receives are left out: it fails on those outside of a batch. Must not change or wake a rank, or load torch.
+The text has 80 columns: the answer, who is accused and why, who waits for whom, what every rank does (those that do the
+same share a line), and what to do next. Must not change or wake a rank unless its stacks are asked for, or load torch.
 """
 
 from __future__ import annotations
 
-import pickle
+import re
+import socket
+import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from aorta.autopsy.evidence import CollectiveEvidence, RankEvidence
+from aorta.autopsy.evidence import (
+    ENDED_IN_ORDER,
+    UNRESPONSIVE,
+    ProcessState,
+    RankDoing,
+    RankEvidence,
+    Verdict,
+    WaitingRanks,
+)
 from aorta.autopsy.flight_recorder import read_dumps
-from aorta.autopsy.job import Channel, JobEvidence, Rank
-from aorta.autopsy.joining import join
 from aorta.autopsy.judge import judge
-from aorta.autopsy.progress_evidence import progress_evidence
-from aorta.autopsy.verdict import Verdict, verdict_text
+from aorta.autopsy.processes import progress_evidence
+from aorta.command_line import name_ranks, rounded_time
 from aorta.errors import InputError
-from aorta.records.files import decode_json, json_text, read_small, write_whole
+from aorta.records.files import SMALL_BYTES, decode_json, json_text, read_small, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
+from aorta.records.schema import Integer, Rank
+from aorta.terminal_style import LEAST_WIDTH, PLAIN, Style
 
 STUCK_AFTER_S: Final = 10.0
 """A recorded rank that made progress within so many seconds is not stuck: the watchdog's least timeout."""
@@ -36,8 +46,10 @@ WATCHED_AFTER_S: Final = 1.0
 """The same of evidence that a watchdog saved when its timeout, which may be shorter than that, was over."""
 JSON_FILE: Final = "autopsy.json"
 TEXT_FILE: Final = "autopsy.txt"
-
 _VERDICT: Final = msgspec.json.Decoder(Verdict)
+_MOST_LINES: Final = 6
+"""Of waits, and of ranks: more are counted, and in the JSON."""
+_GOOD: Final = ("not_stuck", "slow")
 
 
 def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEvidence]:
@@ -56,7 +68,7 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
             raise InputError(f"{paths[0]}: no {PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
         return read_dumps(paths)
     if len(runs) > 1:
-        raise InputError(f"{runs[0]} and {runs[1]}: an autopsy is of one run")
+        raise InputError(f"{runs[0]} and {runs[1]}: two runs; give one")
     found = progress_evidence(runs[0], stacks=live, saved=not live)
     others = [path for path in paths if path != runs[0]]
     return [*found, *(read_dumps(others) if others else [])]
@@ -120,125 +132,170 @@ def as_json(verdict: Verdict) -> bytes:
     return json_text(msgspec.to_builtins(verdict)).encode()
 
 
-VERSION: Final = "2.10"
-"""Of the format: torch 2.13's."""
-PREFIX: Final = "comm_lib_trace_rank_"
-_TIMEOUT_MS: Final = 600_000
-_STATES: Final = {"issued": "scheduled", "started": "started", "completed": "completed"}
-_OPERATIONS: Final = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
-)
-"""Kinds that torchfrtrace knows by the same name."""
-_TYPES: Final = {
-    "float64": ("Double", 8),
-    "float32": ("Float", 4),
-    "float16": ("Half", 2),
-    "bfloat16": ("BFloat16", 2),
-    "int64": ("Long", 8),
-    "int32": ("Int", 4),
-    "int16": ("Short", 2),
-    "int8": ("Char", 1),
-    "uint8": ("Byte", 1),
-    "bool": ("Bool", 1),
-}
-"""Name of a type in the record -> torch's name in C++, bytes of an element."""
+def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False) -> str:
+    """Return the text for the terminal.
+
+    Args:
+        stacks: show the stacks of each rank that left some, those of its main thread first.
+    """
+
+    def wrapped(text: str, indent: str = "  ") -> list[str]:
+        return textwrap.wrap(text, LEAST_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+    def limited(sentences: Sequence[str]) -> list[str]:
+        shown = [line for sentence in sentences[:_MOST_LINES] for line in wrapped(sentence)]
+        more = [f"  and {len(sentences) - _MOST_LINES} more; see --json"]
+        return shown + (more if len(sentences) > _MOST_LINES else [])
+
+    word = verdict.kind.replace("_", " ")
+    lines = [style.bold(word) if verdict.kind in _GOOD else style.error(word), *wrapped(verdict.summary)]
+    accused = list[str]()
+    for one in verdict.culprits:
+        aspect = f" of {one.aspect}" if one.aspect else ""
+        accused += wrapped(f"rank {one.rank}: {one.kind.replace('_', ' ')}{aspect} (rule {one.rule})")
+        accused += [line for sentence in one.evidence for line in wrapped(sentence, "    ")]
+    alike: dict[tuple[str, str, int | None], list[RankDoing]] = {}
+    for rank in verdict.ranks:
+        alike.setdefault((rank.doing, rank.state, rank.step), []).append(rank)
+    ranks = []
+    for (doing, state, step), several in alike.items():
+        # How a rank ended says more than that its process is gone.
+        parts = [doing] if state in ("unknown", doing) or doing == ENDED_IN_ORDER else [state, doing]
+        parts += [f"step {step}"] if step is not None else []
+        since_s = max((rank.since_s for rank in several if rank.since_s is not None), default=None)
+        ranks.append(f"{name_ranks([rank.rank for rank in several])}: {', '.join(parts)}{_time(since_s)}")
+    blocks = {
+        "accused": accused,
+        "waiting": limited([waiting_sentence(one) for one in verdict.waits]),
+        "ranks": limited(ranks) + ([f"  no evidence of {name_ranks(verdict.missing)}"] if verdict.missing else []),
+        "sources disagree": [line for sentence in verdict.contradictions for line in wrapped(sentence)],
+        "limits": [line for sentence in verdict.notes for line in wrapped(sentence)],
+        "next": [line for sentence in verdict.next for line in wrapped(sentence)],
+        "stacks": list[str](),
+    }
+    for rank in verdict.ranks if stacks else ():
+        threads = [(f"rank {rank.rank}", rank.stack)] if rank.stack else []
+        threads += [(f"rank {rank.rank}, thread {each.name}", list(each.frames)) for each in rank.other_stacks]
+        for thread, frames in threads:
+            blocks["stacks"] += [f"  {thread}", *(f"    {frame}" for frame in frames)]
+    for heading, block in blocks.items():
+        lines += [heading, *block] if block else []
+    return "\n".join(lines)
 
 
-def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
-    """Write a dump of each rank whose collectives are known; returns the files.
+def waiting_sentence(one: WaitingRanks) -> str:
+    """Return who waits for whom, in which collective, and for how long."""
+    for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
+    verb = "waits" if len(one.ranks) == 1 else "wait"
+    size = "" if one.collective.bytes is None else f" ({one.collective.bytes:,} bytes)"
+    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {one.collective}{size}{_time(one.since_s)}"
+
+
+def _time(seconds: float | None) -> str:
+    return f", for {rounded_time(seconds)}" if seconds is not None else ""
+
+
+_QUESTION: Final = b"SET FORMAT json\nSTATUS\n"
+"""The protocol of NCCL's `ncclras` client: lines; the answer of STATUS ends with the connection."""
+_ANSWER_S: Final = 30.0
+"""Limit for the whole answer. RAS collects for 5 s by default, and longer where processes do not answer."""
+_ADDRESS: Final = re.compile(r"[^/]{0,253}:\d{1,5}")
+_MISSING_COMMA: Final = re.compile(rb'("nvml_dev": *-?\d+)(\s+"status")')
+"""NCCL 2.28 leaves out a comma in `missing_ranks`."""
+
+
+class _RasStatus(msgspec.Struct):
+    considered_dead: bool = False
+
+
+class _Process(msgspec.Struct):
+    rank: Rank
+    host: str
+    pid: Integer
+    status: _RasStatus = msgspec.field(default_factory=_RasStatus)
+
+
+class _Communicator(msgspec.Struct):
+    size: Integer
+    ranks: list[_Process] = []
+    missing_ranks: list[_Process] = []
+
+
+class _Answer(msgspec.Struct):
+    communicators: list[_Communicator]
+
+
+_RAS_ANSWER: Final = msgspec.json.Decoder(_Answer)
+
+
+def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidence]:
+    """Read what NCCL's RAS says of a job's processes, as JSON (NCCL 2.28.7 and later).
+
+    RAS numbers ranks by communicator. The global rank of a process is its rank in the largest communicator, if that has
+    all ranks; else its host and pid tell, where another source names them. RAS may call a job healthy that hangs, so
+    that a process which answers shows no more than that it does.
+
+    Args:
+        place: a file, or `host:port`, which is asked.
+        known: other evidence of the job, which may name hosts and pids.
 
     Raises:
-        InputError: the folder holds dumps already, or cannot be written.
+        InputError: there is no answer, or it is not RAS's.
     """
-    job = join(evidence)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if dumps := sorted(folder.glob(f"{PREFIX}*")):
-            raise InputError(f"{dumps[0]}: {folder} holds dumps already; give a new folder")
-        paths = []
-        for rank in job.ranks.values():
-            if rank.complete:
-                paths.append(folder / f"{PREFIX}{rank.rank}")
-                write_whole(paths[-1], pickle.dumps(_dump(job, rank)))
+        content = _query(place) if _ADDRESS.fullmatch(place) and not Path(place).exists() else read_small(Path(place))
     except OSError as error:
-        raise InputError(f"{folder}: dumps cannot be written: {error.strerror or error}") from error
-    return paths
+        raise InputError(f"--ras {place}: {error.strerror or error}; give a file or HOST:PORT") from error
+    begin = content.find(b"{")  # the answer of SET FORMAT stands before it
+    try:
+        answer = decode_json(_MISSING_COMMA.sub(rb"\1,\2", content[max(begin, 0) :].rstrip(b"\0")), _RAS_ANSWER)
+    except ValueError as error:
+        raise InputError(
+            f"{place}: not RAS's JSON, which NCCL has since 2.28.7: {error}. It begins {content[:40]!r}"
+        ) from error
+    ranks = {(one.host, one.pid): one.rank for one in known if one.host is not None and one.pid is not None}
+    world = max((one.world_size or 0 for one in known), default=0)
+    largest = max(answer.communicators, key=lambda one: one.size, default=None)
+    if largest is not None and (not world or largest.size == world):
+        ranks = {(one.host, one.pid): one.rank for one in [*largest.ranks, *largest.missing_ranks]} | ranks
+    found: dict[int, RankEvidence] = {}
+    for communicator in answer.communicators:
+        missing = {(one.host, one.pid) for one in communicator.missing_ranks}
+        for one in [*communicator.ranks, *communicator.missing_ranks]:
+            rank = ranks.get((one.host, one.pid))
+            if rank is None:
+                continue
+            absent = (one.host, one.pid) in missing
+            state: ProcessState = "running" if not absent else "dead" if one.status.considered_dead else "unknown"
+            if rank not in found or absent:
+                found[rank] = RankEvidence(
+                    rank=rank,
+                    source="ras",
+                    path=f"RAS of {place}",
+                    host=one.host,
+                    pid=one.pid,
+                    state=state,
+                    torn=UNRESPONSIVE if absent and state == "unknown" else None,
+                )
+    return [found[rank] for rank in sorted(found)]
 
 
-def _dump(job: JobEvidence, rank: Rank) -> dict[str, Any]:
-    groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
-    first = {}  # from which on no rank has dropped a collective of the group
-    for name in groups:
-        issued = [other.channels.get(Channel(name)) for other in job.ranks.values()]
-        first[name] = max((min(numbers) for numbers in issued if numbers), default=0)
-    kept = [
-        one
-        for one in rank.collectives
-        if one.peer is None and one.kind in _OPERATIONS and one.number >= first.get(one.group, 0)
-    ]
-    status = {}
-    for name in groups:
-        of_group = [one for one in kept if one.group == name]
-        started = [one.number + 1 for one in of_group if one.state != "issued"]
-        completed = [one.number + 1 for one in of_group if one.state == "completed"]
-        status[name] = {
-            "last_enqueued_collective": max((one.number + 1 for one in of_group), default=-1),
-            "last_started_collective": max(started, default=-1),
-            "last_completed_collective": max(completed, default=-1),
-        }
-    number_of = {name: at for at, name in enumerate(sorted(job.groups))}
-    return {
-        "version": VERSION,
-        "pg_config": {
-            name: {"name": name, "desc": group.description or "undefined", "ranks": str(list(group.ranks))}
-            for name, group in groups.items()
-        },
-        "comm_lib_version": "",
-        "pg_status": {str(number_of[name]): of_group for name, of_group in status.items()},
-        "entries": [_entry(job, at, one, number_of[one.group]) for at, one in enumerate(kept)],
-    }
-
-
-def _entry(job: JobEvidence, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
-    group = job.groups[one.group]
-    dtype, sizes = _shapes(one, len(group.ranks))
-    filled = dict.fromkeys(("input", "output"), [dtype] if sizes[0] else [])
-    return {
-        "record_id": at,
-        "pg_id": group_number,
-        "process_group": (one.group, group.description or "undefined"),
-        "thread_id": "0",
-        "thread_name": "",
-        "collective_seq_id": one.number + 1,  # torch counts from 1
-        "p2p_seq_id": 0,
-        "op_id": one.number + 1,
-        "profiling_name": f"nccl:{one.kind}",
-        "time_created_ns": one.issued_ns or 0,
-        "input_sizes": sizes[0],
-        "input_dtypes": filled["input"],
-        "output_sizes": sizes[1],
-        "output_dtypes": filled["output"],
-        "state": _STATES[one.state],
-        "time_discovered_started_ns": one.started_ns,
-        "time_discovered_completed_ns": one.completed_ns,
-        "retired": one.state == "completed",
-        "timeout_ms": _TIMEOUT_MS,
-        "is_p2p": False,
-        "frames": [],
-    }
-
-
-def _shapes(one: CollectiveEvidence, ranks: int) -> tuple[str, tuple[list[list[int]], list[list[int]]]]:
-    """Return the type and shapes of inputs and outputs: as they are known, or one dimension that has the bytes."""
-    dtype, item = _TYPES.get(one.dtype or "", (one.dtype or "Byte", 1))
-    if one.input_sizes is not None and one.output_sizes is not None:
-        return dtype, ([list(shape) for shape in one.input_sizes], [list(shape) for shape in one.output_sizes])
-    if one.bytes is None or one.kind == "barrier":
-        return dtype, ([], [])
-    whole = one.bytes // item
-    shard = -(-whole // max(ranks, 1))
-    if one.kind in ("all_gather", "reduce_scatter"):
-        whole = shard * ranks  # torch's analyzer refuses shards that do not add up, as rounded bytes may not
-    before = shard if one.kind == "all_gather" else whole
-    after = shard if one.kind == "reduce_scatter" else whole
-    return dtype, ([[before]], [[after]])
+def _query(place: str) -> bytes:
+    host, _, port = place.rpartition(":")
+    answer, deadline = bytearray(), time.monotonic() + _ANSWER_S
+    try:
+        with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=_ANSWER_S) as connection:
+            connection.sendall(_QUESTION)
+            while piece := connection.recv(1 << 16):
+                answer += piece
+                if len(answer) > SMALL_BYTES:
+                    raise InputError(f"--ras {place}: the answer is longer than {SMALL_BYTES >> 20} MiB")
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError(f"not whole after {_ANSWER_S:g} s, {len(answer)} bytes")
+                connection.settimeout(left_s)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"--ras {place}: no answer: {error}. RAS listens on localhost:28028 of every node with NCCL 2.24 or later, "
+            "unless NCCL_RAS_ENABLE=0"
+        ) from error
+    return bytes(answer)

@@ -1,24 +1,27 @@
 """The rules that accuse ranks, each a small function with the assumption it makes; `RULES` is their order.
 
-    for rule in RULES:
-        accusations += rule(case, accusations)
+    accusations = accuse(Case.of(job))
 
-A rule sees what the ones before it found, and accuses no rank twice. No rule accuses a rank because evidence of it is
-missing: such ranks become suspects in `aorta.autopsy.judge`. Must not read files, or look at the clock.
+A rule sees which ranks the ones before it accused, and accuses no rank twice. No rule accuses a rank because evidence
+of it is missing: such ranks become suspects in `aorta.autopsy.judge`.
+
+Where ranks disagree, the past of each decides which departs: training repeats itself, so what followed the same
+collectives earlier is expected to follow them again. That assumes that a step issues the same collectives as the one
+before. Must not accuse where two camps are equal and the past of neither speaks (an evaluation departs from the past on
+every rank), read files, or look at the clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from aorta.autopsy.evidence import CollectiveEvidence
-from aorta.autopsy.job import JobEvidence, OpenCollective, Rank, WaitGraph, is_behind
-from aorta.autopsy.mismatches import Mismatch, conforms, mismatches, passed_by
-from aorta.autopsy.verdict import Accusation, Kind, group_label
+from aorta.autopsy.evidence import UNKNOWN_KIND, Accusation, Aspect, CollectiveEvidence, Kind, group_label
+from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, Signature, WaitGraph, signature
 from aorta.command_line import name_ranks
 from aorta.errors import SIGNAL_EXIT_BASE
 
@@ -26,10 +29,47 @@ _ASKED_TO_END: Final = ("SIGTERM", "SIGINT", "SIGHUP")
 """Signals with which launchers end the other ranks after one has failed."""
 _GIVING_UP: Final = ("destroy_process_group", "_shutdown_backend", "_abort_process_group")
 """Functions of torch in which a rank gives up its process groups."""
+_ONE_SIZE: Final = ("all_reduce", "reduce_scatter", "broadcast", "reduce", "all_gather", "barrier")
+"""Kinds whose input has one size on every rank. Of an all_gather that holds where no finished one differed."""
+_ASPECTS: Final[tuple[tuple[Aspect, Callable[[CollectiveEvidence], object]], ...]] = (
+    ("kind", lambda one: one.kind),
+    ("dtype", lambda one: one.dtype),
+    ("size", lambda one: one.bytes if one.bytes is not None else one.input_sizes),
+)
+_CONTEXT: Final = 64
+"""Collectives before the one in question that are compared with the past, at most."""
+_LEAST_CONTEXT: Final = 2
+"""Fewer are no context: after one all-reduce anything may follow."""
+_MOST_SINCE: Final = 1024
+"""Collectives in which a rank is seen to depart from its past, at most; a step has fewer."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first collective of a channel in which ranks differ.
+
+    Attributes:
+        issued: rank -> what it issued as this number.
+        camps: value of the aspect -> ranks.
+        accused: the odd ones; empty where that cannot be decided.
+        ahead: the accused issued what the past of the others lets one expect next: they skipped one, or swapped two.
+        swapped: they issued what the others have there behind it.
+    """
+
+    channel: Channel
+    number: int
+    aspect: Aspect
+    issued: Mapping[int, CollectiveEvidence]
+    camps: Mapping[object, tuple[int, ...]]
+    accused: tuple[int, ...]
+    ahead: bool
+    swapped: bool
 
 
 @dataclass(frozen=True)
 class Case:
+    """What the rules look at."""
+
     job: JobEvidence
     waits: WaitGraph
     mismatches: tuple[Mismatch, ...]
@@ -42,78 +82,121 @@ class Case:
         """Return whether a mismatch in its channel, at its number or before, explains an open collective."""
         return any(found.channel == one.channel and found.number <= one.collective.number for found in self.mismatches)
 
+    def accusation(
+        self,
+        rank: int,
+        kind: Kind,
+        reason: str,
+        evidence: Sequence[str],
+        *,
+        held_up: OpenCollective | None = None,
+        since_s: float | None = None,
+        aspect: Aspect | None = None,
+    ) -> Accusation:
+        return Accusation(
+            rank=rank,
+            kind=kind,
+            rule="",  # which `accuse` fills in
+            reason=reason,
+            evidence=list(evidence),
+            aspect=aspect,
+            phase=self.job.ranks[rank].phase,
+            since_s=since_s,
+            collective=None if held_up is None else self.job.name(held_up.channel, held_up.collective),
+        )
 
-Rule: TypeAlias = Callable[[Case, Sequence[Accusation]], list[Accusation]]
+
+Rule: TypeAlias = Callable[[Case, set[int]], Iterator[Accusation]]
+"""Of a case and the ranks accused before."""
 
 
-def dead(case: Case, _before: Sequence[Accusation]) -> list[Accusation]:
+def accuse(case: Case) -> list[Accusation]:
+    """Apply all rules."""
+    found: list[Accusation] = []
+    for rule in RULES:
+        found += [structs.replace(one, rule=rule.__name__) for one in rule(case, {one.rank for one in found})]
+    return found
+
+
+def dead(case: Case, _accused: set[int]) -> Iterator[Accusation]:
     """Accuse each process that ended by itself: when one rank dies, its launcher and broken connections end the others.
     Assumes that ranks which ended on a launcher's signal, or with an error that names a lost connection or a timeout,
     did so because of another cause, if there is one, and that a rank which met a mismatch was ended by it unless it was
     killed: gloo aborts there.
     """
     met = {rank for found in case.mismatches for rank in found.issued}
-    return [
-        Accusation(
-            rank=rank.rank,
-            kind="dead",
-            rule="dead",
-            reason=f"its process {'ended' if rank.state == 'dead' else 'is ending'}{rank.exit or ''}",
-            evidence=[f"last seen {_where(rank)}"],
-            phase=rank.phase,
-        )
-        for rank in _ended_first(case.job, case.waits.roots)
-        if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL")
-    ]
+    for rank in _ended_first(case.job, case.waits.roots):
+        if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL"):
+            reason = f"{'ended' if rank.state == 'dead' else 'is ending'}{rank.exit or ''}"
+            yield case.accusation(rank.rank, "dead", reason, [_last_seen(rank)])
 
 
-def stopped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
-    """Accuse each process that a signal or a debugger has stopped. Assumes that nobody stops healthy ranks."""
-    return [
-        Accusation(
-            rank=rank.rank,
-            kind="stopped",
-            rule="stopped",
-            reason="its process is stopped by a signal or a debugger",
-            evidence=[f"last seen {_where(rank)}"],
-            phase=rank.phase,
-            since_s=rank.still_s,
-        )
-        for rank in case.job.ranks.values()
-        if rank.state == "stopped" and rank.rank not in _ranks(before)
-    ]
+def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
+    """Return the ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
+    the only one that failed, or those that failed while others run, or those that the running ranks wait for.
+    """
+    ended, own = [rank for rank in job.ranks.values() if rank.has_ended], list[Rank]()
+    for rank in ended:
+        if rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE:
+            continue  # it ended in order, as a signal asked it to
+        if rank.exit.signal is not None:
+            own += [rank] if rank.exit.signal not in _ASKED_TO_END else []
+        elif rank.exit.exception is not None and not rank.lost_a_peer:
+            own.append(rank)
+    if own or job.missing:  # one of the missing ranks may have ended first
+        return own
+    failed = [one for one in ended if one.failed and not one.lost_a_peer]
+    if len(ended) == len(job.ranks):
+        return failed if len(failed) == 1 else []
+    by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
+    return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
 
 
-def signature_mismatch(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def stopped(case: Case, accused: set[int]) -> Iterator[Accusation]:
+    """Accuse each process that a signal or a debugger has stopped. Assumes that healthy ranks are not stopped."""
+    for rank in case.job.ranks.values():
+        if rank.state == "stopped" and rank.rank not in accused:
+            reason = "is stopped by a signal or a debugger"
+            yield case.accusation(rank.rank, "stopped", reason, [_last_seen(rank)], since_s=rank.still_s)
+
+
+def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse ranks that met the others in one collective with another kind, size or type of data: the one that departs
     from its own past while the others follow theirs, or else the minority of a group of which most agree; with two
-    equal camps, nobody (`aorta.autopsy.mismatches`). Assumes that all-to-alls, gathers and scatters may differ in size.
+    equal camps, nobody. Assumes that all-to-alls, gathers and scatters may differ in size.
     """
-    return [
-        Accusation(
-            rank=rank,
-            kind=found.kind,
-            rule="signature_mismatch",
-            reason=found.reason(rank),
-            evidence=found.evidence(),
-            aspect=found.aspect,
-            phase=case.job.ranks[rank].phase,
-            collective=case.job.name(found.channel, found.issued[rank]),
-        )
-        for found in case.mismatches
-        for rank in found.accused
-        if rank not in _ranks(before)
-    ]
+    for found in case.mismatches:
+        group = group_label(found.channel.group, case.job.groups[found.channel.group].description)
+        evidence = []
+        for camp in found.camps.values():
+            one = found.issued[camp[0]]
+            where = f", issued at {one.issued_by}" if one.issued_by is not None else ""
+            evidence.append(f"{name_ranks(camp)}: {_described(one, found.aspect)}{where}")
+        for rank in found.accused:
+            if rank in accused:
+                continue
+            own = OpenCollective(rank, found.channel, found.issued[rank], frozenset(), frozenset())
+            others = sorted(set(found.issued) - set(found.accused))
+            reason = (
+                f"issued {_described(own.collective, found.aspect)} as number {found.number} of {group}, "
+                f"{name_ranks(others)} {_described(found.issued[others[0]], found.aspect)}"
+            )
+            if found.swapped:
+                reason += ": it swapped the two"
+            elif found.ahead:
+                reason += ": it skipped one collective or swapped two"
+            kind: Kind = "order_swapped" if found.swapped else "signature_mismatch"
+            yield case.accusation(rank, kind, reason, evidence, held_up=own, aspect=found.aspect)
 
 
-def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse ranks that wait for each other in a circle, having issued collectives in different orders or groups: those
     whose open collective is not what their past lets one expect where it is on all others, or else the minority where
     most of the circle is in one collective. Assumes that a rank waits for what it has open.
     """
-    job, waits, found = case.job, case.waits, []
+    job, waits = case.job, case.waits
     for circle in waits.circles:
-        if circle & _ranks(before) or any(case.is_held(one) for rank in circle for one in waits.of_rank(rank)):
+        if circle & accused or any(case.is_held(one) for rank in circle for one in waits.of_rank(rank)):
             continue
         open_there = {
             rank: max(  # of several the last one, in which it waits
@@ -122,149 +205,150 @@ def order_swapped(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
             )
             for rank in sorted(circle)
         }
-        for rank in _odd_ones(job, open_there):
+        for rank in _odd_in_circle(job, open_there):
             one = open_there[rank]
             awaited = [other for other in open_there.values() if rank in other.behind]
             if not awaited:
                 continue  # others wait for it in what they issued before: it is in the circle, and not odd in it
             shape = _shape(one.collective)
             twin = next((other for other in awaited if _shape(other.collective) == shape), None)
-            others = sorted(circle - {rank})
-            where = _in_collective(job, one)
             wrong_group = twin is not None and twin.channel.group != one.channel.group
+            own, theirs = (str(job.name(each.channel, each.collective)) for each in (one, awaited[0]))
             reason = (
-                f"it issued {where}, {name_ranks(others)} the same in {_in_collective(job, awaited[0])}"
+                f"issued {own}, {name_ranks(sorted(circle - {rank}))} the same in {theirs}"
                 if wrong_group
-                else f"it waits in {where}, for ranks that wait for it in {_in_collective(job, awaited[0])}"
+                else f"waits in {own}, for ranks that wait for it in {theirs}"
             )
-            found.append(
-                Accusation(
-                    rank=rank,
-                    kind="signature_mismatch" if wrong_group else "order_swapped",
-                    rule="order_swapped",
-                    reason=reason,
-                    evidence=[f"{name_ranks(sorted(circle))} wait for each other in a circle"],
-                    aspect="group" if wrong_group else None,
-                    phase=job.ranks[rank].phase,
-                    since_s=job.ranks[rank].age_s(one.collective.issued_ns),
-                    collective=job.name(awaited[0].channel, awaited[0].collective),
-                )
+            yield case.accusation(
+                rank,
+                "signature_mismatch" if wrong_group else "order_swapped",
+                reason,
+                [f"{name_ranks(sorted(circle))} wait for each other in a circle"],
+                held_up=awaited[0],
+                since_s=job.ranks[rank].age_s(one.collective.issued_ns),
+                aspect="group" if wrong_group else None,
             )
-    return found
 
 
-def behind_its_peers(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def _shape(one: CollectiveEvidence) -> tuple[object, ...]:
+    return one.kind, one.bytes, one.dtype, one.input_sizes
+
+
+def _odd_in_circle(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
+    as_before = {
+        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
+    }
+    for waiting, one in open_there.items():
+        for rank in one.behind & set(open_there):
+            if passed_by(job.ranks[rank], job.ranks[waiting], one):
+                as_before[rank] = False
+    departed = [rank for rank, same in as_before.items() if same is False]
+    if departed and all(same for rank, same in as_before.items() if rank not in departed):
+        unseen = len(job.missing)  # who may have departed as well
+        return departed if 2 * (len(departed) + unseen) <= len(as_before) + unseen else []
+    camps: dict[object, list[int]] = defaultdict(list)
+    for rank, one in open_there.items():
+        camps[one.channel, one.collective.number].append(rank)
+    largest = max(camps.values(), key=len)
+    most = 2 * len(largest) > len(open_there) and len(largest) > 1 and not job.missing
+    return sorted(set(open_there) - set(largest)) if most and not departed else []
+
+
+def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse a rank that waits for nobody and that others wait for, directly or through ranks that wait themselves.
     Assumes that a rank whose list of collectives is whole has issued none that is not on it. A rank that is in a
     collective with all of its peers is not accused, unless it departed from its past and skipped what is waited for:
     what holds them all up is there.
     """
-    job, waits, found = case.job, case.waits, []
-    for rank in waits.roots:
-        awaited = [one for one in waits.open if rank in one.behind and not case.is_held(one)]
-        who = job.ranks[rank]
-        skipped = any(passed_by(who, job.ranks[one.rank], one.channel, one.collective.number) for one in awaited)
-        if rank in _ranks(before) or not awaited or (_is_inside(job, waits, rank) and not skipped):
+    job, waits = case.job, case.waits
+    for number in waits.roots:
+        rank = job.ranks[number]
+        awaited = [one for one in waits.open if number in one.behind and not case.is_held(one)]
+        skipped = any(passed_by(rank, job.ranks[one.rank], one) for one in awaited)
+        if number in accused or not awaited or (_is_inside(job, waits, number) and not skipped):
             continue
         # Dumps have no ages; then what fewest others are behind in says most of this one.
         first = max(
             awaited, key=lambda one: (job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0, -len(one.behind))
         )
-        own = who.open(first.channel)
-        missing = _missing_on(job, rank, first)
+        own, awaited_name = rank.open(first.channel), job.name(first.channel, first.collective)
+        missing = str(awaited_name)
+        if first.channel.sender is not None:
+            sends = first.channel.sender == number
+            other = first.channel.receiver if sends else first.channel.sender
+            missing = f"{structs.replace(awaited_name, kind='send' if sends else 'recv')} "
+            missing += f"({'to' if sends else 'from'} rank {other})"
         peers = name_ranks(sorted({one.rank for one in awaited}))
-        frames = () if not who.stacks else who.stacks[0].frames
+        frames = () if not rank.stacks else rank.stacks[0].frames
+        giving_up = next((name for name in _GIVING_UP if any(frame.endswith(f" {name}") for frame in frames)), None)
         kind: Kind = "rank_did_not_join"
         if own is not None and own.number == first.collective.number:
-            issued = _in_collective(job, first)
-            reason = f"its host issued {issued}, its device has not begun it, while {peers} began it"
-        elif who.phase is not None:
-            kind, reason = "stuck_outside", f"it is in {who.phase} and has not issued {missing}"
-        elif destroying := next((name for name in _GIVING_UP if any(f.endswith(f" {name}") for f in frames)), None):
-            kind, reason = "stuck_outside", f"it is in {destroying} and has not issued {missing}"
-        elif who.unresponsive:
-            reason = f"RAS gets no answer from it, and {peers} wait in {_in_collective(job, first)}"
+            reason = f"issued {awaited_name}, and its device has not begun it; {peers} began it"
+        elif rank.phase is not None or giving_up is not None:
+            kind, reason = "stuck_outside", f"is in {phase_label(rank.phase or giving_up)} and has not issued {missing}"
+        elif rank.unresponsive:
+            reason = f"does not answer NCCL's RAS, and {peers} wait in {awaited_name}"
         else:
-            reason = f"it has not issued {missing}"
-        found.append(
-            Accusation(
-                rank=rank,
-                kind=kind,
-                rule="behind_its_peers",
-                reason=reason,
-                evidence=list(dict.fromkeys(_progress_there(job, one) for one in awaited)),
-                phase=who.phase,
-                since_s=_since(who),
-                collective=job.name(first.channel, first.collective),
-            )
-        )
-    return found
+            reason = f"has not issued {missing}"
+        evidence = list(dict.fromkeys(_progress_there(job, one) for one in awaited))
+        yield case.accusation(number, kind, reason, evidence, held_up=first, since_s=_since_s(rank))
 
 
-def unfinished_alone(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
+    """Return whether a rank that waits for nobody is in a collective that all members issued, and begun if any."""
+    if job.ranks[rank].is_elsewhere:
+        return False
+    for one in waits.of_rank(rank):
+        alone = len(job.members(one.channel)) <= 1 and one.channel.group in job.listed  # it waits for its device
+        there = [other.collective for other in waits.open if other.channel == one.channel]
+        if not (one.behind or one.unknown or alone or any(job.ranks[rank].is_behind(one.channel, of) for of in there)):
+            return True
+    return False
+
+
+def unfinished_alone(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse a rank that is still in a collective which every other rank of the group has finished. Assumes that
     evidence of all ranks was taken within the time a collective takes, or while nothing moved.
     """
     job = case.job
-    return [
-        Accusation(
-            rank=one.rank,
-            kind="stuck_inside",
-            rule="unfinished_alone",
-            reason=f"it is still in {_in_collective(job, one)}, which all others have finished",
-            evidence=[_progress_there(job, one)],
-            phase=job.ranks[one.rank].phase,
-            since_s=job.ranks[one.rank].age_s(one.collective.issued_ns),
-            collective=job.name(one.channel, one.collective),
-        )
-        for one in case.waits.open
-        if not one.behind
-        and not one.unknown
-        and one.channel.sender is None
-        and one.channel.group in job.listed
-        and len(job.members(one.channel)) > 1
-        and not case.is_held(one)
-        and not (_ranks(before) & set(job.members(one.channel)))
-        and all(
-            job.ranks[other].front(one.channel) > one.collective.number
-            for other in job.members(one.channel)
-            if other != one.rank
-        )
-    ]
+    for one in case.waits.open:
+        rank, members = job.ranks[one.rank], set(job.members(one.channel))
+        if one.behind or one.unknown or one.channel.sender is not None or one.channel.group not in job.listed:
+            continue
+        if len(members) < 2 or case.is_held(one) or accused & members:
+            continue
+        if all(job.ranks[other].front(one.channel) > one.collective.number for other in members - {one.rank}):
+            reason = f"is still in {job.name(one.channel, one.collective)}, which all others have finished"
+            since_s = rank.age_s(one.collective.issued_ns)
+            evidence = [_progress_there(job, one)]
+            yield case.accusation(one.rank, "stuck_inside", reason, evidence, held_up=one, since_s=since_s)
 
 
-def busy_elsewhere(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def busy_elsewhere(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse, beside another cause, a rank that waits for nobody and makes no progress in a phase of its own, though
     nobody waits for it yet. Assumes that a healthy rank of a job that hangs waits in a collective.
     """
-    if not before:
-        return []
     # For half as long as one that is accused, as far as times are known.
-    times = [still_s for one in before if (still_s := case.job.ranks[one.rank].still_s) is not None]
-    least_s = min(times, default=0.0) / 2
-    return [
-        _stuck_outside(rank, "busy_elsewhere", f"it is in {rank.phase} and waits for nobody")
-        for rank in case.job.ranks.values()
-        if rank.rank not in _ranks(before)
-        and not rank.gone
-        and rank.complete
-        and rank.is_elsewhere
-        and rank.still_s is not None
-        and rank.still_s >= least_s
-    ]
+    times = [still_s for rank in accused if (still_s := case.job.ranks[rank].still_s) is not None]
+    for rank in case.job.ranks.values() if accused else ():
+        still_s = -1.0 if rank.still_s is None else rank.still_s
+        if rank.rank in accused or rank.gone or not rank.complete or not rank.is_elsewhere:
+            continue
+        if still_s >= min(times, default=0.0) / 2:
+            reason = f"is in {phase_label(rank.phase)} and waits for no rank"
+            yield case.accusation(rank.rank, "stuck_outside", reason, [_last_seen(rank)], since_s=_since_s(rank))
 
 
-def nobody_waits(case: Case, before: Sequence[Accusation]) -> list[Accusation]:
+def nobody_waits(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """Accuse each rank that is in a step, where no rank has a collective open and none makes progress. Assumes that the
     ages of the evidence are known, and were judged to be long.
     """
-    if before or case.waits.open or case.job.missing:
-        return []
-    return [
-        _stuck_outside(rank, "nobody_waits", f"it is in {rank.phase}, and nobody waits in a collective")
-        for rank in case.job.ranks.values()
-        if not rank.gone and rank.phase is not None and rank.still_s is not None
-    ]
+    if accused or case.waits.open or case.job.missing:
+        return
+    for rank in case.job.ranks.values():
+        if not rank.gone and rank.phase is not None and rank.still_s is not None:
+            reason = f"is in {phase_label(rank.phase)}; no rank waits in a collective"
+            yield case.accusation(rank.rank, "stuck_outside", reason, [_last_seen(rank)], since_s=_since_s(rank))
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -280,115 +364,149 @@ RULES: Final[tuple[Rule, ...]] = (
 """Facts about processes first, then disagreement, then waiting, then what only other findings make suspicious."""
 
 
-def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
-    """Return the ranks that ended by themselves: by a signal that no launcher sends or with an error of their own; else
-    the only one that failed, or those that failed while others run, or those that the running ranks wait for.
-
-    Args:
-        waited_for: ranks that others wait for and that wait for nobody.
-    """
-    ended, own = [rank for rank in job.ranks.values() if rank.has_ended], list[Rank]()
-    for rank in ended:
-        if rank.exit is None or (rank.exit.exit_code or 0) >= SIGNAL_EXIT_BASE:
-            continue  # it ended in order, as a signal asked it to
-        if rank.exit.signal is not None:
-            own += [rank] if rank.exit.signal not in _ASKED_TO_END else []
-        elif rank.exit.exception is not None and not rank.lost_a_peer:
-            own.append(rank)
-    if own:
-        return own
-    if job.missing:
-        return []  # one of them may have ended first
-    running = any(not rank.has_ended for rank in job.ranks.values())
-    failed = [one for one in ended if (one.exit is None or one.exit.exit_code != 0) and not one.lost_a_peer]
-    if not running:
-        return failed if len(failed) == 1 else []
-    by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
-    return by_signal or failed or [rank for rank in ended if rank.rank in waited_for]
+def phase_label(phase: str | None) -> str:
+    """Return a phase in words: a step outside of its named phases is the user's own code."""
+    return "your code between collectives" if phase == "step" else str(phase)
 
 
-def _stuck_outside(rank: Rank, rule: str, reason: str) -> Accusation:
-    return Accusation(
-        rank=rank.rank,
-        kind="stuck_outside",
-        rule=rule,
-        reason=reason,
-        evidence=[f"last seen {_where(rank)}"],
-        phase=rank.phase,
-        since_s=_since(rank),
-    )
-
-
-def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
-    """Return whether a rank that waits for nobody is in a collective that all members issued, and begun if any."""
-    return any(
-        not any(
-            is_behind(job.ranks[rank], one.channel, other.collective)
-            for other in waits.open
-            if other.channel == one.channel
-        )
-        for one in waits.of_rank(rank)
-        if not one.behind and not one.unknown and not job.ranks[rank].is_elsewhere
-        if len(job.members(one.channel)) > 1 or one.channel.group not in job.listed  # alone, it waits for its device
-    )
-
-
-def _ranks(accusations: Iterable[Accusation]) -> set[int]:
-    return {one.rank for one in accusations}
-
-
-def _where(rank: Rank) -> str:
+def _last_seen(rank: Rank) -> str:
     step = f"in step {rank.step}" if rank.step is not None else ""
-    phase = f"in {rank.phase}" if rank.phase is not None else ""
+    phase = f"in {phase_label(rank.phase)}" if rank.phase is not None else ""
     count = f"after {len(rank.collectives)} collectives" if rank.collectives else "before any collective"
-    return ", ".join(filter(None, (step, phase, count)))
+    return f"last seen {', '.join(filter(None, (step, phase, count)))}"
 
 
-def _in_collective(job: JobEvidence, one: OpenCollective) -> str:
-    return str(job.name(one.channel, one.collective))
-
-
-def _missing_on(job: JobEvidence, rank: int, one: OpenCollective) -> str:
-    name = job.name(one.channel, one.collective)
-    if one.channel.sender is None:
-        return str(name)
-    kind, other = ("send", one.channel.receiver) if one.channel.sender == rank else ("recv", one.channel.sender)
-    return f"{structs.replace(name, kind=kind)} ({'to' if kind == 'send' else 'from'} rank {other})"
-
-
-def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
-    issued: dict[int, list[int]] = {}
-    for member in job.members(one.channel):
-        if member in job.ranks:
-            issued.setdefault(max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1, []).append(member)
-    group = job.groups[one.channel.group]
-    said = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
-    return f"issued in {group_label(group.name, group.description)}: {said}"
-
-
-def _since(rank: Rank) -> float | None:
+def _since_s(rank: Rank) -> float | None:
     return rank.age_s(rank.phase_since_ns if rank.phase_since_ns is not None else rank.progress_ns)
 
 
-def _shape(one: CollectiveEvidence) -> tuple[object, ...]:
-    return one.kind, one.bytes, one.dtype, one.input_sizes
+def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
+    issued: dict[int, list[int]] = defaultdict(list)
+    for member in job.members(one.channel):
+        if member in job.ranks:
+            issued[max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1].append(member)
+    group = job.groups[one.channel.group]
+    counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
+    return f"collectives issued in {group_label(group.name, group.description)}: {counts}"
 
 
-def _odd_ones(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
-    as_before = {
-        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
-    }
-    for waiting, one in open_there.items():
-        for rank in one.behind & set(open_there):
-            if passed_by(job.ranks[rank], job.ranks[waiting], one.channel, one.collective.number):
-                as_before[rank] = False
-    departed = [rank for rank, same in as_before.items() if same is False]
-    if departed and all(same for rank, same in as_before.items() if rank not in departed):
-        unseen = len(job.missing)  # who may have departed as well
-        return departed if 2 * (len(departed) + unseen) <= len(as_before) + unseen else []
-    camps: dict[object, list[int]] = {}
-    for rank, one in open_there.items():
-        camps.setdefault((one.channel, one.collective.number), []).append(rank)
+def _described(one: CollectiveEvidence, aspect: Aspect) -> str:
+    if aspect == "kind":
+        return one.kind
+    size = f"{one.bytes:,} bytes" if one.bytes is not None else f"shapes {one.input_sizes}"
+    return f"{one.kind} of {one.dtype if aspect == 'dtype' else size}"
+
+
+def mismatches(job: JobEvidence) -> Iterator[Mismatch]:
+    """Yield the first mismatch of every channel."""
+    for channel in job.channels:
+        if channel.sender is not None:  # a send meets a receive
+            continue
+        members = [rank for rank in job.members(channel) if rank in job.ranks]
+        numbers = sorted({number for rank in members for number in job.ranks[rank].channels.get(channel, {})})
+        differed = set[str]()  # kinds of which a finished one differed in size
+        for number in numbers:
+            everywhere = {rank: job.ranks[rank].channels.get(channel, {}).get(number) for rank in members}
+            issued = {rank: one for rank, one in everywhere.items() if one is not None and one.kind != UNKNOWN_KIND}
+            mismatch = _mismatch(job, channel, number, issued, differed)
+            if mismatch is not None:
+                yield mismatch
+                break
+
+
+def _mismatch(
+    job: JobEvidence, channel: Channel, number: int, issued: dict[int, CollectiveEvidence], differed: set[str]
+) -> Mismatch | None:
+    for aspect, value_of in _ASPECTS:
+        camps: dict[object, tuple[int, ...]] = {}
+        for rank, one in issued.items():
+            camps[value_of(one)] = (*camps.get(value_of(one), ()), rank)
+        if len(camps) < 2 or (aspect != "kind" and None in camps):
+            continue
+        kind = next(iter(issued.values())).kind
+        if aspect == "size" and (kind not in _ONE_SIZE or kind in differed):
+            return None
+        if aspect == "size" and all(one.state == "completed" for one in issued.values()):
+            differed.add(kind)
+            return None
+        accused = _odd_camps(job, channel, number, camps)
+        others = [rank for rank in issued if rank not in accused]
+        if not accused or not others:
+            return Mismatch(channel, number, aspect, issued, camps, accused, ahead=False, swapped=False)
+        odd, faithful = job.ranks[accused[0]], job.ranks[others[0]]
+        own, theirs = signature(issued[odd.rank], odd.rank), signature(issued[faithful.rank], faithful.rank)
+        after, behind = faithful.channels[channel].get(number + 1), odd.channels[channel].get(number + 1)
+        if after is not None:
+            awaited: Signature | None = signature(after, faithful.rank)
+        else:
+            awaited = _expected(faithful, _place(faithful, channel, number) + 1)
+        ahead = awaited == own
+        swapped = ahead and behind is not None and signature(behind, odd.rank) == theirs
+        return Mismatch(channel, number, aspect, issued, camps, accused, ahead, swapped)
+    return None
+
+
+def _odd_camps(
+    job: JobEvidence, channel: Channel, number: int, camps: Mapping[object, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the ranks of the camps that depart from their past where one camp follows its own, at most half of the
+    group; or all but the camp that most of the group is in. None where both are known and disagree.
+    """
+    members = job.members(channel)
+    past = {value: {conforms(job.ranks[rank], channel, number) for rank in ranks} for value, ranks in camps.items()}
+    faithful = [value for value, seen in past.items() if seen == {True}]
+    departed = tuple(sorted(rank for value, ranks in camps.items() if past[value] == {False} for rank in ranks))
+    present = sum(map(len, camps.values()))
     largest = max(camps.values(), key=len)
-    most = 2 * len(largest) > len(open_there) and len(largest) > 1 and not job.missing
-    return sorted(set(open_there) - set(largest)) if most and not departed else []
+    minority = tuple(sorted(set().union(*camps.values()) - set(largest))) if 2 * len(largest) > len(members) else ()
+    if len(faithful) == 1 and len(departed) + len(camps[faithful[0]]) == present:
+        return departed if 2 * (len(departed) + len(members) - present) <= len(members) else ()
+    return minority if not (departed and set(departed) <= set(largest)) else ()
+
+
+def _place(rank: Rank, channel: Channel, number: int) -> int:
+    """Return where a collective stands in the order of issue; 0 where the rank has not issued it."""
+    own = rank.channels.get(channel, {}).get(number)
+    return next((at for at, one in enumerate(rank.collectives) if one is own), 0)
+
+
+def _followers(issued: Sequence[Signature], places: range) -> Iterator[Signature | None]:
+    """Yield for each of `places` what followed earlier wherever the most of what precedes it preceded too; None where
+    nothing did, or different things.
+    """
+    alike: dict[int, int] = {}  # position -> how much before it is the same as before the place, `_CONTEXT` at most
+    following: dict[Signature, list[int]] = defaultdict(list)
+    for at in range(1, places.stop):
+        before = issued[at - 1]
+        if at > places.start - _CONTEXT:
+            alike = {earlier: min(alike.get(earlier - 1, 0) + 1, _CONTEXT) for earlier in following[before]}
+        following[before].append(at)
+        if at >= places.start:
+            best = max(alike.values(), default=0)
+            followers = {issued[earlier] for earlier, length in alike.items() if length == best >= _LEAST_CONTEXT}
+            yield followers.pop() if len(followers) == 1 else None
+
+
+def _expected(rank: Rank, place: int) -> Signature | None:
+    """Return what a rank's past lets one expect at a place in its order of issue, from 1 on."""
+    return next(_followers([signature(one, rank.rank) for one in rank.collectives], range(place, place + 1)))
+
+
+def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
+    """Return whether a collective is what the rank's own past lets one expect; None where the past does not say."""
+    place = _place(rank, channel, number)
+    awaited = _expected(rank, place) if place else None
+    return None if awaited is None else awaited == signature(rank.collectives[place], rank.rank)
+
+
+def passed_by(rank: Rank, waiting: Rank, awaited: OpenCollective) -> bool:
+    """Return whether a rank left out what another waits for: of both, it is the one that has departed from its past."""
+    channel, number = awaited.channel, awaited.collective.number
+    newest = max(rank.channels.get(channel, {}), default=number)
+    if newest >= number or not conforms(waiting, channel, number):
+        return False
+    issued = [signature(one, rank.rank) for one in rank.collectives]
+    since = range(_place(rank, channel, newest) + 1, len(issued))[:_MOST_SINCE]
+    return any(
+        expected not in (None, issued[at]) for at, expected in zip(since, _followers(issued, since), strict=True)
+    )

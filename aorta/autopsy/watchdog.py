@@ -21,10 +21,9 @@ from typing import Final
 import msgspec
 
 from aorta.autopsy.evidence import RankExit
-from aorta.autopsy.processes import exit_of_zombie, process_state
-from aorta.autopsy.progress_evidence import EVIDENCE_FILE, is_visible, progress_evidence
+from aorta.autopsy.processes import EVIDENCE_FILE, exit_of_zombie, is_visible, process_state, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
-from aorta.command_line import to_stderr
+from aorta.command_line import name_ranks, to_stderr
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import write_whole
 from aorta.records.progress_file import (
@@ -63,8 +62,8 @@ class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: of this host.
-        timeout_s: without progress, from the end of the first step on; None: learned from the run's own steps.
-        grace_s: the same before that, and in a phase that is announced (checkpoint, evaluation, ...).
+        timeout_s: allowed without progress from the end of the first step on; None: learned from the run's own steps.
+        grace_s: allowed before that, and in a phase that is announced (checkpoint, evaluation, ...).
     """
 
     folder: str
@@ -157,24 +156,23 @@ class HostWatchdog:
                 patience.was_asleep(now_ns)
             looked_ns = now_ns
             states = self._alive()
-            failed = self._failed()
-            if failed and not self._reported:
+            if self._failed() and not self._reported:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._alive()
-                self._report(dict.fromkeys(self._failed(), 0.0), "ended before its run did")
+                self._report(f"{name_ranks(self._failed())} ended before the run did")
             now = self._progress_ns()
             if self._reported and all(now[rank] > at for rank, at in self._reported.items()):
                 # The ranks were late and not stuck: the report is written again. What was saved of them stays.
                 idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
                 self._reported = {}
-                to_stderr(f"aorta watchdog: every rank went on, after {idle_s:.0f} s; {_explained(self._folder)}")
+                answer, where = _answer(self._folder)
+                to_stderr(f"aorta watchdog: all ranks go on, after {idle_s:.0f} s; {answer}; {where}")
                 continue  # `states` are of before
             if not states:
                 return
             late = patience.overdue(states, now_ns)
             if late and not self._reported:
-                seconds = max(late.values())
-                self._report(late, f"made no progress for {seconds:.0f} s")
+                self._report(f"no progress for {max(late.values()):.0f} s on {name_ranks(sorted(late))}")
 
     def _open(self) -> bool:
         """Open the progress files of the task's ranks; whether there are any. The first rank's was there before this
@@ -221,15 +219,15 @@ class HostWatchdog:
         """Return the ranks that died in their recorded loop, or left it with an error; a run that a signal ends in
         order has none.
         """
-        failed = []
-        for rank, watch in self._watches.items():
-            code = watch.state().exit_code
-            if (code is None and rank in self._dead) or (code is not None and 0 < code < SIGNAL_EXIT_BASE):
-                failed.append(rank)
-        return failed
+        codes = {rank: watch.state().exit_code for rank, watch in sorted(self._watches.items())}
+        return [
+            rank
+            for rank, code in codes.items()
+            if (rank in self._dead if code is None else 0 < code < SIGNAL_EXIT_BASE)
+        ]
 
-    def _report(self, accused: dict[int, float], what: str) -> None:
-        """Save evidence of every rank, have the report written, and say so in one line."""
+    def _report(self, what: str) -> None:
+        """Save evidence of every rank, have the report written, and say so in one line that begins with the accused."""
         self._reported = self._progress_ns()
         evidence, output = progress_evidence(self._folder, stacks=True, saved=False), self._folder / AUTOPSY_DIR
         try:
@@ -239,12 +237,11 @@ class HostWatchdog:
                     one.exit = one.exit or self._exits.get(one.rank)
                     write_whole(output / EVIDENCE_FILE.format(rank=one.rank), msgspec.json.encode(one).decode())
         except OSError as error:
-            why = error.strerror or error
-            explanation = f"{verdict_on(evidence, watched=True).summary}; evidence cannot be saved in {output}: {why}"
+            answer = verdict_on(evidence, watched=True).summary
+            where = f"evidence cannot be saved in {output}: {error.strerror or error}"
         else:
-            explanation = _explained(self._folder)
-        named = f"rank{'s' * (len(accused) > 1)} {', '.join(map(str, sorted(accused)))}"
-        to_stderr(f"aorta watchdog: {named} {what}; {explanation}")
+            answer, where = _answer(self._folder)
+        to_stderr(f"aorta watchdog: {answer} ({what}); {where}")
 
     def _progress_ns(self) -> dict[int, int]:
         return {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
@@ -254,20 +251,18 @@ def _is_dead(facts: ProgressFacts) -> bool:
     return process_state(facts.pid, facts.start_ticks) == "dead"
 
 
-def _explained(folder: Path) -> str:
-    """Return the answer, and where the report is, once it is written; every host writes it, from the evidence that it
-    can see.
-    """
+def _answer(folder: Path) -> tuple[str, str]:
+    """Write the report, as every host does from the evidence that it can see; return the answer, and where it is."""
     output = folder / AUTOPSY_DIR
     try:
         verdict = verdict_on_run(folder)
     except Exception as error:  # noqa: BLE001  the evidence is saved, whatever is wrong with the report
-        return f"evidence in {output}, whose report failed: {error}"
+        return f"the report failed: {error}", f"evidence is in {output}"
     try:
         write_verdict(folder, verdict)
     except OSError as error:
-        return f"{verdict.summary}; the report cannot be written in {output}: {error.strerror or error}"
-    return f"{verdict.summary}; see {output}"
+        return verdict.summary, f"the report cannot be written in {output}: {error.strerror or error}"
+    return verdict.summary, f"see {output}"
 
 
 if __name__ == "__main__":

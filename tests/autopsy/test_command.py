@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 
 from aorta.analysis.json_schemas import file_name
-from aorta.autopsy.evidence import RankEvidence, ThreadStack
+from aorta.autopsy.evidence import RankEvidence, ThreadStack, Verdict
 from aorta.autopsy.judge import judge
-from aorta.autopsy.report import as_json
-from aorta.autopsy.verdict import Verdict, verdict_text
+from aorta.autopsy.report import as_json, verdict_text
 from aorta.commands import main
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
@@ -26,7 +25,7 @@ def test_a_cause_is_named_and_ends_with_3(tmp_path: Path, capsys: pytest.Capture
     assert main(["autopsy", str(tmp_path)]) == 3
     text = capsys.readouterr().out
     assert text.startswith("rank did not join\n")
-    assert "rank 2: it has not issued all_reduce 1 of default_pg; ranks 0-1 wait" in text
+    assert "rank 2 has not issued all_reduce 1 of default_pg; ranks 0-1 wait" in text
     assert "ranks 0-1 wait for rank 2 in all_reduce 1 of default_pg (400 bytes)" in text
 
 
@@ -77,6 +76,24 @@ def test_eight_ranks_fit_a_screen() -> None:
     assert max(map(len, lines)) <= 80
     assert "  ranks 0-2, 4-7: running, in all_reduce 2 of group 0, step 1, for 63 s" in lines
     assert "  rank 3: running, in data, step 1, for 66 s" in lines
+
+
+def test_the_accused_leads_with_its_process() -> None:
+    evidence = run(ddp(4), {3: stuck_in("data")})
+    evidence[3].pid, evidence[3].host = 4711, "node3"
+    text = " ".join(verdict_text(_verdict(evidence)).split())
+    assert text.startswith(
+        "stuck outside rank 3 (PID 4711 on node3) is in data and has not issued all_reduce 2 of group 0"
+    )
+    assert "`py-spy dump --pid 4711`" in text
+    evidence[3].host = None
+    assert "rank 3 (PID 4711) is in data" in _verdict(evidence).summary
+
+
+def test_code_outside_of_timed_phases_is_the_users() -> None:
+    evidence = run(ddp(2), {1: stuck_in("data")})
+    evidence[1].phase = "step"
+    assert "is in your code between collectives and has not issued" in _verdict(evidence).summary
 
 
 def test_stacks_are_shown_where_they_are_asked_for() -> None:

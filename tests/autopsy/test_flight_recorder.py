@@ -15,9 +15,8 @@ import pytest
 from torch.distributed.flight_recorder import fr_trace
 
 from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.flight_recorder import read_dumps, write_dumps
 from aorta.autopsy.judge import judge
-from aorta.autopsy.report import write_dumps
 from aorta.commands import main
 from aorta.errors import InputError
 from tests.autopsy.hangs import clipped, ddp, ended_in, pipeline, resized, run, skipped, stuck_in

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aorta.autopsy import ras
+from aorta.autopsy import report
 from aorta.autopsy.judge import judge
-from aorta.autopsy.ras import read_ras
+from aorta.autopsy.report import read_ras
 from aorta.commands import main
 from aorta.errors import InputError
 from tests.autopsy.hangs import ddp, run, stuck_in
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_answer_is_the_one_that_others_wait_for(tmp_path: P
     evidence = [one for one in run(ddp(3), {1: stuck_in("data")}) if one.rank != 1]
     (one,) = judge([*evidence, *read_ras(str(path))]).culprits
     assert one.rank == 1
-    assert "RAS gets no answer" in one.reason
+    assert "does not answer NCCL's RAS" in one.reason
 
 
 def test_what_ras_and_the_progress_files_say_differently_is_shown(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_ras_and_the_progress_files_say_differently_is_shown(tmp_path: Path
     path.write_text(json.dumps(answer(process(0, unresponsive=True, considered_dead=True))))
     verdict = judge([*run(ddp(3), {1: stuck_in("data")}), *read_ras(str(path))])
     assert [one.rank for one in verdict.culprits] == [1]
-    assert verdict.contradictions == ["rank 0: progress says running, ras says dead"]
+    assert verdict.contradictions == ["rank 0: the progress file says running, RAS says dead"]
 
 
 def test_ranks_of_communicators_are_found_by_host_and_pid(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_nobody_there_is_bad_input(place: str) -> None:
 
 
 def test_an_answer_that_comes_byte_by_byte_has_a_limit_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ras, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(report, "_ANSWER_S", 0.3)
     with served(json.dumps(answer()), pause_s=0.01) as (place, _), pytest.raises(InputError, match="no answer: "):
         read_ras(place)
 

@@ -122,7 +122,7 @@ def test_what_the_ring_denies_is_said(tmp_path: Path) -> None:
     ring = rings(tmp_path, evidence, reached(5, {0: "started", 1: "completed"}))
     verdict = judge([*evidence, *ring])
     assert verdict.contradictions == [
-        "rank 0: progress says all_reduce 5 of 0 is completed, flight_recorder says started"
+        "rank 0: the progress file says all_reduce 5 of 0 is completed, the Flight Recorder says started"
     ]
     assert [one.rank for one in verdict.culprits] == [1]
 
@@ -157,7 +157,7 @@ def test_a_ring_of_other_collectives_is_not_mixed_in(tmp_path: Path) -> None:
     for one in ring[2].collectives:
         one.kind = "broadcast"
     job = join([*evidence, *ring])
-    assert job.contradictions == ("rank 2: progress and flight_recorder saw different collectives of 0",)
+    assert job.contradictions == ("rank 2: the progress file and the Flight Recorder saw different collectives of 0",)
     assert [one.kind for one in job.ranks[2].collectives][:2] == ["all_gather", "reduce_scatter"]
     assert [one.rank for one in judge([*evidence, *ring]).culprits] == [1]
 

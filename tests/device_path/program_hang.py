@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import aorta
-from aorta.autopsy.progress_evidence import progress_evidence
+from aorta.autopsy.processes import progress_evidence
 from aorta.distributed.topology import read_topology
 from tests.autopsy.test_flight_recorder import dump, entry
 from tests.simulated import device as simulated

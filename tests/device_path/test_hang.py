@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.autopsy.evidence import RankEvidence
+from aorta.autopsy.evidence import RankEvidence, Verdict
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
-from aorta.autopsy.verdict import Verdict
 from tests.device_path.launch import launched
 from tests.simulated.programs import needs_device
 
@@ -42,7 +41,7 @@ def test_a_rank_whose_kernel_waits_on_its_stream_for_another_is_accused(tmp_path
     assert files.culprits == []
     (one,) = both.culprits
     assert (one.rank, one.kind) == (1, "rank_did_not_join")
-    assert "its device has not begun it, while rank 0 began it" in one.reason
+    assert "its device has not begun it; rank 0 began it" in one.reason
     assert [(wait.ranks, wait.for_ranks) for wait in both.waits] == [([0], [1])]
 
 

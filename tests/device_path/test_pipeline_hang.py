@@ -10,19 +10,18 @@ from typing import Any, Final
 
 import pytest
 
-from aorta.autopsy.evidence import ThreadStack
+from aorta.autopsy.evidence import ThreadStack, Verdict
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
-from aorta.autopsy.verdict import Verdict
 from tests.device_path.launch import launched
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 RANKS: Final = range(4)
-NO_SEND = "it has not issued send 8 of default_pg (to rank 3)"
-NO_RECEIVE = "it has not issued recv 8 of default_pg (from rank 1)"
-NO_ALL_REDUCE = "it has not issued all_reduce 2 of dp"
+NO_SEND = "has not issued send 8 of default_pg (to rank 3)"
+NO_RECEIVE = "has not issued recv 8 of default_pg (from rank 1)"
+NO_ALL_REDUCE = "has not issued all_reduce 2 of dp"
 CIRCLE = "it waits in all_reduce 2 of dp, for ranks that wait for it in "
 ANSWERS = {
     "none": ("not_stuck", None, None),
@@ -82,4 +81,4 @@ def test_a_pipeline_is_judged_by_its_dumps(fault: str, messages: str, tmp_path: 
         evidence[2].stacks = [ThreadStack(name="MainThread", frames=frames)]
         (one,) = judge(evidence).culprits
         assert (one.rank, one.kind) == (2, "stuck_outside")
-        assert one.reason == "it is in destroy_process_group and has not issued all_reduce 2 of dp"
+        assert one.reason == "is in destroy_process_group and has not issued all_reduce 2 of dp"

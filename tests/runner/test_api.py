@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 import aorta
 from aorta.analysis.load.records import load_run
 from aorta.autopsy.evidence import RankExit
-from aorta.autopsy.progress_evidence import _exit_in_record
+from aorta.autopsy.processes import exit_in_record
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.errors import ConfigError
 from aorta.instrument import instrumentation
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatc
     if error is None:
         assert f"{len(kept.steps)} steps recorded; " in capsys.readouterr().err
         assert ending == f"recorded in part: {kept.footer.error}"
-        assert _exit_in_record(tmp_path, 0) == RankExit(exit_code=0)
+        assert exit_in_record(tmp_path, 0) == RankExit(exit_code=0)
     else:
         assert ending.startswith("ended by an error, exit code 1: rank 0: ValueError: bad batch; rank 0 cannot write")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aorta.autopsy.evidence import RankEvidence
-from aorta.autopsy.progress_evidence import progress_evidence
-from aorta.autopsy.verdict import Kind
+from aorta.autopsy.evidence import Kind, RankEvidence
+from aorta.autopsy.processes import progress_evidence
 from aorta.commands import main
 from aorta.config.groups.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES

@@ -12,7 +12,7 @@ import msgspec
 from aorta.analysis.documents import ABSENT, Open, Unpublished, known
 from aorta.analysis.documents.traces import TraceEntries
 from aorta.analysis.metrics import NOT_SHOWN
-from aorta.autopsy.verdict import Verdict
+from aorta.autopsy.evidence import Verdict
 from aorta.records.schema import InstrumentMode
 
 MeasuredFrom: TypeAlias = Literal["marks", "kernels"]

@@ -239,7 +239,7 @@ class FaultFacts(NamedTuple):
 
     Attributes:
         does: what the rank does, from the beginning of `fault.step` on.
-        verdict: what an autopsy should find; one of `aorta.autopsy.verdict.Kind`.
+        verdict: what an autopsy should find; one of `aorta.autopsy.evidence.Kind`.
         phase: where the rank is then, as `records.progress_file.PHASES`; None: anywhere.
         aspect: of a signature mismatch.
         held_out: not looked at while the first rules of the autopsy were written; seen since.

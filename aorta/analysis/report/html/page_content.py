@@ -61,7 +61,8 @@ from aorta.analysis.report.source_facts import environment_of, health_of, left_o
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table
 from aorta.analysis.report.timeline import TimelineSpans, spans_of
 from aorta.analysis.straggler import sentences
-from aorta.autopsy.verdict import RankDoing, waiting_sentence
+from aorta.autopsy.judge import process_label
+from aorta.autopsy.report import waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.records.files import NOT_UTF8
 from aorta.redaction import redact
@@ -270,14 +271,14 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
         if title is None or verdict is None:
             continue
         missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
-        doing = {each.rank: each for each in verdict.ranks}
+        processes = {each.rank: process_label(each) for each in verdict.ranks}
         made.append(
             {
                 "label": label,
                 "title": title,
                 "sentence": verdict.summary,
                 "accused": [
-                    (f"Rank {one.rank}{_process(doing.get(one.rank))}: {one.reason}", one.evidence)
+                    (f"{first_upper(processes.get(one.rank, f'rank {one.rank}'))} {one.reason}", one.evidence)
                     for one in verdict.culprits
                 ],
                 "waits": [waiting_sentence(one) for one in verdict.waits],
@@ -287,13 +288,6 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
             }
         )
     return made
-
-
-def _process(rank: RankDoing | None) -> str:
-    """Return where a process is, as far as evidence says: ` (PID 4711 on node3)`."""
-    told = [] if rank is None or rank.pid is None else [f"PID {rank.pid}"]
-    told += [] if rank is None or rank.host is None else [f"on {rank.host}"]
-    return f" ({' '.join(told)})" if told else ""
 
 
 def variables() -> str:
