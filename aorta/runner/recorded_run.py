@@ -254,8 +254,6 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     finally:
         open_runs.remove(request)
         record.writer.close()
-    if alone is not None:  # where its numbers are looked for, and the start has scrolled away
-        _log.log(alone.level, alone.text)
 
 
 def measured_clocks(settings: Clock, site: RunSite) -> ClockSynchronisation:

@@ -82,10 +82,11 @@ def parse_condition(text: str, known: Collection[str] = STEP_METRIC_NAMES) -> Co
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    hint = meant(name, [*known, *ALIASES], "; ") or "."
+    if hint := meant(name, [*known, *ALIASES], "; "):
+        return f"{name!r} is no metric{hint}"
     names = ", ".join([*(metric for metric in known if metric not in KIND_METRICS), *ALIASES])
     kinds = "KIND_ms, compute_KIND_ms, exposed_KIND_ms of a kind of collective"
-    return f"{name!r} is no metric{hint} Known metrics: {names}, and {kinds}"
+    return f"{name!r} is no metric. Known metrics: {names}, and {kinds}"
 
 
 def _wrong(text: str, at: int, what: str) -> InputError:
