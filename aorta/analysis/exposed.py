@@ -39,7 +39,7 @@ from aorta.analysis.frames import (
     declared,
 )
 from aorta.analysis.groups import Groups
-from aorta.analysis.run import ExposedSums, RankTables
+from aorta.analysis.run import ExposedSums
 from aorta.timeline.arrays import Spans as Intervals
 from aorta.timeline.arrays import refuse_inverted
 from aorta.timeline.overlap import NS_PER_MS
@@ -91,38 +91,6 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
         unexplained_ns=int((exposed_ns - seen_exposed).sum()),
         computing=Counter({place: total for place, total in zip(regions, computing.tolist(), strict=True) if total}),
     )
-
-
-@dataclass(frozen=True)
-class RankInput:
-    """One rank whose details are to be read; it can be pickled for another process."""
-
-    tables: RankTables
-
-    @classmethod
-    def of(cls, tables: RankTables) -> RankInput:
-        """Keep only the columns that are needed."""
-        metrics = {name: tables.steps.column(name) for name in METRICS}
-        return cls(replace(tables, steps=replace(tables.steps, metrics=metrics, losses={}, bounds={})))
-
-    def size_bytes(self) -> int:
-        """Return the bytes that will be read again from disk."""
-        return self.tables.details.size_bytes()
-
-    def absolute(self) -> RankInput:
-        """Return the same with absolute paths, for workers with another working directory."""
-        return replace(self, tables=replace(self.tables, details=self.tables.details.absolute()))
-
-
-def exposed_of_rank(given: RankInput) -> tuple[Exposed, ExposedSums]:
-    """Return the exposed communication of a rank whose spans were not kept.
-
-    Raises:
-        InputError: the record cannot be read again.
-        IntervalError: as `exposed_of`.
-    """
-    tables = given.tables
-    return exposed_of(tables.steps, tables.collectives, tables.details.spans(np.arange(len(tables.steps))))
 
 
 def _nanoseconds(values_ms: Floats) -> Ints:

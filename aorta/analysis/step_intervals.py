@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -149,11 +149,3 @@ class Details(ABC):
             InputError: it can no longer be read.
         """
         return iter(())
-
-    def size_bytes(self) -> int:
-        """Return roughly how much `spans` reads from disk."""
-        return 0
-
-    def absolute(self) -> Self:
-        """Return the same with absolute paths, for workers with another working directory."""
-        return self

@@ -83,7 +83,7 @@ def summarize(
         for label, subject in subjects.items():
             if subject.launches is not None:
                 refuse_mixed(subject.launches, rules)
-            entries[label].exposed = exposed_breakdown(subject.dataset, engine)
+            entries[label].exposed = exposed_breakdown(subject.dataset)
     return summary
 
 
@@ -128,7 +128,7 @@ def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: E
     if not is_comparable(compared):
         return Attribution(definition=DEFINITION, sentence=None, reason=title(compared))
     before, after = (side.datasets(engine) for side in sides)
-    found = attribute(before, after, engine, compared.manifest_differences)
+    found = attribute(before, after, compared.manifest_differences)
     if compared.host_bound is not None:
         found.sentence = compared.host_bound.sentence  # a cause before any in the collectives
     return found

@@ -143,11 +143,6 @@ def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:
     return list(map(as_json, breakdown.sentence_rows(built(Attribution, attribution))))
 
 
-def of_one_dimension(attribution: Mapping[str, Any]) -> list[Any]:
-    """The rows of the breakdown that the first cause belongs to."""
-    return list(map(as_json, breakdown.of_one_dimension(built(Attribution, attribution))))
-
-
 def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
     """The same rows as a table of Markdown."""
     return gate_command._causes(breakdown.sentence_rows(built(Attribution, attribution)))

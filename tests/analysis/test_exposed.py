@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis import exposed as module
-from aorta.analysis.attribution.attribute import add_exposed
-from aorta.analysis.attribution.keys import (
+from aorta.analysis.attribution.breakdown import (
     BUBBLE_PART,
     TRANSFER,
     UNEXPLAINED,
     UNKNOWN_PART,
     WAIT,
     Totals,
+    add_exposed,
 )
 from aorta.analysis.exposed import BRINGING, exposed_of
 from aorta.analysis.frames import NO_TIME, CollectiveName, Collectives, Lane, SpanRows, Spans, Steps

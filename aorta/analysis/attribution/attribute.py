@@ -1,47 +1,45 @@
 """Explains where the difference in exposed communication between two sides of a comparison lies
 (docs/dev/attribution.md).
 
-Each side is one dataset or several launches, which are read one at a time: one sentence, the ranked causes, and every
-breakdown of the difference; and of each side the achieved TFLOP/s, from the model FLOPs of its manifest. A multiply-add
-counts as 2 operations. A backward pass takes two products for each of the forward pass (the gradient of the weight and
-of the input), but only one where the input needs no gradient. Kaplan et al., "Scaling Laws for Neural Language Models",
-arXiv 2001.08361, section 2.1, counts the same way; a test holds the number to torch's own counter.
+Each side is one dataset or several launches, which are read one at a time. The result is a few sentences, the ranked
+causes, every breakdown of the difference, and of each side the achieved TFLOP/s, from the model FLOPs of its manifest.
+Every number of the sentences stands in the rows of `breakdown.sentence_rows`, which are shown below them.
 
-Must not: judge whether there is a difference (`compare` does), hold two launches, or count recomputation or work that
-is no matrix product, so that two stacks are measured against the same work.
+Must not: judge whether there is a difference (`compare` does), hold two launches, name a cause that is too small for
+its effect, or count recomputation or work that is no matrix product, so that two stacks are measured against the same
+work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribution_sentence import sentence
-from aorta.analysis.attribution.breakdown import Means, computing, dimensions, ranked, stragglers
-from aorta.analysis.attribution.keys import (
-    BUBBLE_PART,
+from aorta.analysis.attribution.breakdown import (
+    BUCKETED,
+    PARTS,
     TRANSFER,
     UNEXPLAINED,
-    UNKNOWN_PART,
     WAIT,
     ExposedKey,
-    LateRank,
+    Means,
     Totals,
+    computing,
+    dimensions,
+    place_name,
+    ranked,
+    stragglers,
+    totals_of,
 )
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
-from aorta.analysis.exposed import RankInput, exposed_of_rank
-from aorta.analysis.frames import Exposed, Ints
-from aorta.analysis.groups import Groups
+from aorta.analysis.formatting import TEXT, first_upper, json_text
+from aorta.analysis.frames import Region
 from aorta.analysis.host_bound import ONE_RANK
-from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.records import Manifest, config_of
-from aorta.analysis.run import ExposedSums, Run
-from aorta.errors import InputError
+from aorta.analysis.run import ExposedSums
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (
@@ -51,84 +49,54 @@ DEFINITION: Final = (
 )
 _NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD", "environment.LD_LIBRARY_PATH")
 """Differences that no setting makes: a name, what was compiled on the machine, and where libraries come from."""
-_RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
-_KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
 _NOTHING: Final = "no step after warm-up whose exposed communication is known"
 
 
-class _Seen:
-    """Passes launches on one by one and keeps the facts of the first, so that none has to be held or read again. Ends
-    with the first whose marks do not bear its exposed communication and its computation: `host_bound` says why.
-    """
-
-    def __init__(self, launches: Launches) -> None:
-        self._launches = [launches] if isinstance(launches, LabelledRun) else launches
-        self.parallel = ""
-        self.flops: tuple[float | None, str | None] = (None, _NOTHING)
-        self.host_bound: str | None = None
-
-    def __iter__(self) -> Iterator[LabelledRun]:
-        first = True
-        for dataset in self._launches:
-            if first:
-                self.parallel = dataset.run.source.parallel or ""
-                self.flops = flops_per_rank_step(dataset.run.manifest)
-                first = False
-            for basis in map(dataset.pace.basis, _RESTS_ON):
-                if basis.source != "marks":
-                    self.host_bound = basis.reason or _KERNELS
-            if self.host_bound is not None:
-                return
-            yield dataset
-            del dataset  # otherwise the next launch is loaded while this one is still in memory
-
-
-def attribute(
-    reference: Launches,
-    candidate: Launches,
-    engine: Engine | None = None,
-    differences: Sequence[FactDifference] = (),
-) -> Attribution:
+def attribute(reference: Launches, candidate: Launches, differences: Sequence[FactDifference] = ()) -> Attribution:
     """Compute `attribution` of a comparison. Its rows are in milliseconds per rank-step.
 
     Args:
         reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
             loaded lazily.
-        engine: where records are read again; by default this machine.
         differences: `manifest_differences` of it; all but those of the headers are named in the sentence.
 
     Raises:
         InputError: a record cannot be read again.
     """
-    seen = {"reference": _Seen(reference), "candidate": _Seen(candidate)}
-    totals = {side: totals_of(launches, engine) for side, launches in seen.items()}
-    unknown = [f"{side}: {launches.host_bound}" for side, launches in seen.items() if launches.host_bound is not None]
+    sides = {
+        side: totals_of([launches] if isinstance(launches, LabelledRun) else launches)
+        for side, launches in (("reference", reference), ("candidate", candidate))
+    }
+    unknown = [f"{side}: {totals.host_bound}" for side, totals in sides.items() if totals.host_bound is not None]
     if unknown:
         return Attribution(definition=DEFINITION, sentence=None, reason="; ".join(unknown))
-    empty = [side for side, side_totals in totals.items() if not side_totals.sums.rank_steps]
+    empty = [side for side, totals in sides.items() if not totals.sums.rank_steps]
     if empty:
         return Attribution(definition=DEFINITION, sentence=None, reason=f"{' and '.join(empty)}: {_NOTHING}")
-    means = Means(totals["reference"], totals["candidate"])
-    alike = {launches.parallel for launches in seen.values()}
-    parallel = alike.pop() if len(alike) == 1 else ""
-    found = dimensions(means, parallel)
-    late, blocks = stragglers(means), computing(means)
-    text, lead = sentence(means, found, blocks, late, _configured(differences), parallel)
+    means = Means(**sides)
+    parallel = means.reference.parallel if means.reference.parallel == means.candidate.parallel else ""
+    configured = [
+        (key, each.reference, each.candidate)
+        for each in differences
+        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
+    ]
+    found, late, blocks = dimensions(means, parallel), stragglers(means), computing(means)
+    text, lead = sentence(means, found, blocks, late, configured, parallel)
     return Attribution(
         definition=DEFINITION,
         unit="ms per step and rank",
         sentence=text,
         reason=None,
         difference_ms=means.difference_ms,
-        **{side: _side(means, side_totals, seen[side]) for side, side_totals in totals.items()},
+        **{side: _side(totals) for side, totals in sides.items()},
         causes=ranked(found, late, lead),
-        dimensions=found._asdict(),
+        dimensions=found,
         stragglers=late,
         computing=blocks,
     )
 
 
-def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> ExposedBreakdown:
+def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:
     """Break the exposed communication of one run down by group, collective, region of the step, part and rank: the
     difference from a run that has none.
 
@@ -137,133 +105,43 @@ def exposed_breakdown(dataset: LabelledRun, engine: Engine | None = None) -> Exp
     """
     if dataset.pace.basis("overlap_ratio").reason == ONE_RANK:
         return ExposedBreakdown(reason=ONE_RANK)
-    seen = _Seen(dataset)
-    totals, nothing = totals_of(seen, engine), Totals(sums=ExposedSums(rank_steps=1))
-    if seen.host_bound is not None:
-        return ExposedBreakdown(reason=seen.host_bound)
-    if not totals.sums.rank_steps:
-        return ExposedBreakdown(reason=_NOTHING)
-    means = Means(nothing, totals)
-    found = dimensions(means, seen.parallel)
-
-    def rows(listed: Sequence[AttributionRow]) -> list[ExposedRow]:
-        return [ExposedRow(row.what, row.candidate_ms, row.share) for row in listed]
-
-    return ExposedBreakdown(
-        reason=None,
-        rank_steps=totals.sums.rank_steps,
-        exposed_ms=means.difference_ms,
-        group=rows(found.group),
-        collective=rows(found.collective),
-        region=rows(found.place),
-        part=rows(found.part),
-        rank=rows(found.rank),
-    )
+    totals = totals_of([dataset])
+    if totals.host_bound is not None or not totals.sums.rank_steps:
+        return ExposedBreakdown(reason=totals.host_bound or _NOTHING)
+    means = Means(Totals(sums=ExposedSums(rank_steps=1)), totals)
+    found = dimensions(means, totals.parallel)
+    rows = {
+        name: [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[dimension]]
+        for name, dimension in (
+            ("group", "group"),
+            ("collective", "collective"),
+            ("region", "place"),
+            ("part", "part"),
+            ("rank", "rank"),
+        )
+    }
+    steps = totals.sums.rank_steps
+    return ExposedBreakdown(reason=None, rank_steps=steps, exposed_ms=means.difference_ms, **rows)
 
 
-def _side(means: Means, side_totals: Totals, seen: _Seen) -> AttributedSide:
-    sums = side_totals.sums
-    compute_ms = means.ms(side_totals, sums.compute_ns)
-    flops, reason = seen.flops
-    achieved = tflops(flops, compute_ms)
-    if flops is not None and achieved is None:
-        reason = "nothing was computed"
+def _side(totals: Totals) -> AttributedSide:
+    sums, compute_ms = totals.sums, totals.ms(totals.sums.compute_ns)
+    flops, reason = flops_per_rank_step(totals.manifest)
     return AttributedSide(
-        launches=side_totals.launches,
+        launches=totals.launches,
         rank_steps=sums.rank_steps,
         rank_steps_left_out=sums.left_out,
-        window_ms=means.ms(side_totals, sums.window_ns),
-        comm_ms=means.ms(side_totals, sums.comm_ns),
-        compute_comm_ms=means.ms(side_totals, sums.hidden_ns),
-        exposed_comm_ms=means.ms(side_totals, sums.exposed_ns),
+        window_ms=totals.ms(sums.window_ns),
+        comm_ms=totals.ms(sums.comm_ns),
+        compute_comm_ms=totals.ms(sums.hidden_ns),
+        exposed_comm_ms=totals.ms(sums.exposed_ns),
         exposed_comm_ns=sums.exposed_ns,
         compute_ms=compute_ms,
-        untold_ns=sum(length for key, length in side_totals.exposed.items() if key.kind == UNEXPLAINED),
+        untold_ns=sum(length_ns for key, length_ns in totals.exposed.items() if key.kind == UNEXPLAINED),
         flops_per_rank_step=flops,
-        achieved_tflops=achieved,
-        achieved_tflops_reason=reason,
+        achieved_tflops=flops / compute_ms / 1e9 if flops is not None and compute_ms else None,
+        achieved_tflops_reason=reason if flops is None or compute_ms else "nothing was computed",
     )
-
-
-def _configured(differences: Sequence[FactDifference]) -> list[tuple[str, object, object]]:
-    """Return the settings and variables in which the sides differ, and their libraries; a label sets nothing."""
-    return [
-        (key, each.reference, each.candidate)
-        for each in differences
-        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
-    ]
-
-
-def totals_of(launches: Iterable[LabelledRun], engine: Engine | None = None) -> Totals:
-    """Add up all launches of one side. A rank-step counts once, whichever launch it belongs to.
-
-    Raises:
-        InputError: a record cannot be read again.
-    """
-    totals = Totals()
-    for dataset in launches:
-        totals.launches += 1
-        for exposed, sums in _exposed(dataset.run, engine or Local()):
-            for rank, of_rank in sums.items():
-                totals.add(rank, of_rank)
-            add_exposed(totals, dataset.run, exposed, dataset.collectives.wait_ns)
-        for entry in dataset.collectives.stragglers:
-            if entry.rank is not None and entry.late_ms is not None:
-                late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
-                totals.stragglers[late] += 1
-                totals.late_ms[late].append(entry.late_ms)
-                totals.bases[late].add(str(entry.basis))
-        del dataset  # otherwise the next launch is loaded while this one is still in memory
-    return totals
-
-
-def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:
-    """Add exposed communication, by collective, region, and whether the rank was then waiting for a peer.
-
-    Args:
-        exposed: its rows are those of the run.
-        wait_ns: of each collective of the run; negative where it is unknown.
-    """
-    name, wait_ns = run.collectives.name[exposed.row], wait_ns[exposed.row]
-    length_ns = exposed.to_ns - exposed.from_ns
-    waited_ns = np.clip(wait_ns - exposed.from_ns, 0, length_ns)
-    unknown = ~exposed.bubble & (wait_ns < 0)
-    known = ~exposed.bubble & ~unknown
-    lengths = {WAIT: waited_ns * known, TRANSFER: (length_ns - waited_ns) * known}
-    lengths |= {BUBBLE_PART: length_ns * exposed.bubble, UNKNOWN_PART: length_ns * unknown}
-    sizes = [len(members) or None for members in run.frames.members]
-    by = Groups(name, exposed.order, exposed.region)
-    keys = list(zip(*(column[by.first].tolist() for column in (name, exposed.order, exposed.region)), strict=True))
-    for part, of_pieces in lengths.items():
-        for (code, order, region), total in zip(keys, by.reduce(np.add, of_pieces).tolist(), strict=True):
-            if total:
-                what, (phase, block) = run.collectives.names[code], exposed.regions[region]
-                key = ExposedKey(what.kind, what.group, sizes[code], what.bytes, order, phase, block, part)
-                totals.exposed[key] += total
-    rank = run.rank_of_step[run.collectives.step[exposed.row]]
-    by = Groups(name, rank)
-    for at, total in zip(by.first.tolist(), by.reduce(np.add, lengths[WAIT]).tolist(), strict=True):
-        if total:
-            totals.waits[run.collectives.names[name[at]].group, sizes[name[at]], int(rank[at])] += total
-
-
-def _exposed(run: Run, engine: Engine) -> Iterator[tuple[Exposed, Mapping[int, ExposedSums]]]:
-    """Yield the exposed communication of a run with the sums of its ranks: all at once where it was read with the
-    steps, else rank by rank, made of their details.
-    """
-    if run.frames.exposed is not None:
-        sums = {rank: tables.exposed_sums for rank, tables in run.ranks.items() if tables.exposed_sums is not None}
-        yield run.frames.exposed, sums
-        return
-    inputs = [RankInput.of(tables) for tables in run.ranks.values()]
-    first_row = run.frames.first_row.tolist()
-    with progress(len(inputs), f"attributing {run.location}") as tick:
-        for rank, first, found in zip(run.ranks, first_row[:-1], engine.map(exposed_of_rank, inputs), strict=True):
-            tick()
-            if isinstance(found, InputError):
-                raise found
-            pieces, of_rank = found
-            yield replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}
 
 
 NO_MANIFEST: Final = "there is no manifest"
@@ -274,7 +152,13 @@ _SIZE_LIMIT: Final = 1 << 48
 
 
 def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
-    """Return model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known."""
+    """Return model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known.
+
+    A multiply-add counts as 2 operations. A backward pass takes two products for each of the forward pass (the gradient
+    of the weight and of the input), but only one where the input needs no gradient. Kaplan et al., "Scaling Laws for
+    Neural Language Models", arXiv 2001.08361, section 2.1, counts the same way; a test holds the number to torch's own
+    counter.
+    """
     if manifest is None:
         return None, NO_MANIFEST
     plan = manifest.get("plan")
@@ -313,6 +197,170 @@ def _ranking(config: Mapping[str, Any]) -> float:
     return float(2 * multiply_adds * items * samples)
 
 
-def tflops(flops: float | None, compute_ms: float) -> float | None:
-    """Return TFLOP/s (1e12 a second) while computing; None where the work is not known, or nothing computed."""
-    return None if flops is None or not compute_ms else flops / compute_ms / 1e9
+SAME: Final = 0.01
+"""Means of exposed communication that differ by less than this fraction of the larger one are called the same."""
+_MOST: Final = 0.5
+_NEARLY_ALL, _ALL = 0.95, 0.9995
+_LEADS, _MUCH = 0.6, 0.85
+"""A block leads the sentence if it has the first fraction of the difference and no collective the second of that."""
+_SHOWN_SETTINGS: Final = 3
+_NONE_HIDDEN, _SOME_HIDDEN = 0.005, 0.05
+"""Shares of communication: below the first nothing is hidden, above the second something is."""
+_OVERLAP: Final = "parallel.overlap"
+"""The setting that turns overlap on and off (docs/configuration.md)."""
+_TOGGLED: Final = {
+    (True, False): "All-reduce now starts after backward",
+    (True, True): "All-reduce now starts during backward",
+    (False, False): "Every collective is now waited for before computing goes on",
+    (False, True): "Collectives now run ahead of the computing that needs them",
+}
+"""What each value of the setting does, to all-reduces of DistributedDataParallel (True) and to anything else."""
+Setting: TypeAlias = tuple[str, object, object]
+"""Key and both values of a setting in which the sides differ."""
+Rows: TypeAlias = Sequence[AttributionRow]
+
+
+def sentence(
+    means: Means,
+    breakdowns: Mapping[str, Rows],
+    computing: Rows,
+    late: Rows,
+    configured: Sequence[Setting] = (),
+    parallel: str = "",
+) -> tuple[str, AttributionRow | None]:
+    """Say what changed, what was configured differently, and then which cause makes up most of it, whether it is
+    waiting or transfer, and where it is exposed. Where overlap was turned on or off and that explains it, say that and
+    no more. Every number is a mean over steps and ranks.
+
+    Args:
+        computing: compute time of each pass of each block.
+        late: what stragglers are waited for.
+        configured: the settings in which the sides differ.
+        parallel: the strategy of both sides.
+
+    Returns:
+        The text, and the row of that cause; None where there is nothing to attribute.
+    """
+    before, after = means.reference, means.candidate
+    exposed = before.ms(before.sums.exposed_ns), after.ms(after.sums.exposed_ns)
+    hidden = before.ms(before.sums.hidden_ns), after.ms(after.sums.hidden_ns)
+    comm = before.ms(before.sums.comm_ns), after.ms(after.sums.comm_ns)
+    if abs(means.difference_ms) <= SAME * max(exposed):
+        more = ""
+        if abs(hidden[1] - hidden[0]) > SAME * max(comm):
+            more = f"; {'more' if hidden[1] > hidden[0] else 'less'} is hidden of {_change(*comm)} in all"
+        return f"Mean exposed communication is the same: {_change(*exposed)} a step{more}.", None
+    toggled = _toggled(means, breakdowns, configured, parallel)
+    if toggled is not None:
+        return toggled, max(breakdowns["part"], key=_portion)
+    gone = comm[1] and hidden[1] <= _NONE_HIDDEN * comm[1] and hidden[0] > _SOME_HIDDEN * comm[0]
+    came = comm[0] and hidden[0] <= _NONE_HIDDEN * comm[0] and hidden[1] > _SOME_HIDDEN * comm[1]
+    what, pair = ("hidden", hidden) if gone or came else ("exposed", exposed)
+    text = f"Mean {what} communication: {_change(*pair)} a step."
+    if configured:
+        shown = [f"{key} {json_text(left)} -> {json_text(right)}" for key, left, right in configured[:_SHOWN_SETTINGS]]
+        more = f" and {len(configured) - _SHOWN_SETTINGS} more" if len(configured) > _SHOWN_SETTINGS else ""
+        text += f" Configuration: {', '.join(shown)}{more}."
+    cause, lead = _cause(means, breakdowns, late)
+    text += f" {cause}."
+    lost = breakdowns["balance"][1]
+    if _portion(lost) < _MOST:
+        return text, lead
+    text += f" Of {_change(*comm)} of communication {TEXT.quantity(abs(lost.difference_ms), 'ms')} "
+    left, right = before.ms(before.sums.compute_ns), after.ms(after.sums.compute_ns)
+    text += f"{'less' if lost.difference_ms > 0 else 'more'} is hidden, beside {_change(left, right)} of computation"
+    blocks = [row for row in computing if row.listed]
+    if blocks and abs(right - left) > SAME * max(left, right):
+        row = max(blocks, key=lambda row: row.difference_ms * (right - left))
+        if row.difference_ms / (right - left) >= _MOST:
+            text += f" (most of the change in {row.what})"
+    return f"{text}.", lead
+
+
+def _portion(row: AttributionRow) -> float:
+    """Return the share of the whole difference; 0 where that is 0."""
+    return row.share or 0.0
+
+
+def _change(before_ms: float, after_ms: float) -> str:
+    return f"{TEXT.number(before_ms, 'ms')} -> {TEXT.quantity(after_ms, 'ms')}"
+
+
+def _toggled(means: Means, breakdowns: Mapping[str, Rows], configured: Sequence[Setting], parallel: str) -> str | None:
+    """Return what overlap turned on or off did; None where it was not, or what is hidden did not change accordingly."""
+    value = next((after for key, before, after in configured if key == _OVERLAP and before is not after), None)
+    communication, hidden = breakdowns["balance"]
+    if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
+        return None
+    buckets = parallel in BUCKETED and {row.kind for row in breakdowns["kind"] if row.listed} == {"allreduce"}
+    moved = f"that was {'exposed is hidden' if value else 'hidden is exposed'}"
+    if (communication.difference_ms < 0) != value and abs(_portion(communication)) > _NONE_HIDDEN:
+        moved = f"{'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
+    text = f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {_TOGGLED[buckets, value]}: a mean of "
+    text += f"{TEXT.quantity(abs(hidden.difference_ms), 'ms')} a step {moved}"
+    shares = {row.part: _portion(row) for row in breakdowns["part"] if row.difference_ms}
+    if shares and not set(shares) - {TRANSFER, WAIT} and min(shares.values()) >= _NONE_HIDDEN:
+        rises, change_ms = "rises" if means.difference_ms > 0 else "falls", abs(means.difference_ms)
+        text += f". Mean exposed time {rises} by {TEXT.quantity(change_ms, 'ms')}: "
+        text += ", ".join(f"{TEXT.percent(shares[part], 0)} {PARTS[part]}" for part in PARTS if part in shares)
+    return f"{text}."
+
+
+def _cause(means: Means, breakdowns: Mapping[str, Rows], late: Rows) -> tuple[str, AttributionRow]:
+    """Return the largest cause, with its share, part and place: a straggler, a block, a collective, or the whole kind
+    where several sizes share a cause and none makes up most of it.
+    """
+    straggler = max((row for row in late if _portion(row) >= _MOST), key=_portion, default=None)
+    if straggler is not None:
+        fields = {"group": straggler.group, "group_size": straggler.group_size, "part": WAIT}
+        return _share(means, straggler) + (_place(means, fields) if straggler.alone else ""), straggler
+    kind, row, block = (
+        max((row for row in breakdowns[dimension] if row.listed), key=_portion)
+        for dimension in ("kind", "collective", "block")
+    )
+    names = ["kind", "group", "group_size", "bytes"]
+    if _portion(kind) >= _MOST and (_portion(row) < 0.7 * _portion(kind) or row.kind != kind.kind):
+        row, names = kind, ["kind"]
+    leads = block.block is not None and _portion(block) >= _LEADS and _portion(row) < _MUCH * _portion(block)
+    if leads:
+        row, names = block, ["block"]
+    fields = {name: getattr(row, name) for name in names}
+    part, share = _largest(means, fields, lambda key: key.part)
+    of = f": {'' if share >= _NEARLY_ALL else 'most of it '}{PARTS[part]}" if share >= _MOST else ""
+    return f"{_share(means, row)}{of}{'' if leads else _place(means, fields)}", row
+
+
+def _largest(means: Means, fields: Mapping[str, object], of: Callable[[ExposedKey], Any]) -> tuple[Any, float]:
+    """Return which `of` the exposed time with these fields changed most in the direction of the whole, and its share
+    of the change of all exposed time with these fields.
+    """
+    changes: Counter[Any] = Counter()
+    for sign, totals in ((-1, means.reference), (1, means.candidate)):
+        sums: Counter[Any] = Counter()
+        for key, length_ns in totals.exposed.items():
+            if all(getattr(key, name) == value for name, value in fields.items()):
+                sums[of(key)] += length_ns
+        for name, total_ns in sums.items():
+            changes[name] += sign * totals.ms(total_ns)  # type: ignore[assignment]
+    name, whole = max(changes, key=lambda name: changes[name] * means.difference_ms), sum(changes.values())
+    return name, changes[name] / whole if whole else 0.0
+
+
+def _place(means: Means, fields: Mapping[str, object]) -> str:
+    place, share = _largest(means, fields, lambda key: Region(key.phase, key.block))
+    if share < _MOST or place.phase is None:
+        return ""
+    return f", {'' if share >= _NEARLY_ALL else 'most of it '}in {place_name(place)}"
+
+
+def _share(means: Means, row: AttributionRow) -> str:
+    """Return how much of the increase or decrease a row is, with both its values. Where other parts went the other way
+    a share says little: then by how much it changed.
+    """
+    values = _change(row.reference_ms, row.candidate_ms)
+    grew, others = ("rose", "fell") if means.difference_ms > 0 else ("fell", "rose")
+    if _portion(row) > 2 - _ALL:
+        # The name of a module is as in the model.
+        return f"{row.what if isinstance(row.block, str) else first_upper(row.what)} {grew}, {values}, others {others}"
+    amount = "All" if _portion(row) >= _ALL else TEXT.percent(row.share, 0)
+    return f"{amount} of the {'increase' if means.difference_ms > 0 else 'decrease'} is {row.what}, {values}"

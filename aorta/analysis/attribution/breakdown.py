@@ -1,40 +1,188 @@
-"""Breaks a difference in exposed communication down by collective, region, rank and so on, and ranks the causes in one
-list, the one to look at first on top.
+"""Breaks a difference in exposed communication down by collective, region, rank and so on, and ranks the causes.
 
-Takes the totals of the reference and of the candidate, both with at least one rank-step. The rows of each breakdown add
-up to the whole difference. Must not: lose a nanosecond; what is not listed is summed up in the last row.
+The totals of each side are sums of whole nanoseconds by `ExposedKey`; they grow with the number of different
+collectives and blocks, not with the number of steps. Means are formed once, from these sums. The rows of each breakdown
+add up to the whole difference. Must not: lose a nanosecond; rows that are not listed are summed up in the last one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
+import msgspec
+import numpy as np
 
-from aorta.analysis.attribution.keys import (
-    PARTS,
-    TRANSFER,
-    UNEXPLAINED,
-    UNTOLD_WHAT,
-    ExposedKey,
-    Totals,
-    collective_name,
-    group_name,
-    order_name,
-    place_name,
-)
+from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
-from aorta.analysis.frames import Region
+from aorta.analysis.exposed import exposed_of
+from aorta.analysis.formatting import TEXT, group_title
+from aorta.analysis.frames import Exposed, Ints, Region
+from aorta.analysis.groups import Groups
+from aorta.analysis.run import ExposedSums, Run
 from aorta.analysis.straggler import lateness
 from aorta.timeline.overlap import NS_PER_MS
 
+WAIT: Final = "wait"
+TRANSFER: Final = "transfer"
+BUBBLE_PART: Final = "bubble"
+UNKNOWN_PART: Final = "unknown"
+PARTS: Final = {
+    WAIT: "waiting for peers",
+    TRANSFER: "transfer",
+    BUBBLE_PART: "waiting for another stage of the pipeline",
+    UNKNOWN_PART: "waiting or transfer, not known which",
+}
+UNEXPLAINED: Final = "untold"
+"""Stands in place of a kind: exposed communication that the record counts but none of its rows covers."""
+BUCKETED: Final = ("ddp", "ep", "cp")
+"""Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
 SHOWN_ROWS: Final = 24
-_NO_BLOCK: Final = "outside of every block"
+SHOWN_CAUSES: Final = 12
+LEAST_SHARE: Final = 0.05
+_NOT_ITS_OWN: Final = 0.5
+"""How far the share of communication that is no longer hidden may differ from 1; beyond it, time in communication
+changed too.
+"""
+_RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
+_KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
+
+
+class ExposedKey(NamedTuple):
+    """One collective of a step, the region where it was exposed, and whether the rank was then waiting for a peer
+    (`part`). `order` counts the collectives of its kind and group in the step, from 0; `bytes` is -1 where the source
+    does not say.
+    """
+
+    kind: str
+    group: str
+    group_size: int | None
+    bytes: int
+    order: int
+    phase: str | None
+    block: str | None
+    part: str
+
+
+class LateRank(NamedTuple):
+    """A rank that the others of its group wait for. Groups may share name and size, so `members` distinguishes them."""
+
+    group: str
+    members: tuple[int, ...]
+    rank: int
+
+
+@dataclass
+class Totals:
+    """One side of a comparison, all ranks of all its launches: `sum(exposed.values()) == sums.exposed_ns`.
+
+    Attributes:
+        ranks: rank -> exposed nanoseconds.
+        waits: (group, its size, rank) -> exposed nanoseconds in which that rank waited for others.
+        stragglers: of each launch that names the rank, by how many milliseconds it is late, and `Straggler.basis`.
+        parallel, manifest: of the first launch.
+        host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
+            added.
+    """
+
+    sums: ExposedSums = field(default_factory=ExposedSums)
+    exposed: Counter[ExposedKey] = field(default_factory=Counter)
+    launches: int = 0
+    ranks: Counter[int] = field(default_factory=Counter)
+    waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)
+    stragglers: defaultdict[LateRank, list[tuple[float, str | None]]] = field(default_factory=lambda: defaultdict(list))
+    parallel: str = ""
+    manifest: Mapping[str, Any] | None = None
+    host_bound: str | None = None
+
+    def add(self, rank: int, sums: ExposedSums) -> None:
+        """Add the sums of one rank."""
+        self.sums.add(sums)
+        self.ranks[rank] += sums.exposed_ns
+        if sums.unexplained_ns:
+            self.exposed[ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, UNKNOWN_PART)] += sums.unexplained_ns
+
+    def ms(self, total_ns: int) -> float:
+        """Return the mean over rank-steps, in milliseconds."""
+        return total_ns / self.sums.rank_steps / NS_PER_MS
+
+
+def totals_of(launches: Iterable[LabelledRun]) -> Totals:
+    """Add up all launches of one side, one at a time. A rank-step counts once, whichever launch it belongs to.
+
+    Raises:
+        InputError: a record cannot be read again.
+    """
+    totals = Totals()
+    for dataset in launches:
+        run = dataset.run
+        if not totals.launches:
+            totals.parallel, totals.manifest = run.source.parallel or "", run.manifest
+        for basis in map(dataset.pace.basis, _RESTS_ON):
+            if basis.source != "marks":
+                totals.host_bound = basis.reason or _KERNELS
+        if totals.host_bound is not None:
+            break
+        totals.launches += 1
+        for exposed, sums in _exposed(run):
+            for rank, of_rank in sums.items():
+                totals.add(rank, of_rank)
+            add_exposed(totals, run, exposed, dataset.collectives.wait_ns)
+        for entry in dataset.collectives.stragglers:
+            if entry.rank is not None and entry.late_ms is not None:
+                late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
+                totals.stragglers[late].append((entry.late_ms, entry.basis))
+        del dataset, run  # otherwise the next launch is loaded while this one is still in memory
+    return totals
+
+
+def _exposed(run: Run) -> Iterator[tuple[Exposed, Mapping[int, ExposedSums]]]:
+    """Yield the exposed communication of a run with the sums of its ranks: all at once where it was read with the
+    steps, else rank by rank, made of their details.
+    """
+    if run.frames.exposed is not None:
+        sums = {rank: tables.exposed_sums for rank, tables in run.ranks.items() if tables.exposed_sums is not None}
+        yield run.frames.exposed, sums
+        return
+    for (rank, tables), first in zip(run.ranks.items(), run.frames.first_row[:-1].tolist(), strict=True):
+        spans = tables.details.spans(np.arange(len(tables.steps)))
+        pieces, of_rank = exposed_of(tables.steps, tables.collectives, spans)
+        yield replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}
+
+
+def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:
+    """Add exposed communication, by collective, region, and whether the rank was then waiting for a peer.
+
+    Args:
+        exposed: its rows are those of the run.
+        wait_ns: of each collective of the run; negative where it is unknown.
+    """
+    name, wait_ns = run.collectives.name[exposed.row], wait_ns[exposed.row]
+    length_ns = exposed.to_ns - exposed.from_ns
+    waited_ns = np.clip(wait_ns - exposed.from_ns, 0, length_ns)
+    unknown = ~exposed.bubble & (wait_ns < 0)
+    known = ~exposed.bubble & ~unknown
+    lengths = {WAIT: waited_ns * known, TRANSFER: (length_ns - waited_ns) * known}
+    lengths |= {BUBBLE_PART: length_ns * exposed.bubble, UNKNOWN_PART: length_ns * unknown}
+    sizes = [len(members) or None for members in run.frames.members]
+    by = Groups(name, exposed.order, exposed.region)
+    keys = list(zip(*(column[by.first].tolist() for column in (name, exposed.order, exposed.region)), strict=True))
+    for part, of_pieces in lengths.items():
+        for (code, order, region), total in zip(keys, by.reduce(np.add, of_pieces).tolist(), strict=True):
+            if total:
+                what, (phase, block) = run.collectives.names[code], exposed.regions[region]
+                key = ExposedKey(what.kind, what.group, sizes[code], what.bytes, order, phase, block, part)
+                totals.exposed[key] += total
+    rank = run.rank_of_step[run.collectives.step[exposed.row]]
+    by = Groups(name, rank)
+    for at, total in zip(by.first.tolist(), by.reduce(np.add, lengths[WAIT]).tolist(), strict=True):
+        if total:
+            totals.waits[run.collectives.names[name[at]].group, sizes[name[at]], int(rank[at])] += total
 
 
 @dataclass(frozen=True)
@@ -44,20 +192,15 @@ class Means:
     reference: Totals
     candidate: Totals
 
-    def ms(self, side_totals: Totals, total_ns: int) -> float:
-        """Return the mean over the rank-steps of one side, in milliseconds."""
-        return total_ns / side_totals.sums.rank_steps / NS_PER_MS
-
     @property
     def difference_ms(self) -> float:
         """Difference of the mean exposed communication, candidate minus reference."""
-        return self.ms(self.candidate, self.candidate.sums.exposed_ns) - self.ms(
-            self.reference, self.reference.sums.exposed_ns
-        )
+        before, after = self.reference, self.candidate
+        return after.ms(after.sums.exposed_ns) - before.ms(before.sums.exposed_ns)
 
     def row(self, dimension: str, what: str, before_ns: int, after_ns: int, **key: Any) -> AttributionRow:
         """Return one row. It keeps the sums in nanoseconds so that anybody can add the rows up exactly."""
-        left, right, total = self.ms(self.reference, before_ns), self.ms(self.candidate, after_ns), self.difference_ms
+        left, right, total = self.reference.ms(before_ns), self.candidate.ms(after_ns), self.difference_ms
         return AttributionRow(
             what=what,
             dimension=dimension,
@@ -78,111 +221,101 @@ class Means:
         describe: Callable[[Any], tuple[str, dict[str, Any]]],
     ) -> list[AttributionRow]:
         """Return one row per key, the largest difference first; those beyond `SHOWN_ROWS` are one last row."""
-        keys = dict.fromkeys([*before, *after])
         found = []
-        for key in keys:
+        for key in dict.fromkeys([*before, *after]):
             what, fields = describe(key)
             found.append(self.row(dimension, what, before.get(key, 0), after.get(key, 0), **fields))
         found.sort(key=lambda row: (-abs(row.difference_ms), row.what))
-        rest = found[SHOWN_ROWS:]
-        if rest:
+        if rest := found[SHOWN_ROWS:]:
             sums = sum(row.reference_ns for row in rest), sum(row.candidate_ns for row in rest)
             found[SHOWN_ROWS:] = [self.row(dimension, f"{len(rest)} others", *sums, others=len(rest))]
         return found
 
 
-class Breakdowns(NamedTuple):
-    """A difference, broken down in every way; `balance` has two rows (`balance`)."""
-
-    kind: list[AttributionRow]
-    group: list[AttributionRow]
-    collective: list[AttributionRow]
-    order: list[AttributionRow]
-    phase: list[AttributionRow]
-    block: list[AttributionRow]
-    place: list[AttributionRow]
-    part: list[AttributionRow]
-    rank: list[AttributionRow]
-    balance: list[AttributionRow]
+_KEYS: Final = {
+    "kind": ("kind",),
+    "group": ("group", "group_size"),
+    "collective": ("kind", "group", "group_size", "bytes"),
+    "order": ("kind", "group", "group_size", "bytes", "order"),
+    "phase": ("phase",),
+    "block": ("block",),
+    "place": ("phase", "block"),
+    "part": ("part",),
+}
+"""Breakdown -> the fields of `ExposedKey` that its rows are by."""
 
 
-def dimensions(means: Means, parallel: str) -> Breakdowns:
-    """Break the difference down in every way; the rows of each breakdown add up to it.
+def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
+    """Break the difference down by all of `_KEYS`, by rank, and as a balance: exposed time changes with the time spent
+    in communication and with how much of it is hidden. The rows of each breakdown add up to the difference.
 
     Args:
         parallel: the strategy of the runs. With DDP an all-reduce is named as a bucket.
     """
-
-    def by(
-        name: str, of: Callable[[ExposedKey], Hashable], describe: Callable[[ExposedKey], tuple[str, dict[str, Any]]]
-    ) -> list[AttributionRow]:
-        example: dict[Hashable, ExposedKey] = {}
-
-        def summed(side_totals: Totals) -> Counter[Hashable]:
-            sums: Counter[Hashable] = Counter()
-            for key, length in side_totals.exposed.items():
-                sums[of(key)] += length
-                example.setdefault(of(key), key)
-            return sums
-
-        before, after = summed(means.reference), summed(means.candidate)
-        return means.rows(name, before, after, lambda value: describe(example[value]))
-
-    def collective(key: ExposedKey) -> dict[str, Any]:
-        return {"kind": key.kind, "group": key.group, "group_size": key.size, "bytes": key.bytes}
-
-    return Breakdowns(
-        by(
-            "kind",
-            lambda key: key.kind,
-            lambda key: (UNTOLD_WHAT if key.kind == UNEXPLAINED else key.kind, {"kind": key.kind}),
-        ),
-        by(
-            "group",
-            lambda key: (key.group, key.size),
-            lambda key: (
-                UNTOLD_WHAT if key.kind == UNEXPLAINED else group_name(key.group, key.size),
-                {"group": key.group, "group_size": key.size},
-            ),
-        ),
-        by("collective", lambda key: key[:4], lambda key: (collective_name(key), collective(key))),
-        by(
-            "order",
-            lambda key: key[:5],
-            lambda key: (order_name(key, parallel), {**collective(key), "order": key.order}),
-        ),
-        by("phase", lambda key: key.phase, lambda key: (place_name(Region(key.phase, None)), {"phase": key.phase})),
-        by("block", lambda key: key.block, lambda key: (key.block or _NO_BLOCK, {"block": key.block})),
-        by(
-            "place",
-            lambda key: (key.phase, key.block),
-            lambda key: (place_name(Region(key.phase, key.block)), {"phase": key.phase, "block": key.block}),
-        ),
-        by("part", lambda key: key.part, lambda key: (PARTS[key.part], {"part": key.part})),
-        means.rows("rank", means.reference.ranks, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank})),
-        balance(means),
-    )
-
-
-def balance(means: Means) -> list[AttributionRow]:
-    """Split the difference in two: exposed time changes with the time spent in communication and with how much of it is
-    hidden.
-    """
-    before, after = means.reference.sums, means.candidate.sums
-    return [
-        means.row("balance", "time in communication", before.comm_ns, after.comm_ns, term="communication"),
-        means.row("balance", "communication that is hidden", -before.hidden_ns, -after.hidden_ns, term="hidden"),
+    found = {}
+    for dimension, fields in _KEYS.items():
+        of = attrgetter(*fields)
+        examples: dict[Any, ExposedKey] = {}
+        sides: list[Counter[Any]] = [Counter(), Counter()]
+        for side, totals in zip(sides, (means.reference, means.candidate), strict=True):
+            for key, length_ns in totals.exposed.items():
+                side[of(key)] += length_ns
+                examples.setdefault(of(key), key)
+        described = {
+            value: (_name(dimension, key, parallel), {name: getattr(key, name) for name in fields})
+            for value, key in examples.items()
+        }
+        found[dimension] = means.rows(dimension, sides[0], sides[1], described.__getitem__)
+    before, after = means.reference, means.candidate
+    found["rank"] = means.rows("rank", before.ranks, after.ranks, lambda rank: (f"rank {rank}", {"rank": rank}))
+    comm_ns, hidden_ns = (before.sums.comm_ns, after.sums.comm_ns), (-before.sums.hidden_ns, -after.sums.hidden_ns)
+    found["balance"] = [
+        means.row("balance", "time in communication", *comm_ns, term="communication"),
+        means.row("balance", "communication that is hidden", *hidden_ns, term="hidden"),
     ]
+    return found
+
+
+def _name(dimension: str, key: ExposedKey, parallel: str) -> str:
+    if key.kind == UNEXPLAINED and dimension in ("kind", "group", "collective", "order"):
+        return "communication without a row in the record"
+    group = group_name(key.group, key.group_size)
+    collective = f"{key.kind} of {TEXT.size(key.bytes)} on {group}"
+    match dimension:
+        case "kind":
+            return key.kind
+        case "group":
+            return group
+        case "collective":
+            return collective
+        case "order" if parallel in BUCKETED and key.kind == "allreduce":
+            return f"bucket {key.order} ({collective})"
+        case "order":
+            return f"{collective}, number {key.order} of its kind in the step"
+        case "block":
+            return key.block or "outside of every block"
+        case "part":
+            return PARTS[key.part]
+        case _:
+            return place_name(Region(key.phase, key.block if dimension == "place" else None))
+
+
+def group_name(group: str, size: int | None) -> str:
+    """Return the group's name, with its size."""
+    return f"{group_title(group)} ({'size unknown' if size is None else f'{size} ranks'})"
+
+
+def place_name(place: Region) -> str:
+    """Return a pass of a block, or work outside the blocks."""
+    if place.phase is None:
+        return "not known"
+    return place.phase if place.block is None else f"{place.phase} of {place.block}"
 
 
 def computing(means: Means) -> list[AttributionRow]:
     """Compute time of each pass of each block, per rank-step. It is no part of the difference, so it has no share."""
-    rows = means.rows(
-        "computing",
-        means.reference.sums.computing,
-        means.candidate.sums.computing,
-        lambda place: (place_name(place), {"phase": place.phase, "block": place.block}),
-    )
+    before, after = means.reference.sums.computing, means.candidate.sums.computing
+    rows = means.rows("computing", before, after, lambda place: (place_name(place), place._asdict()))
     for row in rows:
         row.share = None
     return rows
@@ -195,50 +328,45 @@ def stragglers(means: Means) -> list[AttributionRow]:
     `alone`: no other group of the same name and size waited. Keys of exposed time hold no ranks, so only then is the
     group's exposed time certainly this group's.
     """
-    totals = {"reference": means.reference, "candidate": means.candidate}
+    sides = {"reference": means.reference, "candidate": means.candidate}
+    grown = "candidate" if means.difference_ms > 0 else "reference"
     found = []
     for late in dict.fromkeys([*means.reference.stragglers, *means.candidate.stragglers]):
-        waits = {side: side_totals.waits_in(late) for side, side_totals in totals.items()}
-        others = [rank for rank in late.members if rank != late.rank]
-        sums = [sum(of_rank.get(rank, 0) for rank in others) for of_rank in waits.values()]
-        named = {side: side_totals.stragglers[late] for side, side_totals in totals.items()}
-        where = " and ".join(f"the {side}" for side, launches in named.items() if launches)
-        late_ms = {
-            side: median(side_totals.late_ms[late]) if late in side_totals.late_ms else None
-            for side, side_totals in totals.items()
-        }
-        side = "candidate" if means.difference_ms > 0 else "reference"
-        bases = totals[side].bases[late]
-        by = f", {lateness(late_ms[side], next(iter(bases)) if len(bases) == 1 else None)}" if late_ms[side] else ""
-        of_group = group_name(late.group, len(late.members))
+        alike = late.group, len(late.members)
+        waits = [
+            {rank: length_ns for (group, size, rank), length_ns in totals.waits.items() if (group, size) == alike}
+            for totals in sides.values()
+        ]
+        sums = [sum(of_rank.get(rank, 0) for rank in late.members if rank != late.rank) for of_rank in waits]
+        named = {side: totals.stragglers.get(late, []) for side, totals in sides.items()}
+        late_ms = {side: median(ms for ms, _ in seen) if seen else None for side, seen in named.items()}
+        bases = {basis for _, basis in named[grown]}
+        where = " and ".join(f"the {side}" for side, seen in named.items() if seen)
+        by = f", {lateness(late_ms[grown], bases.pop() if len(bases) == 1 else None)}" if late_ms[grown] else ""
         found.append(
             means.row(
                 "straggler",
-                f"waiting for rank {late.rank}, a straggler of {of_group} in {where}{by}",
+                f"waiting for rank {late.rank}, a straggler of {group_name(*alike)} in {where}{by}",
                 *sums,
                 rank=late.rank,
                 group=late.group,
                 group_size=len(late.members),
                 group_ranks=list(late.members),
-                alone=all(rank in late.members for of_rank in waits.values() for rank in of_rank),
-                launches=named,
+                alone=all(rank in late.members for of_rank in waits for rank in of_rank),
+                launches={side: len(seen) for side, seen in named.items()},
                 late_ms=late_ms,
             )
         )
     return found
 
 
-SHOWN_CAUSES: Final = 12
-LEAST_SHARE: Final = 0.05
-_RANKED: Final = ("straggler", "collective", "kind", "block", "place", "balance", "part", "rank")
-"""Dimensions of the list; among equal differences the earlier dimension is more informative."""
-_NOT_ITS_OWN: Final = 0.5
-"""How far the share of communication that is no longer hidden may differ from 1; beyond it, time in communication
-changed too.
-"""
+_RANKED: Final = ("collective", "kind", "block", "place", "balance", "part", "rank")
+"""Breakdowns of the list; among equal differences the earlier one is more informative."""
 
 
-def ranked(breakdowns: Breakdowns, late: Sequence[AttributionRow], lead: AttributionRow | None) -> list[AttributionRow]:
+def ranked(
+    breakdowns: Mapping[str, Sequence[AttributionRow]], late: Sequence[AttributionRow], lead: AttributionRow | None
+) -> list[AttributionRow]:
     """Return the row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`,
     each with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
 
@@ -250,74 +378,55 @@ def ranked(breakdowns: Breakdowns, late: Sequence[AttributionRow], lead: Attribu
     if lead is None:
         return []
     rows = [*late]
-    for dimension in _RANKED[1:]:
-        of_it: list[AttributionRow] = getattr(breakdowns, dimension)
-        count = sum(1 if row.listed else row.others for row in of_it)
-        if count > 1 or dimension == "collective":
-            rows += [row for row in of_it if row.listed and _tells(row, count)]
+    for dimension in _RANKED:
+        count = sum(1 if row.listed else row.others for row in breakdowns[dimension])
+        if count <= 1 and dimension != "collective":
+            continue
+        for row in breakdowns[dimension]:
+            match dimension:
+                case "rank":
+                    tells = (row.share or 0) > 1.5 / count
+                case "part":
+                    tells = row.part != TRANSFER
+                case "balance":
+                    tells = row.term == "hidden" and abs((row.share or 0) - 1) <= _NOT_ITS_OWN
+                case _:
+                    tells = True
+            rows += [row] if row.listed and tells else []
     large = [row for row in rows if row.share is not None and abs(row.share) >= LEAST_SHARE]
-    large.sort(key=lambda row: (-abs(row.difference_ms), _RANKED.index(row.dimension)))
-    others = [row for row in large if replace(row, what=lead.what) != lead]
+    large.sort(key=lambda row: (-abs(row.difference_ms), ("straggler", *_RANKED).index(row.dimension)))
+    others = [row for row in large if msgspec.structs.replace(row, what=lead.what) != lead]
     return [lead, *others][:SHOWN_CAUSES]
 
 
-def _tells(row: AttributionRow, count: int) -> bool:
-    """Return whether a row is worth listing. `count`: rows of its dimension, with those summed up in the last one."""
-    share = row.share or 0
-    match row.dimension:
-        case "rank":
-            return bool(share > 1.5 / count)
-        case "part":
-            return bool(row.part != TRANSFER)
-        case "balance":
-            return bool(row.term == "hidden" and abs(share - 1) <= _NOT_ITS_OWN)
-        case _:
-            return True
-
-
-def _total(what: str, before_ms: float, after_ms: float, share: float | None = None) -> AttributionRow:
-    """Return a mean of both sides; it is no part of the difference, and its sums are those of the sides."""
-    return AttributionRow(
-        what=what,
-        dimension=ABSENT,
-        reference_ms=before_ms,
-        candidate_ms=after_ms,
-        difference_ms=after_ms - before_ms,
-        share=share,
-        reference_ns=ABSENT,
-        candidate_ns=ABSENT,
-    )
-
-
 def sentence_rows(attribution: Attribution | None) -> list[AttributionRow]:
-    """Return the rows that hold every number of the sentence: the means of both sides, a straggler that it names, the
-    breakdown of its cause, and transfer against waiting. Empty where there is nothing to attribute.
+    """Return the rows that hold every number of the sentence: the means of both sides, a straggler that it names, all
+    rows of the breakdown that its cause belongs to, and transfer against waiting. Empty where there is nothing to
+    attribute.
     """
     if attribution is None or not attribution.causes:
         return []
-    before, after = attribution.reference, attribution.candidate
-    totals = [
-        _total("exposed communication", before.exposed_comm_ms, after.exposed_comm_ms, 1.0),
-        _total("time in communication", before.comm_ms, after.comm_ms),
-        _total("communication that is hidden", before.compute_comm_ms, after.compute_comm_ms),
-        _total("computation", before.compute_ms, after.compute_ms),
-    ]
+    rows = []
+    for what, name in (
+        ("exposed communication", "exposed_comm_ms"),
+        ("time in communication", "comm_ms"),
+        ("communication that is hidden", "compute_comm_ms"),
+        ("computation", "compute_ms"),
+    ):
+        before, after = getattr(attribution.reference, name), getattr(attribution.candidate, name)
+        row = AttributionRow(
+            what=what,
+            dimension=ABSENT,
+            reference_ms=before,
+            candidate_ms=after,
+            difference_ms=after - before,
+            share=1.0 if name == "exposed_comm_ms" else None,
+            reference_ns=ABSENT,
+            candidate_ns=ABSENT,
+        )
+        rows.append(row)
     lead, parts = attribution.causes[0], attribution.dimensions.get("part", [])
-    shown = of_one_dimension(attribution)
-    return [
-        *totals,
-        *([lead] if lead.dimension == "straggler" else []),
-        *shown,
-        *([] if shown is parts else parts),
-    ]
-
-
-def of_one_dimension(attribution: Attribution) -> list[AttributionRow]:
-    """Return all rows of the breakdown that the first cause belongs to, so that their shares add up to 100 %.
-
-    A straggler is in no breakdown: then it is waiting against transfer. Empty where there is nothing to attribute.
-    """
-    if not attribution.causes:
-        return []
-    breakdowns = attribution.dimensions
-    return breakdowns.get(attribution.causes[0].dimension, breakdowns.get("part", []))
+    if lead.dimension == "straggler":
+        return [*rows, lead, *parts]
+    shown = attribution.dimensions.get(lead.dimension, parts)
+    return [*rows, *shown, *([] if shown is parts else parts)]

@@ -14,14 +14,12 @@ from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import exposed_breakdown
-from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, stragglers
-from aorta.analysis.attribution.keys import LateRank, Totals
-from aorta.analysis.load.engines import Local
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS, LateRank, Means, Totals, stragglers
 from aorta.analysis.run import ExposedSums
 from aorta.errors import InputError
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
 from tests.analysis.builders import append, metrics, step
-from tests.analysis.by_json import attribute, of_one_dimension
+from tests.analysis.by_json import attribute, sentence_rows
 
 BLOCKS = [
     block("layers.0", "forward", 10, 20),
@@ -128,17 +126,17 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("basis", "said"),
+    ("bases", "said"),
     [
         ({"issue times"}, ", 17.2 ms late at the last collective of a step (median)"),
         ({"waits"}, ", 17.2 ms late in each collective (median)"),
         ({"waits", "issue times"}, ", 17.2 ms late (median)"),
     ],
 )
-def test_how_late_a_straggler_is_is_said_of_what_it_was_named_by(basis: set[str], said: str) -> None:
+def test_how_late_a_straggler_is_is_said_of_what_it_was_named_by(bases: set[str], said: str) -> None:
     late = LateRank("0", (0, 1), 1)
     candidate = Totals(sums=ExposedSums(rank_steps=10, exposed_ns=10), waits=Counter({("0", 2, 0): 10}))
-    candidate.stragglers[late], candidate.late_ms[late], candidate.bases[late] = 1, [17.225], basis
+    candidate.stragglers[late] = [(17.225, basis) for basis in bases]
     (row,) = stragglers(Means(Totals(sums=ExposedSums(rank_steps=10)), candidate))
     assert row.what.endswith(f"in the candidate{said}")
 
@@ -262,12 +260,12 @@ def test_more_than_the_whole_increase_says_by_how_much_and_no_share(tmp_path: Pa
 def test_the_parts_shown_are_of_one_dimension_and_add_up(tmp_path: Path) -> None:
     slow = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3))
     late = attribute(late_by(tmp_path / "c", "base", 0), late_by(tmp_path / "d", "new", 5))
-    for found, dimension in ((slow, "collective"), (late, "part")):
-        rows = of_one_dimension(found)
-        assert {row["dimension"] for row in rows} == {dimension}
-        assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert of_one_dimension(slow)[0] == slow["causes"][0]
-    assert of_one_dimension({"sentence": None, "reason": "nothing"}) == []
+    for found, shown in ((slow, ["collective", "part"]), (late, ["straggler", "part"])):
+        rows = [row for row in sentence_rows(found) if "dimension" in row]
+        assert list(dict.fromkeys(row["dimension"] for row in rows)) == shown
+        assert sum(row["share"] for row in rows if row["dimension"] == shown[0]) == pytest.approx(1)
+        assert rows[0] == found["causes"][0]
+    assert sentence_rows({"sentence": None, "reason": "nothing"}) == []
 
 
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
@@ -367,11 +365,6 @@ def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path) -> Non
     append(path, "")
     with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
         attribute(one, two)
-
-
-def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
-    sides = two_ranks(tmp_path / "a", "a"), two_ranks(tmp_path / "b", "b", slow=3)
-    assert attribute(*sides, engine=Local(2)) == attribute(*sides)
 
 
 def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) -> None:

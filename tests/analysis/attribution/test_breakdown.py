@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Breakdowns, Means, ranked
-from aorta.analysis.attribution.keys import Totals
+from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, Totals, dimensions, ranked
 from aorta.analysis.documents import known
 from aorta.analysis.load.records import load_run
 from aorta.analysis.run import ExposedSums
@@ -85,6 +84,6 @@ def test_an_even_part_is_that_of_all_ranks_not_of_those_that_are_listed() -> Non
     means = Means(ranks_of({}), ranks_of(exposed))
     rows = means.rows("rank", {}, means.candidate.ranks, lambda rank: (f"rank {rank}", {"rank": rank}))
     assert len(rows) == SHOWN_ROWS + 1
-    found = Breakdowns(*([] for _ in Breakdowns._fields))._replace(rank=rows)
+    found = {**dimensions(means, ""), "balance": [], "rank": rows}
     lead = means.row("collective", "lead", 0, means.candidate.sums.exposed_ns)
     assert [known(row.rank) for row in ranked(found, [], lead)] == [None, 99]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aorta.analysis.attribution.attribute import NO_MANIFEST, flops_per_rank_step, tflops
+from aorta.analysis.attribution.attribute import NO_MANIFEST, flops_per_rank_step
 from aorta.config.schema import Ranking
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer
 
@@ -61,9 +61,3 @@ def test_what_is_not_known_is_null_with_a_reason(given: Any, reason: str) -> Non
     count, why = flops_per_rank_step(given)
     assert count is None
     assert reason in str(why)
-
-
-def test_achieved_is_work_over_time() -> None:
-    assert tflops(2e12, 1000) == 2.0
-    assert tflops(None, 1000) is None
-    assert tflops(2e12, 0) is None
