@@ -19,8 +19,7 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.because import because, idle_places, rank_times, sampled_steps
 from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding
-from aorta.analysis.documents.traces import StreamGapsEntry
+from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding, StreamGapsEntry
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.frames import NO_TIME
 from aorta.analysis.host_bound import UNDECIDED

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.documents import Open, comparison, dataset, summary, traces
+from aorta.analysis.documents import comparison
 from aorta.analysis.summary import SUMMARY_VERSION
 from aorta.autopsy import evidence
 from aorta.records import schema
@@ -25,12 +25,11 @@ from aorta.records.files import write_whole
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final = {
     "record": (schema.Line, schema.SCHEMA_VERSION, "A line of rank_<rank>_metrics.jsonl"),
-    "run": (summary.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
-    "summary": (summary.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
+    "run": (comparison.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
+    "summary": (comparison.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
     "autopsy": (evidence.Verdict, evidence.AUTOPSY_VERSION, "The verdict of `aorta autopsy --json`"),
 }
 """Name -> type, version of the format, title. Its file is `<name>-<version>.schema.json`."""
-_MODULES: Final = (schema, dataset, traces, comparison, summary, evidence)
 
 
 def file_name(name: str) -> str:
@@ -42,55 +41,19 @@ def json_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of one of `FILES`."""
     kind, version, title = FILES[name]
     (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    opened = set()
-    for module in _MODULES:
-        for defined in definitions.keys() & vars(module).keys():
-            struct = getattr(module, defined)
-            _describe(definitions[defined], struct, version)
-            opened |= {f"#/$defs/{defined}"} if issubclass(struct, Open) else set()
+    for defined, definition in definitions.items():
+        if "prefixItems" in definition:  # the columns of a row, which JSON only numbers
+            for column, item in zip(
+                getattr(schema, defined).__struct_fields__, definition["prefixItems"], strict=False
+            ):
+                item["title"] = column
+        if "schema_version" in definition.get("properties", {}):
+            definition["properties"]["schema_version"] = {"const": version}
+        if "description" in definition:
+            definition["description"] = " ".join(definition["description"].split())
     root.pop("discriminator", None)  # OpenAPI's; the tag `record` is a constant of each line
     identity = {"$schema": DIALECT, "$id": f"urn:aorta:{name}:{version}", "version": version, "title": title}
-    promised = {defined: _opened(each, opened) for defined, each in definitions.items()}
-    mentioned = _references([root, *promised.values()])
-    return {**identity, **root, "$defs": {defined: promised[defined] for defined in promised if defined in mentioned}}
-
-
-def _describe(definition: dict[str, Any], struct: type[msgspec.Struct], version: int) -> None:
-    """Name the columns of a row, which JSON only numbers; hold `schema_version`; leave out what is not promised; join
-    the lines of descriptions.
-    """
-    for name, item in zip(struct.__struct_fields__, definition.get("prefixItems", ()), strict=False):
-        item["title"] = name
-    properties = definition.get("properties", {})
-    if "schema_version" in properties:
-        properties["schema_version"] = {"const": version}
-    for name in [name for name, each in properties.items() if each.get("unpublished")]:
-        del properties[name]
-        if name in definition["required"]:
-            definition["required"].remove(name)
-    if "description" in definition:
-        definition["description"] = " ".join(definition["description"].split())
-
-
-def _opened(node: Any, opened: set[str]) -> Any:
-    """Return a schema in which the structs that promise no keys are plain objects."""
-    if isinstance(node, list):
-        return [_opened(each, opened) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("$ref") in opened:
-        return {"type": "object"}
-    return {key: _opened(each, opened) for key, each in node.items()}
-
-
-def _references(node: Any) -> set[str]:
-    """Return the names of the definitions that a schema refers to."""
-    if isinstance(node, list):
-        return set().union(*map(_references, node))
-    if not isinstance(node, dict):
-        return set()
-    own = {node["$ref"].removeprefix("#/$defs/")} if isinstance(node.get("$ref"), str) else set()
-    return own.union(*map(_references, node.values()))
+    return {**identity, **root, "$defs": definitions}
 
 
 def main(folder: Path) -> None:

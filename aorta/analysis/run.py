@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.documents.dataset import TraceEntries
 from aorta.analysis.frames import (
     PHASES,
     Collectives,

@@ -21,9 +21,8 @@ from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import compare, values_of
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import Attribution, Comparison
+from aorta.analysis.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
-from aorta.analysis.documents.summary import MetricDefinition, Summary
 from aorta.analysis.findings import add_reasons
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named

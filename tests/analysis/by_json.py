@@ -24,8 +24,7 @@ from aorta.analysis.compare import headline as _headline
 from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry, Summary
 from aorta.analysis.gate import gate_checks, gate_command
 from aorta.analysis.metrics import metric_named
 

@@ -1,8 +1,7 @@
 """What `run.json` and `summary.json` hold, as types that are computed, rendered and written.
 
-`dataset` describes one run, `comparison` two of them, `summary` the files `summary.json` and `run.json`. JSON is the
-serialisation of these structs (`as_json`) and nothing else; their JSON Schemas are generated from them
-(`json_schemas`).
+`dataset` describes one run, `comparison` two of them and the files. JSON is the serialisation of these structs
+(`as_json`) and nothing else; their JSON Schemas are generated from them (`json_schemas`).
 
 A field with the default `ABSENT` is a key that not every file holds: it is left out where nothing set it, and `known`
 reads it as None. Must not compute anything.
@@ -10,7 +9,7 @@ reads it as None. Must not compute anything.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,12 +17,6 @@ _Value = TypeVar("_Value")
 
 ABSENT: Final[Any] = msgspec.UNSET
 """Default of a field whose key is left out of the JSON."""
-Unpublished: TypeAlias = Annotated[_Value, msgspec.Meta(extra_json_schema={"unpublished": True})]
-"""A key that files hold and their schema does not promise."""
-
-
-class Open(msgspec.Struct):
-    """Base of structs that the schema calls an object, without promising its keys."""
 
 
 def known(value: _Value | None) -> _Value | None:
@@ -33,9 +26,4 @@ def known(value: _Value | None) -> _Value | None:
 
 def as_json(value: object) -> Any:
     """Return a struct, or a container of structs, as plain JSON values in the order of the fields."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """Turn a scalar of numpy into Python's."""
-    return value.item()
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=lambda scalar: scalar.item())  # of numpy

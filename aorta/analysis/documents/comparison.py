@@ -1,4 +1,5 @@
-"""What `summary.json` holds of a comparison: both sides of every metric, verdicts, and where the difference is.
+"""What `summary.json` holds of a comparison (both sides of every metric, verdicts, where the difference is) and in all;
+and `run.json`, which is written as plain values where it is collected (`aorta.distributed`).
 
 Must not compute anything but what a struct says of itself.
 """
@@ -8,10 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from aorta.analysis.documents import ABSENT, Open, Unpublished
-from aorta.analysis.documents.dataset import Ends, LaunchLeftOut
+from aorta.analysis.documents import ABSENT
+from aorta.analysis.documents.dataset import DatasetEntry, Ends, LaunchLeftOut
 from aorta.analysis.metrics import NOT_SHOWN, Better, Unit
+from aorta.records.schema import Platform
 
 EffectKind: TypeAlias = Literal["difference", "quotient"]
 Side: TypeAlias = Literal["reference", "candidate"]
@@ -25,7 +28,7 @@ class Interval(msgspec.Struct):
     high: float | None
 
 
-class Effect(Open):
+class Effect(msgspec.Struct):
     """The effect of the candidate against the reference: a difference, or a quotient less 1. None where the reference
     is 0; without `low` and `high` where the launches bound nothing.
     """
@@ -58,7 +61,7 @@ class ComparedBounds(msgspec.Struct):
         return self.launches.get("reference", 0), self.launches.get("candidate", 0)
 
 
-class Quotient(Open):
+class Quotient(msgspec.Struct):
     """Two values, candidate minus reference, and candidate / reference."""
 
     reference: float | None
@@ -68,7 +71,7 @@ class Quotient(Open):
     quotient_reason: str | None
 
 
-class Detectable(Open):
+class Detectable(msgspec.Struct):
     """The smallest effect that the launches find with this power; null for a `reason`."""
 
     power: float
@@ -89,23 +92,23 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
     judgement: str | None
     judgement_reason: str | None
     bounds: ComparedBounds = ABSENT
-    ratio_of_sums: Unpublished[Quotient] = ABSENT
+    ratio_of_sums: Quotient = ABSENT
     role: str | None = ABSENT
     launches: dict[str, int] | None = ABSENT
-    constant: Unpublished[bool] = ABSENT
-    margin: Unpublished[float] = ABSENT
+    constant: bool = ABSENT
+    margin: float = ABSENT
     p: float | None = ABSENT
-    p_corrected: Unpublished[float | None] = ABSENT
-    effect: Unpublished[Effect] = ABSENT
+    p_corrected: float | None = ABSENT
+    effect: Effect = ABSENT
     difference_interval: Interval | None = ABSENT
-    interval_level: Unpublished[float | None] = ABSENT
-    launch_sd: Unpublished[float | None] = ABSENT
-    detectable: Unpublished[Detectable] = ABSENT
-    launches_needed: Unpublished[int | None] = ABSENT
-    launches_needed_reason: Unpublished[str | None] = ABSENT
+    interval_level: float | None = ABSENT
+    launch_sd: float | None = ABSENT
+    detectable: Detectable = ABSENT
+    launches_needed: int | None = ABSENT
+    launches_needed_reason: str | None = ABSENT
     verdict: str | None = ABSENT
     verdict_reason: str | None = ABSENT
-    needs_launches: Unpublished[int | None] = ABSENT
+    needs_launches: int | None = ABSENT
 
     @property
     def tested(self) -> bool:
@@ -139,7 +142,7 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
         return self.bounds.reference if side == "reference" else self.bounds.candidate
 
 
-class ComparedCollective(Open):
+class ComparedCollective(msgspec.Struct):
     """Collectives of one kind, group, group size and number of bytes that both sides issued."""
 
     kind: str
@@ -160,7 +163,7 @@ class HostBoundSide(msgspec.Struct):
     sentence: str
 
 
-class LossDifference(Open):
+class LossDifference(msgspec.Struct):
     """Losses of the ranks and steps that both sides have: how many there are, how many are the same to the last bit,
     and the largest difference, candidate minus reference (null where all are the same).
     """
@@ -173,7 +176,7 @@ class LossDifference(Open):
     sentence: str
 
 
-class FactDifference(Open):
+class FactDifference(msgspec.Struct):
     """A fact of what was run that differs between the sides."""
 
     key: str
@@ -185,7 +188,7 @@ class FactDifference(Open):
         return self.reference if side == "reference" else self.candidate
 
 
-class AllowedDifference(Open):
+class AllowedDifference(msgspec.Struct):
     """A difference of the work that the caller allowed, between the sides or within one."""
 
     where: str
@@ -194,7 +197,7 @@ class AllowedDifference(Open):
     paths: list[str]
 
 
-class LaunchEntry(Open):
+class LaunchEntry(msgspec.Struct):
     """One launch of a side: where it is, when it began, and medians over its steps."""
 
     path: str
@@ -205,7 +208,7 @@ class LaunchEntry(Open):
     throttled_ranks: list[int]
 
 
-class LaunchOrderFacts(Open):
+class LaunchOrderFacts(msgspec.Struct):
     """Whether the launches of both sides took turns in time (`launch_order`)."""
 
     comparable: bool | None
@@ -216,7 +219,7 @@ class LaunchOrderFacts(Open):
     assume_no_drift: bool
 
 
-class AttributionRow(Open, kw_only=True):
+class AttributionRow(msgspec.Struct, kw_only=True):
     """A part of the difference in exposed communication, in ms per step and rank, with the sums behind its means. What
     it is a part by (`dimension`) decides which of the other keys it has.
     """
@@ -251,7 +254,7 @@ class AttributionRow(Open, kw_only=True):
         return not self.others
 
 
-class AttributedSide(Open, kw_only=True):
+class AttributedSide(msgspec.Struct, kw_only=True):
     """Means over steps and ranks of one side, in ms."""
 
     launches: int
@@ -269,7 +272,7 @@ class AttributedSide(Open, kw_only=True):
     achieved_tflops_reason: str | None
 
 
-class Attribution(Open, kw_only=True):
+class Attribution(msgspec.Struct, kw_only=True):
     """Where the difference in exposed communication lies; with a `reason` there is nothing else in it."""
 
     definition: str
@@ -290,31 +293,31 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     reference: str
     candidate: str
-    reference_overlap_ratio: Unpublished[float | None]
-    candidate_overlap_ratio: Unpublished[float | None]
-    ratio_delta: Unpublished[float | None]
-    ratio_delta_reason: Unpublished[str] = ABSENT
+    reference_overlap_ratio: float | None
+    candidate_overlap_ratio: float | None
+    ratio_delta: float | None
+    ratio_delta_reason: str = ABSENT
     verdict: str
     verdict_reason: str | None
     host_bound: HostBoundSide | None
     warnings: list[str]
     manifest_differences: list[FactDifference]
     losses: LossDifference | None
-    unlike: Unpublished[list[str]]
-    statistic: Unpublished[str]
+    unlike: list[str]
+    statistic: str
     metrics: dict[str, ComparedMetric]
     collectives: list[ComparedCollective]
-    collectives_on_one_side: Unpublished[dict[str, int]]
-    launches: Unpublished[dict[str, list[LaunchEntry]]] = ABSENT
-    launch_order: Unpublished[LaunchOrderFacts] = ABSENT
-    left_out: Unpublished[dict[str, list[LaunchLeftOut]]] = ABSENT
-    primary: Unpublished[str] = ABSENT
-    alpha: Unpublished[float] = ABSENT
-    margin: Unpublished[float] = ABSENT
-    interval_level: Unpublished[float] = ABSENT
-    sequence: Unpublished[list[str]] = ABSENT
-    judge_milliseconds: Unpublished[bool] = ABSENT
-    refused: Unpublished[list[AllowedDifference]] = ABSENT
+    collectives_on_one_side: dict[str, int]
+    launches: dict[str, list[LaunchEntry]] = ABSENT
+    launch_order: LaunchOrderFacts = ABSENT
+    left_out: dict[str, list[LaunchLeftOut]] = ABSENT
+    primary: str = ABSENT
+    alpha: float = ABSENT
+    margin: float = ABSENT
+    interval_level: float = ABSENT
+    sequence: list[str] = ABSENT
+    judge_milliseconds: bool = ABSENT
+    refused: list[AllowedDifference] = ABSENT
     headline: str = ABSENT
     numbers: str = ABSENT
     because: str | None = ABSENT
@@ -345,7 +348,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         return self.reference if side == "reference" else self.candidate
 
 
-class JudgedCondition(Open):
+class JudgedCondition(msgspec.Struct):
     """One condition of the gate with its outcome. `value` is what was compared with the threshold, in its unit; `low`
     and `high` are the ends of its interval.
     """
@@ -363,10 +366,102 @@ class JudgedCondition(Open):
     reason: str
 
 
-class GateEntry(Open):
+class GateEntry(msgspec.Struct):
     """The outcome of the gate."""
 
     outcome: Literal["pass", "fail", "inconclusive"]
     exit_code: int
     basis: Literal["launches", "single runs"]
     conditions: list[JudgedCondition]
+
+
+class MetricDefinition(msgspec.Struct):
+    """What a metric is."""
+
+    unit: Unit
+    better: Better | None
+    definition: str
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """`summary.json`."""
+
+    summary_version: Literal[1]
+    aorta_version: str
+    conventions: dict[str, str]
+    datasets: dict[str, DatasetEntry]
+    comparison: Comparison = ABSENT
+    metrics: dict[str, MetricDefinition]
+    gate: GateEntry = ABSENT
+
+
+class Versions(msgspec.Struct):
+    """Of AORTA, Python, torch and what else decides a measurement; null: not there."""
+
+    aorta: str
+    aorta_commit: str | None
+    python: str
+    torch: str
+
+
+class HostFacts(msgspec.Struct):
+    """The machine of rank 0."""
+
+    machine: str
+    kernel: str
+    cpus: int | None
+    cpus_usable: int | None
+    memory_bytes: int
+
+
+class CollectiveLibrary(msgspec.Struct):
+    """The file from which NCCL's or RCCL's functions come."""
+
+    path: str | None
+    version: str | None
+    bytes: int | None
+    sha256: str | None
+
+
+class RankFacts(msgspec.Struct):
+    """One rank and where it ran."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    device: str
+    threads: int
+    device_telemetry: dict[str, Any] | None
+
+
+class Manifest(msgspec.Struct):
+    """`run.json`."""
+
+    schema_version: int
+    run_id: str
+    attempt: int
+    elastic_run_id: str | None
+    label: str
+    created_unix_ns: int
+    manifest_hash: str
+    world_size: int
+    platform: Platform
+    backend: str | None
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    versions: Versions
+    environment: dict[str, str]
+    environment_differences: dict[str, dict[str, str]]
+    collective_library: CollectiveLibrary | None
+    collective_library_differences: dict[str, CollectiveLibrary | None]
+    host_facts: HostFacts
+    devices: list[str]
+    topology: list[RankFacts]
+    command: list[str]
+    clock_sync: dict[str, Any] | None
+    warnings: list[str]
+    steps_planned: int | UnsetType = UNSET
+    traces: dict[str, Any] | UnsetType = UNSET
+    reasons: dict[str, str] | UnsetType = UNSET

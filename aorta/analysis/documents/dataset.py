@@ -1,4 +1,4 @@
-"""What `summary.json` holds of one dataset: metrics, collectives, devices, gains, and what all of it rests on.
+"""What `summary.json` holds of one dataset: metrics, collectives, devices, gains, of traces also their kernels.
 
 Must not compute anything.
 """
@@ -9,8 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from aorta.analysis.documents import ABSENT, Open, Unpublished, known
-from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.documents import ABSENT, known
 from aorta.analysis.metrics import NOT_SHOWN
 from aorta.autopsy.evidence import Verdict
 from aorta.records.schema import InstrumentMode
@@ -49,9 +48,9 @@ class Described(msgspec.Struct, kw_only=True):
     bounds: Ends | None = ABSENT
     ratio_of_sums: float | None = ABSENT
     ratio_of_sums_reason: str | None = ABSENT
-    t_ms: Unpublished[float] = ABSENT
-    tc_ms: Unpublished[float] = ABSENT
-    tm_ms: Unpublished[float] = ABSENT
+    t_ms: float = ABSENT
+    tc_ms: float = ABSENT
+    tm_ms: float = ABSENT
 
     @property
     def over_all(self) -> float | None:
@@ -113,21 +112,21 @@ class HealthFacts(msgspec.Struct, kw_only=True):
     problem_count: int
     problems: list[str]
     endings: dict[str, str]
-    attempt: Unpublished[int | None]
-    steps_not_on_all_ranks: Unpublished[list[int]]
-    steps_not_covered: Unpublished[dict[str, int]]
-    coverage_reasons: Unpublished[dict[str, int]]
-    collectives_outside_steps: Unpublished[dict[str, int]]
-    collectives_unwatched_share: Unpublished[dict[str, float]]
-    timed_from_python: Unpublished[str | None]
+    attempt: int | None
+    steps_not_on_all_ranks: list[int]
+    steps_not_covered: dict[str, int]
+    coverage_reasons: dict[str, int]
+    collectives_outside_steps: dict[str, int]
+    collectives_unwatched_share: dict[str, float]
+    timed_from_python: str | None
     instrument_modes: list[str]
     emulated_fabric: dict[str, Any] | None
-    emulated_fabric_rows: Unpublished[int | None]
-    emulated_fabric_backend_slower_rows: Unpublished[int | None]
-    emulated_fabric_known: Unpublished[bool]
-    manifest_problem: Unpublished[str | None]
-    numbering: Unpublished[list[str]] = ABSENT
-    traces: Unpublished[dict[str, Any]] = ABSENT
+    emulated_fabric_rows: int | None
+    emulated_fabric_backend_slower_rows: int | None
+    emulated_fabric_known: bool
+    manifest_problem: str | None
+    numbering: list[str] = ABSENT
+    traces: dict[str, Any] = ABSENT
     throttled_ranks: list[int]
 
 
@@ -143,7 +142,7 @@ class StepCounts(msgspec.Struct):
     warmup_rule: str
 
 
-class DeviceValue(Open):
+class DeviceValue(msgspec.Struct):
     """One sampled quantity of a device, in the unit of its name."""
 
     count: int
@@ -155,7 +154,7 @@ class DeviceValue(Open):
 Throttled: TypeAlias = Literal["yes", "no", "unknown"]
 
 
-class RankDevice(Open, kw_only=True):
+class RankDevice(msgspec.Struct, kw_only=True):
     """The device of one rank over the samples taken during the steps used; a quantity is null without a sample."""
 
     source: str | None
@@ -175,7 +174,7 @@ class RankDevice(Open, kw_only=True):
     mem_used_bytes: DeviceValue | None
 
 
-class DeviceFacts(Open):
+class DeviceFacts(msgspec.Struct):
     """The devices of all ranks, by rank."""
 
     throttled: Throttled
@@ -190,11 +189,11 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
     group: str
     group_size: int | None
     bytes: int | None
-    group_ranks: Unpublished[list[list[int]]]
+    group_ranks: list[list[int]]
     collectives: int
     rows: int
     end_sources: dict[str, int]
-    transfer_is_upper_bound: Unpublished[bool]
+    transfer_is_upper_bound: bool
     duration_ms: Described
     queued_ms: Described
     transfer_ms: Described
@@ -243,7 +242,7 @@ class ExposedBreakdown(msgspec.Struct, kw_only=True):
     rank: list[ExposedRow] = ABSENT
 
 
-class Straggler(Open, kw_only=True):
+class Straggler(msgspec.Struct, kw_only=True):
     """Whether a group waits for one of its ranks: `rank`, by how much it is late and why (`because`, null where no part
     of its step explains it), or why none is named.
     """
@@ -263,7 +262,7 @@ class Straggler(Open, kw_only=True):
     because: str | None = None
 
 
-class RankTimes(Open):
+class RankTimes(msgspec.Struct):
     """Times of one rank in a step, medians over the steps used; null where no step has them. `wait_ms`: blocked on a
     collective (`compute_stall_ms`); `aux_ms`: optimizer, clipping, loss read and data.
     """
@@ -276,7 +275,7 @@ class RankTimes(Open):
     exposed_ms: float | None
 
 
-class Finding(Open):
+class Finding(msgspec.Struct):
     """What a rule of `aorta.analysis.findings` found, with its place: null where it is not of one rank, step, process
     group or stream.
     """
@@ -289,7 +288,7 @@ class Finding(Open):
     stream: int | None = None
 
 
-class CutoffFacts(Open):
+class CutoffFacts(msgspec.Struct):
     """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
 
     lowest_ns: int
@@ -346,7 +345,122 @@ class WhatIf(msgspec.Struct, kw_only=True):
     command: str = ABSENT
 
 
-class LaunchLeftOut(Open):
+KernelClass: TypeAlias = Literal["compute", "comm", "copy", "unknown"]
+
+
+class KernelTotalEntry(msgspec.Struct):
+    """Kernels of one name and class on one device; without rank and device: on all."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    cls: KernelClass
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    min_ms: float
+    max_ms: float
+    share: float
+
+
+class GemmEntry(msgspec.Struct):
+    """Matrix products of one shape on one device; without rank and device: on all."""
+
+    rank: int | None
+    device: int | None
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str | None
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    tflops: float | None
+
+
+class StreamGapsEntry(msgspec.Struct):
+    """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
+    why it is not known how much of it waited for the host.
+    """
+
+    rank: int | None
+    device: int | None
+    stream: int
+    kernels: int
+    busy_ms: float
+    compute_ms: float
+    comm_ms: float
+    gaps: int
+    gap_ms: float
+    gaps_known: int
+    launch_bound: int | None
+    launch_bound_ms: float | None
+    reason: str | None
+
+
+class CounterEntry(msgspec.Struct):
+    """A hardware counter of kernels of one name; `derived_from` the raw ones, or null where the tool gave it."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    counter: str
+    count: int
+    mean: float
+    min: float
+    max: float
+    comm_share: float | None
+    derived_from: str | None
+
+
+class SlowdownEntry(msgspec.Struct):
+    """Kernels of one name on one device, alone and while communication runs; `reason`: why they are not compared."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    alone_count: int
+    overlapped_count: int
+    partly_count: int
+    alone_median_ms: float | None
+    overlapped_median_ms: float | None
+    slowdown: float | None
+    excess_ms: float | None
+    alone_mean_ms: float | None
+    overlapped_mean_ms: float | None
+    mean_ratio: float | None
+    mean_ratio_low: float | None
+    mean_ratio_high: float | None
+    reason: str | None
+
+
+class KernelEntries(msgspec.Struct):
+    """The kernels of traces; `reasons`: kind of rows -> what traces lack of them."""
+
+    by_name: list[KernelTotalEntry]
+    by_shape: list[GemmEntry]
+    totals: list[KernelTotalEntry]
+    gemms: list[GemmEntry]
+    gaps: list[StreamGapsEntry]
+    counters: list[CounterEntry]
+    reasons: dict[str, list[str]]
+    left_out: dict[str, int]
+
+
+class TraceEntries(msgspec.Struct):
+    """What a dataset has that was read from traces."""
+
+    whole: dict[str, Any]
+    costs: list[dict[str, Any]]
+    slowdowns: list[SlowdownEntry]
+    kernels: KernelEntries
+
+
+class LaunchLeftOut(msgspec.Struct):
     """A launch of a set that does not count."""
 
     path: str
@@ -358,11 +472,11 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
 
     count: int
     reason: str = ABSENT
-    mean_loss: Unpublished[float | None] = ABSENT
-    mean_overlap_ms: Unpublished[float | None] = ABSENT
-    mean_compute_ms: Unpublished[float | None] = ABSENT
-    mean_allreduce_overlap_ms: Unpublished[float | None] = ABSENT
-    mean_reducescatter_overlap_ms: Unpublished[float | None] = ABSENT
+    mean_loss: float | None = ABSENT
+    mean_overlap_ms: float | None = ABSENT
+    mean_compute_ms: float | None = ABSENT
+    mean_allreduce_overlap_ms: float | None = ABSENT
+    mean_reducescatter_overlap_ms: float | None = ABSENT
     overlap_ratio: float | None = ABSENT
     null_reasons: dict[str, str] = ABSENT
     source: SourceFacts
@@ -381,9 +495,9 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     autopsy: Verdict = ABSENT
     launches: int = ABSENT
     representative: str = ABSENT
-    representative_rule: Unpublished[str] = ABSENT
-    launch_set: Unpublished[str] = ABSENT
-    left_out: Unpublished[list[LaunchLeftOut]] = ABSENT
+    representative_rule: str = ABSENT
+    launch_set: str = ABSENT
+    left_out: list[LaunchLeftOut] = ABSENT
     what_if: WhatIf
 
     @property

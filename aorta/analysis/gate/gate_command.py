@@ -19,8 +19,7 @@ from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.compare.headline import headline as compared_headline
 from aorta.analysis.compare.headline import is_comparable, numbers, title, verdict_label
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import AttributionRow, Comparison, GateEntry, JudgedCondition
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import AttributionRow, Comparison, GateEntry, JudgedCondition, Summary
 from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
 from aorta.analysis.gate.gate_checks import Condition, evaluate, parse_condition
 from aorta.errors import EXIT_OK, InputError

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import msgspec
 import numpy as np
 
-from aorta.analysis.documents.traces import (
+from aorta.analysis.documents.dataset import (
     CounterEntry,
     GemmEntry,
     KernelClass,

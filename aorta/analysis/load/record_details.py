@@ -17,7 +17,6 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from aorta.analysis.frames import UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
-from aorta.analysis.load.engines import FileToRead
 from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
@@ -100,9 +99,10 @@ def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
 
 
 @dataclass(frozen=True)
-class RecordDetails(FileToRead, Details):
+class RecordDetails(Details):
     """Reads the lines of a record again, by offset. `local_rank_of`: the local rank, and the ranks of the run."""
 
+    path: Path
     lanes: tuple[str, ...]
     global_step: Ints
     length_ns: Ints

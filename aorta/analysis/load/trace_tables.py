@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.documents.traces import SlowdownEntry
+from aorta.analysis.documents.dataset import SlowdownEntry
 from aorta.analysis.frames import (
     KIND_METRICS,
     KINDS_KNOWN,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from aorta.analysis.documents.traces import TraceEntries
+from aorta.analysis.documents.dataset import TraceEntries
 from aorta.analysis.frames import UNKNOWN
 from aorta.analysis.health import Health
 from aorta.analysis.join import join

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from aorta.analysis.documents.traces import (
+from aorta.analysis.documents.dataset import (
     CounterEntry,
     GemmEntry,
     KernelTotalEntry,

@@ -18,8 +18,7 @@ from typing import Any, Final
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, Comparison
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
 from aorta.analysis.gate.gate_command import add_gate_arguments, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.kernel_classifier import add_comm_pattern

@@ -19,7 +19,7 @@ import msgspec
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives, Location
 from aorta.analysis.report.html.page_content import PAGE_FILE, write_page

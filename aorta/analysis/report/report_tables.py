@@ -24,7 +24,7 @@ from aorta.analysis.compare.launch_set import Subject
 from aorta.analysis.dataframes import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
 from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
 from aorta.analysis.documents import known
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.kernels import kernel_files

@@ -23,9 +23,9 @@ from aorta.analysis.documents.comparison import (
     ComparedMetric,
     Comparison,
     Effect,
+    MetricDefinition,
 )
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
-from aorta.analysis.documents.summary import MetricDefinition
 from aorta.analysis.formatting import PAGE, TEXT, group_title, is_zero, json_text
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table

@@ -19,9 +19,8 @@ from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_notes
 from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, Comparison
+from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
-from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import TEXT, json_text, rough_ms
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report.html.page_content import PAGE_FILE

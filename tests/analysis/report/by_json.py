@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aorta.analysis.documents.summary import Summary
+from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.report import kernels, run_tables, tables, terminal_text
 from aorta.analysis.report.html import page_content, summary_charts, verdict_cards
 from aorta.terminal_style import PLAIN, Style

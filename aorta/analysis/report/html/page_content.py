@@ -23,9 +23,8 @@ from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import AttributedSide, Attribution
+from aorta.analysis.documents.comparison import AttributedSide, Attribution, Summary
 from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
-from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, json_text
 from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.figure_data import Series

@@ -15,9 +15,8 @@ from aorta.analysis.compare.headline import headline, is_comparable, numbers
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect
+from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry
-from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
 from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS, metric_named
