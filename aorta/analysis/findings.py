@@ -1,40 +1,57 @@
-"""Names what people look for by hand in a run: one table of rules, each with the place where it holds.
+"""Says why: which part of a step makes a rank late or a side slower, and what people look for by hand in a run.
 
+    entry.rank_times = rank_times(run)            # per rank: compute, idle, wait, aux and exposed time, medians
+    because(run, straggler, entry.rank_times)     # rank 1 idles 28 ms more a step between backward and optimizer
     for finding in findings(dataset, entry):
-        print(finding.sentence)      # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
+        print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
 
-A rule reads what the record, the manifest or the traces hold. Where its evidence is missing it finds nothing. Must not:
-guess, or name a cost below `LEAST_SHARE` of the step.
+A rank is compared with the median of its peers. Waiting and exposed time are what the others suffer, so only compute,
+idle and auxiliary time can be a cause. A rule of `RULES` reads what the record, the manifest or the traces hold; where
+its evidence is missing it finds nothing. Must not: guess, name a cost below `LEAST_SHARE` of the step or a part that
+does not make up most of a difference, or hold more than `SAMPLED_STEPS` steps of intervals of one rank at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import Final, TypeAlias
+from statistics import median
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.because import because, idle_places, rank_times, sampled_steps
 from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding, StreamGapsEntry
+from aorta.analysis.documents.comparison import Comparison
+from aorta.analysis.documents.dataset import (
+    DatasetEntry,
+    Described,
+    Finding,
+    RankTimes,
+    Straggler,
+    StreamGapsEntry,
+)
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.frames import NO_TIME
+from aorta.analysis.frames import NO_TIME, NOWHERE, Lane
 from aorta.analysis.host_bound import UNDECIDED
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.run import HOST_TIMER, RankTables
-from aorta.timeline.intervals import clip, intersect, measure, merge
+from aorta.analysis.run import HOST_TIMER, RankTables, Run
+from aorta.analysis.stats import median_or_none
+from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
+SAMPLED_STEPS: Final = 16
+"""The last of a rank after warm-up, of which intervals are read again."""
+READ_RANKS: Final = 8
+"""Ranks whose steps a rule reads again; of more ranks the first."""
 LEAST_SHARE: Final = 0.02
-"""Of the step: what costs less is not named."""
+"""Of the step: what costs or differs by less is not named."""
 LARGE_SHARE: Final = 0.1
 """Of the step or of a stream's time: idle or waiting for launches from here on."""
 MOST: Final = 0.5
-READ_RANKS: Final = 8
-"""Ranks whose steps are read again; of more ranks the first."""
+"""Share of a difference from which on a part is named as its reason."""
 _THROTTLED: Final = (2, 0.05)
 """Least number of throttled samples of a rank, and their least share."""
 _BLOCKS: Final = 0.1
@@ -42,21 +59,13 @@ _BLOCKS: Final = 0.1
 _ALONE: Final = 0.02
 """Share of a group's communication that computation hides, up to which it is called hidden by communication alone."""
 _CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-
-Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
-
-
-def findings(dataset: LabelledRun, entry: DatasetEntry) -> list[Finding]:
-    """Return what the rules find in one run, in the order of `RULES`; empty where no step is used.
-
-    Raises:
-        InputError: a record cannot be read again.
-    """
-    return [finding for rule in RULES for finding in rule(dataset, entry)] if entry.count else []
+_FEWER_LAUNCHES: Final = "launch fewer kernels (torch.compile, CUDA graphs)"
+_Key = TypeVar("_Key")
 
 
 def add_reasons(dataset: LabelledRun, entry: DatasetEntry) -> None:
-    """Add what explains a run to its entry: the times of its ranks, why its stragglers are late, and the findings.
+    """Add what explains a run to its entry: the times of its ranks, why its stragglers are late, and the findings, in
+    the order of `RULES`. Nothing is added where no step is used.
 
     Raises:
         InputError: a record cannot be read again.
@@ -66,7 +75,171 @@ def add_reasons(dataset: LabelledRun, entry: DatasetEntry) -> None:
     entry.rank_times = rank_times(dataset.run)
     for straggler in known(entry.stragglers) or ():
         straggler.because = because(dataset.run, straggler, entry.rank_times)
-    entry.findings = findings(dataset, entry)
+    entry.findings = [finding for rule in RULES for finding in rule(dataset, entry)]
+
+
+def rank_times(run: Run) -> list[RankTimes]:
+    """Return one row per rank: medians over the steps used; None where no step has the metric."""
+    names = ("compute_ms", "idle_ms", "compute_stall_ms", "aux_ms", "exposed_comm_ms")
+    return [RankTimes(rank, *(_median_of(tables, name) for name in names)) for rank, tables in run.ranks.items()]
+
+
+def _median_of(tables: RankTables, name: str) -> float | None:
+    return median_or_none(tables.steps.column(name)[tables.steps.used])
+
+
+class SampledStep(NamedTuple):
+    """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block) and work outside them
+    as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are no computation.
+    """
+
+    global_step: int
+    length_ns: int
+    computing: list[Interval]
+    ranges: list[tuple[int, int, tuple[str, str | None]]]
+    collectives: list[tuple[int, int, tuple[str, str]]]
+
+
+def sampled_steps(tables: RankTables) -> list[SampledStep]:
+    """Return the last steps of a rank after warm-up.
+
+    Raises:
+        InputError: the record cannot be read again.
+    """
+    steps, rows, found = tables.steps, tables.collectives, []
+    places = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
+    if not len(places):
+        return []
+    spans = tables.details.spans(places)
+    for at, place in enumerate(places.tolist()):
+        window = (0, int(steps.length_ns[place]))
+        mine, inside = rows.of_step(place), spans.of_step(at)
+        mine = mine.take(mine.timed & (mine.start_ns < mine.end_ns))
+        names = [(mine.names[name].kind, mine.names[name].group) for name in mine.name.tolist()]
+        stalled = merge(clip(inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals(), window))
+        named = inside.of_lanes(Lane.COMPUTE, Lane.AUX)
+        regions = [spans.names[name].region for name in named.name.tolist()]
+        ranges: Any = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
+        step = SampledStep(
+            int(steps.global_step[place]),
+            window[1],
+            subtract(merge(clip(inside.of_lanes(Lane.COMPUTE).intervals(), window)), stalled),
+            sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
+            list(zip(mine.start_ns.tolist(), mine.end_ns.tolist(), names, strict=True)),
+        )
+        found.append(step)
+    return found
+
+
+def idle_places(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
+    """Return (what came before, what came after) -> idle milliseconds a step there, in which nothing ran that the
+    record names; empty where the source names no ranges. Passes of blocks are called by their phase.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for step in steps:
+        if not step.ranges:
+            continue
+        window = (0, step.length_ns)
+        busy = [(start, end) for start, end, _ in (*step.ranges, *step.collectives)]
+        starts, ends = [start for start, _, _ in step.ranges], sorted((end, name) for _, end, (name, _) in step.ranges)
+        for start, end in subtract([window], merge(clip([*busy, *step.computing], window))):
+            before, after = bisect_right(ends, (start, "\uffff")) - 1, bisect_left(starts, end)
+            first = ends[before][1] if before >= 0 else "the start of the step"
+            then = step.ranges[after][2][0] if after < len(starts) else "the end of the step"
+            found[first, then] += end - start
+    return {edges: length_ns / len(steps) / NS_PER_MS for edges, length_ns in found.items()}
+
+
+def _regions(tables: RankTables, *, blocks: bool) -> dict[tuple[str, str | None], float]:
+    """Return milliseconds a step in each pass of each block, or in work outside the blocks."""
+    found: Counter[tuple[str, str | None]] = Counter()
+    steps = sampled_steps(tables)
+    for step in steps:
+        for start, end, (name, block) in step.ranges:
+            if (block is not None) == blocks:
+                found[name, block] += end - start
+    return {region: length_ns / len(steps) / NS_PER_MS for region, length_ns in found.items()}
+
+
+def because(run: Run, straggler: Straggler, times: Sequence[RankTimes]) -> str | None:
+    """Return why a straggler is late: what it does longer than its peers, and where in the step. None where no part of
+    the step makes up most of what differs, or nobody is named.
+
+    Args:
+        times: `rank_times` of the run.
+
+    Raises:
+        InputError: the record cannot be read again.
+    """
+    rank = straggler.rank
+    peers = [peer for peer in straggler.group_ranks if peer != rank and peer in run.ranks]
+    if rank is None or rank not in run.ranks or not peers:
+        return None
+    rows = {row.rank: row for row in times if row.rank in (rank, *peers)}
+    longer: dict[str, float] = {}
+    for name in ("compute_ms", "idle_ms", "aux_ms"):
+        own, others = getattr(rows[rank], name), [getattr(rows[peer], name) for peer in peers]
+        if own is not None and None not in others and own > median(others):
+            longer[name] = own - median(others)
+    step_ms = _median_of(run.ranks[rank], "window_ms")
+    if not longer or step_ms is None:
+        return None
+    name = max(longer, key=longer.__getitem__)
+    most_ms = longer[name]
+    if most_ms < LEAST_SHARE * step_ms or most_ms < MOST * sum(longer.values()):
+        return None
+    middle = sorted(peers, key=lambda peer: getattr(rows[peer], name))[len(peers) // 2]
+    ours, theirs = run.ranks[rank], run.ranks[middle]
+    more = f"{TEXT.quantity(most_ms, 'ms')} more a step"
+    if name == "idle_ms":
+        edges = _where(idle_places(sampled_steps(ours)), idle_places(sampled_steps(theirs)), most_ms)
+        between = "" if edges is None else f" between {edges[0]} and {edges[1]}: code outside timed blocks"
+        return f"rank {rank} idles {more}{between}"
+    blocks = name == "compute_ms"
+    region = _where(_regions(ours, blocks=blocks), _regions(theirs, blocks=blocks), most_ms)
+    if blocks:
+        return f"rank {rank} computes {more}" + (
+            "" if region is None else f", most of it in {region[0]} of {region[1]}"
+        )
+    return f"rank {rank} spends {more} " + ("on work outside its blocks" if region is None else f"in {region[0]}")
+
+
+def _where(own: Mapping[_Key, float], others: Mapping[_Key, float], most_ms: float) -> _Key | None:
+    """Return the key that has most of a difference; None where none has."""
+    longer = {key: value - others.get(key, 0.0) for key, value in own.items()}
+    key = max(longer, key=longer.__getitem__, default=None)
+    return key if key is not None and longer[key] >= MOST * most_ms else None
+
+
+_PARTS: Final = {
+    "exposed_comm_ms": "exposed communication",
+    "compute_ms": "computation",
+    "idle_ms": "idle time",
+    "aux_ms": "work outside blocks (optimizer, clipping, data)",
+}
+
+
+def slower_side(comparison: Comparison) -> str | None:
+    """Return which part of the step makes up most of a step time that is decided to be longer or shorter, from the
+    medians of the comparison's table. None where step time is not decided, or no part makes up most of it.
+    """
+    step = comparison.metrics.get(JOB_STEP)
+    if step is None or known(step.verdict) not in ("regression", "improvement") or not step.difference:
+        return None
+    same = {
+        name: entry.difference
+        for name in _PARTS
+        if (entry := comparison.metrics.get(name)) is not None
+        and entry.difference is not None
+        and entry.difference * step.difference > 0
+    }
+    name = max(same, key=lambda name: abs(same[name]), default=None)
+    if name is None or abs(same[name]) < MOST * abs(step.difference):
+        return None
+    return (
+        f"the step takes {TEXT.quantity(abs(step.difference), 'ms')} {'longer' if step.difference > 0 else 'less'}, "
+        f"{_PARTS[name]} {TEXT.quantity(same[name], 'ms', signed=True)} a rank"
+    )
 
 
 def _median(entry: DatasetEntry, name: str) -> float | None:
@@ -74,35 +247,38 @@ def _median(entry: DatasetEntry, name: str) -> float | None:
     return None if described is None else described.median
 
 
-def _highest_rank(described: Described) -> int | None:
+def _highest_rank(described: Described | None) -> int | None:
     """Return the rank with the largest median; None where ranks are not told apart."""
-    by_rank = {rank: value for rank, value in (known(described.per_rank_median) or {}).items() if value is not None}
+    medians = None if described is None else known(described.per_rank_median)
+    by_rank = {rank: value for rank, value in (medians or {}).items() if value is not None}
     return int(max(by_rank, key=by_rank.__getitem__)) if by_rank else None
 
 
-def _streams(entry: DatasetEntry) -> dict[tuple[int | None, int | None], list[StreamGapsEntry]]:
-    """Return the streams of each device of a trace."""
+def _streams(entry: DatasetEntry) -> Iterator[tuple[int | None, StreamGapsEntry, float]]:
+    """Yield the rank of each device of a trace, its stream that computes most, and the collectives of all its streams
+    in ms.
+    """
     traces = known(entry.traces)
-    found: dict[tuple[int | None, int | None], list[StreamGapsEntry]] = {}
+    devices: defaultdict[tuple[int | None, int | None], list[StreamGapsEntry]] = defaultdict(list)
     for row in () if traces is None else traces.kernels.gaps:
-        found.setdefault((row.rank, row.device), []).append(row)
-    return found
+        devices[row.rank, row.device].append(row)
+    for (rank, _), rows in devices.items():
+        computing = max(rows, key=lambda row: row.compute_ms)
+        if computing.compute_ms:
+            yield rank, computing, sum(row.comm_ms for row in rows)
 
 
 def collective_on_compute_stream(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """A stream that has most of a device's computation also runs collectives: these never overlap with it (W24)."""
-    for (rank, _), rows in _streams(entry).items():
-        computing = max(rows, key=lambda row: row.compute_ms)
-        total_ms = sum(row.comm_ms for row in rows)
-        if not computing.compute_ms or computing.comm_ms < LEAST_SHARE * max(computing.busy_ms, total_ms):
-            continue
-        yield Finding(
-            "collective_on_compute_stream",
-            f"rank {rank}: {TEXT.quantity(computing.comm_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of collectives "
-            f"run on stream {computing.stream}, the compute stream, and cannot be hidden",
-            rank=rank,
-            stream=computing.stream,
-        )
+    for rank, computing, total_ms in _streams(entry):
+        if computing.comm_ms >= LEAST_SHARE * max(computing.busy_ms, total_ms) and computing.comm_ms:
+            yield Finding(
+                "collective_on_compute_stream",
+                f"rank {rank}: {TEXT.quantity(computing.comm_ms, 'ms')} of {TEXT.quantity(total_ms, 'ms')} of "
+                f"collectives run on stream {computing.stream}, the compute stream, and cannot be hidden",
+                rank=rank,
+                stream=computing.stream,
+            )
 
 
 def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
@@ -112,8 +288,25 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
         return
     worst: dict[str, tuple[float, int, int]] = {}
     for rank, tables in dataset.run.ranks.items():
-        for group, (queued_ms, step) in _queued_behind_another_kind(tables).items():
-            worst[group] = max(worst.get(group, (0.0, rank, step)), (queued_ms, rank, step))
+        steps, rows = tables.steps, tables.collectives
+        for group in dict.fromkeys(name.group for name in rows.names):
+            kinds = np.array([_KINDS.get(name.kind, -1) if name.group == group else -1 for name in rows.names])
+            counted = rows.timed & (rows.issue_ns != NO_TIME) & steps.used[rows.step] & (kinds[rows.name] >= 0)
+            mine = rows.take(counted)
+            mine = mine.take(np.lexsort((mine.start_ns, mine.step)))
+            before, after = mine.take(slice(None, -1)), mine.take(slice(1, None))
+            behind = (
+                (before.step == after.step)
+                & (kinds[before.name] != kinds[after.name])
+                & (after.issue_ns < before.end_ns)
+                & (after.start_ns >= before.end_ns)
+            )
+            if behind.any():
+                queued_ns = (before.end_ns - np.maximum(after.issue_ns, before.start_ns))[behind]
+                per_step = np.bincount(after.step[behind], queued_ns, minlength=len(steps))
+                step = int(steps.global_step[int(per_step.argmax())])
+                queued_ms = float(per_step.sum()) / int(steps.used.sum()) / NS_PER_MS
+                worst[group] = max(worst.get(group, (0.0, rank, step)), (queued_ms, rank, step))
     for group, (queued_ms, rank, step) in worst.items():
         if queued_ms >= LEAST_SHARE * step_ms:
             yield Finding(
@@ -127,40 +320,7 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
             )
 
 
-def _queued_behind_another_kind(tables: RankTables) -> dict[str, tuple[float, int]]:
-    """Return group -> milliseconds a step in which an all-gather waited for a reduce-scatter of its group, or the other
-    way round, and the global step with most of it.
-    """
-    steps, rows = tables.steps, tables.collectives
-    kinds = np.array([_KINDS.index(name.kind) if name.kind in _KINDS else -1 for name in rows.names])
-    if not len(rows) or not {0, 1} <= set(kinds.tolist()):
-        return {}
-    step = rows.step
-    groups = {name.group: None for name in rows.names}
-    group_of = np.array([list(groups).index(name.group) for name in rows.names])
-    timed = (rows.issue_ns != NO_TIME) & (rows.start_ns != NO_TIME) & (rows.end_ns != NO_TIME) & steps.used[step]
-    found: dict[str, tuple[float, int]] = {}
-    used = int(steps.used.sum())
-    for number, group in enumerate(groups):
-        mine = np.flatnonzero(timed & (kinds[rows.name] >= 0) & (group_of[rows.name] == number))
-        mine = mine[np.lexsort((rows.start_ns[mine], step[mine]))]
-        before, after = mine[:-1], mine[1:]
-        behind = (
-            (step[before] == step[after])
-            & (kinds[rows.name[before]] != kinds[rows.name[after]])
-            & (rows.issue_ns[after] < rows.end_ns[before])
-            & (rows.start_ns[after] >= rows.end_ns[before])
-        )
-        first, last = before[behind], after[behind]
-        if len(last):
-            queued = rows.end_ns[first] - np.maximum(rows.issue_ns[last], rows.start_ns[first])
-            per_step = np.bincount(step[last], queued, minlength=len(steps))
-            worst = int(steps.global_step[int(per_step.argmax())])
-            found[group] = float(per_step.sum()) / used / NS_PER_MS, worst
-    return found
-
-
-_KINDS: Final = ("allgather", "reducescatter")
+_KINDS: Final = {"allgather": 0, "reducescatter": 1}
 
 
 def one_connection(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding]:
@@ -200,12 +360,12 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
         total: Counter[str] = Counter()
         hidden: Counter[str] = Counter()
         worst: dict[str, tuple[int, int]] = {}
-        steps_ns = 0
-        for step in sampled_steps(tables):
-            steps_ns += step.length_ns
-            flights: dict[str, list[tuple[int, int]]] = {}
+        steps = sampled_steps(tables)
+        steps_ns = sum(step.length_ns for step in steps)
+        for step in steps:
+            flights: defaultdict[str, list[Interval]] = defaultdict(list)
             for start, end, (_, group) in step.collectives:
-                flights.setdefault(group, []).append((start, end))
+                flights[group].append((start, end))
             merged = {group: merge(clip(spans, (0, step.length_ns))) for group, spans in flights.items()}
             for group, spans in merged.items():
                 length_ns = measure(spans)
@@ -231,24 +391,20 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
     """The device waits for the host's next launch: by the launches of a trace, or the marks of a record."""
     pace = known(entry.pace)
     if pace is not None and pace.host_bound:
-        undecided = entry.described.get(UNDECIDED)
         yield Finding(
             "host_bound_launches",
             f"host-bound: the host is only {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device, which waits "
-            "for launches: launch fewer kernels (torch.compile, CUDA graphs)",
-            rank=None if undecided is None else _highest_rank(undecided),
+            f"for launches: {_FEWER_LAUNCHES}",
+            rank=_highest_rank(entry.described.get(UNDECIDED)),
         )
-    for (rank, _), rows in _streams(entry).items():
-        row = max(rows, key=lambda each: each.compute_ms)
-        if row.launch_bound_ms is None or not row.compute_ms:
-            continue
-        share = row.launch_bound_ms / (row.busy_ms + row.gap_ms)
+    for rank, row, _ in _streams(entry):
+        share = (row.launch_bound_ms or 0.0) / (row.busy_ms + row.gap_ms)
         if share >= LARGE_SHARE:
             yield Finding(
                 "host_bound_launches",
                 f"rank {rank}, stream {row.stream}: {TEXT.percent(share, 0)} of the time the device waits for the "
-                f"host's next launch ({row.launch_bound} gaps, {TEXT.quantity(row.launch_bound_ms, 'ms')}): launch "
-                "fewer kernels (torch.compile, CUDA graphs)",
+                f"host's next launch ({row.launch_bound} gaps, {TEXT.quantity(row.launch_bound_ms, 'ms')}): "
+                f"{_FEWER_LAUNCHES}",
                 rank=rank,
                 stream=row.stream,
             )
@@ -278,7 +434,11 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     if not step_ms:
         return
     for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
-        data_ms = _data_ms(tables)
+        steps, data_ns = sampled_steps(tables), 0
+        for step in steps:
+            spans = [(start, end) for start, end, (name, _) in step.ranges if name == "data"]
+            data_ns += measure(subtract(merge(clip(spans, (0, step.length_ns))), step.computing))
+        data_ms = data_ns / max(len(steps), 1) / NS_PER_MS
         if data_ms >= LARGE_SHARE * step_ms:
             yield Finding(
                 "starved_by_data",
@@ -286,11 +446,9 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
                 "slow",
                 rank=rank,
             )
-        if tables.source.timer == HOST_TIMER:
-            continue
-        places = idle_places(tables)
+        places = {} if tables.source.timer == HOST_TIMER else idle_places(steps)
         edges = max(places, key=places.__getitem__, default=None)
-        if edges is None or places[edges] < LARGE_SHARE * step_ms or places[edges] < MOST * sum(places.values()):
+        if edges is None or places[edges] < max(LARGE_SHARE * step_ms, MOST * sum(places.values())):
             continue
         if edges[0] == "loss_read":
             yield Finding(
@@ -301,17 +459,7 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
             )
 
 
-def _data_ms(tables: RankTables) -> float:
-    """Return milliseconds a step spent on the next batch in which nothing computed."""
-    found, count = 0, 0
-    for step in sampled_steps(tables):
-        count += 1
-        spans = [(start, end) for start, end, (name, _) in step.ranges if name == "data"]
-        data = merge(clip(spans, (0, step.length_ns)))
-        found += measure(data) - measure(intersect(data, step.computing))
-    return found / count / NS_PER_MS if count else 0.0
-
-
+Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
 RULES: Final[tuple[Rule, ...]] = (
     throttled,
     one_connection,

@@ -14,7 +14,6 @@ from typing import Final
 
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
-from aorta.analysis.because import slower_side
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
@@ -23,7 +22,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
-from aorta.analysis.findings import add_reasons
+from aorta.analysis.findings import add_reasons, slower_side
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.analysis.run import Run

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.because import because, rank_times, slower_side
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.findings import add_reasons
+from aorta.analysis.findings import add_reasons, because, rank_times, slower_side
 from aorta.analysis.load.records import load_run
 from aorta.records.schema import AuxRange, ComputeRange
 from tests.analysis import by_json
