@@ -67,7 +67,7 @@ class KeptRows(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """The kernels of one trace: entries of `documents.traces` by the fields of `KernelEntries`. `total_ms`: of all
+    """The kernels of one trace: entries of `documents.dataset` by the fields of `KernelEntries`. `total_ms`: of all
     kernels, those that are not kept too.
     """
 

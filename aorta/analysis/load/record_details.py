@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
