@@ -104,14 +104,16 @@ def parsed(path: str) -> Any:
 
 def table_of(path: str) -> str:
     """A digest of all that was read of the intervals and steps of a trace."""
-    from aorta.analysis.load.interval_table import COLUMNS
+    import numpy as np
+
     from aorta.analysis.load.trace_files import TraceFiles, read_unit
 
     digest = hashlib.sha256()
     for trace in read_unit(TraceFiles((path,), format_of(path))):
         table = trace.intervals
-        for column in COLUMNS:
-            digest.update(getattr(table, column).tobytes())
+        for _, column in sorted(vars(table).items()):
+            if isinstance(column, np.ndarray):
+                digest.update(column.tobytes())
         digest.update(repr((table.names, table.groups, table.dtypes)).encode())
         digest.update(trace.windows.start_ns.tobytes() + trace.windows.end_ns.tobytes() + trace.windows.step.tobytes())
     return digest.hexdigest()
@@ -125,7 +127,7 @@ def with_aorta(path: str) -> dict[str, Any]:
         (trace,) = traces
         return {
             "rows": trace.facts.counters["rows"],
-            "steps": len(trace.devices[0].global_step),
+            "steps": trace.facts.steps,
             "overlap_ratio": trace.devices[0].whole["metrics"]["overlap_ratio"],
         }
 

@@ -134,6 +134,14 @@ class _JoinedSteps(_Joined):
         )
 
 
+def join_steps(parts: Sequence[Steps]) -> Steps:
+    """Put the steps of several windows of one rank under one another."""
+    joined = _JoinedSteps(len(parts))
+    for part in parts:
+        joined.add_rank(part)
+    return joined.frame()
+
+
 def _columns(frame: Frame) -> dict[str, npt.NDArray[Any]]:
     return {name: column for name in declared(type(frame)) if (column := getattr(frame, name)) is not None}
 

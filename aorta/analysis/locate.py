@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.analysis.load.locations import launch_folders
-from aorta.analysis.load.rank_inference import headers_in
+from aorta.analysis.load.trace_source import headers_in
 from aorta.errors import InputError, meant
 from aorta.records.run_files import rank_files
 

@@ -14,7 +14,7 @@ import pytest
 
 from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
 from aorta.analysis.load.kineto import read_kineto
-from aorta.analysis.load.trace_source import Source
+from aorta.analysis.load.trace_source import TraceInput
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.records.schema import Step
 from aorta.timeline.arrays import Spans
@@ -65,7 +65,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Seen
         path = folder / strategy / f"rank{rank}.pt.trace.json"
         lines = msgspec.json.decode((folder / strategy / f"rank_{rank}.json").read_bytes(), type=list[Step])
         with path.open("rb") as stream:
-            found[strategy, rank] = Seen(lines, next(iter(read_kineto(Source({str(path): stream})))), path)
+            found[strategy, rank] = Seen(lines, next(iter(read_kineto(TraceInput({str(path): stream})))), path)
     return found
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from aorta.analysis.load.kernels import kernel_totals
 from aorta.analysis.load.kineto import read_kineto
-from aorta.analysis.load.trace_source import Source
+from aorta.analysis.load.trace_source import TraceInput
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
 from aorta.records.schema import Collective, Step
@@ -167,7 +167,7 @@ def test_the_reader_of_traces_finds_what_plain_loops_find(launch: Launch, case: 
     path = launch.folder / f"{case}_{rank}.trace.json"
     expected = host_union(_json(path))
     with path.open("rb") as stream:
-        (trace,) = read_kineto(Source({str(path): stream}))
+        (trace,) = read_kineto(TraceInput({str(path): stream}))
     (device,) = device_timelines(trace)
     (found,) = device.measure(device.whole)
     assert (found.compute_ns, found.comm_ns, found.hidden_ns) == expected[:3]

@@ -1,6 +1,6 @@
 """Numbers the collectives of a trace, and sums up what they cost, per kind, group and size, whatever the source.
 
-`collective_rows` gives those of the steps of one device. `parts_of` reduces a trace in the process that reads it;
+`collectives_in` gives those of the steps of one device. `parts_of` reduces a trace in the process that reads it;
 `costs` joins the parts of all ranks into one row per (kind, group, bytes): how many, how long, how much of it hidden,
 and bandwidths as docs/metrics.md defines them.
 
@@ -15,14 +15,14 @@ Must not: take one rank's duration for a transfer (W5), the world size for a gro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED
-from aorta.analysis.frames import UNNUMBERED, CollectiveName
+from aorta.analysis.frames import NO_TIME, UNNUMBERED, CollectiveName, Collectives
 from aorta.analysis.groups import Groups
 from aorta.analysis.load.interval_table import (
     NULL,
@@ -65,41 +65,13 @@ def ordinals(place: Int64, code: Int64) -> Int64:
     return numbers
 
 
-@dataclass(frozen=True)
-class CollectiveRows:
-    """The collectives that start inside a step of one device, by step, then start. `step` and `name` are indices;
-    `seq` is `UNNUMBERED` or below where nothing numbers it; times are on the clock of the trace.
-    """
-
-    names: tuple[CollectiveName, ...]
-    step: Int64
-    name: Int64
-    seq: Int64
-    start_ns: Int64
-    end_ns: Int64
-
-    @staticmethod
-    def joined(parts: Sequence[CollectiveRows], steps_before: Int64) -> CollectiveRows:
-        """Return the rows of several traces of one process; `steps_before` has the steps before each of them."""
-        names_before = np.cumsum([0, *(len(part.names) for part in parts)])
-        moved = [
-            replace(part, step=part.step + steps, name=part.name + names)
-            for part, steps, names in zip(parts, steps_before, names_before, strict=False)
-        ]
-        return CollectiveRows(
-            tuple(name for part in parts for name in part.names),
-            *(
-                np.concatenate([getattr(part, column) for part in moved])
-                for column in ("step", "name", "seq", "start_ns", "end_ns")
-            ),
-        )
-
-
-def collective_rows(trace: Trace, rows: Intervals, steps: Int64 | None) -> CollectiveRows:
-    """Return the collectives among the rows of one device.
+def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns: Int64) -> Collectives:
+    """Return the collectives that start inside a step of one device, by step, then start.
 
     Args:
+        rows: of the device.
         steps: numbers of the steps, ascending; None: the whole trace is one.
+        start_ns: of each step.
     """
     table = collectives_of(rows.take(rows.cls == IntervalClass.COMM))
     if steps is not None:
@@ -108,8 +80,6 @@ def collective_rows(trace: Trace, rows: Intervals, steps: Int64 | None) -> Colle
     order = np.lexsort((table.start_ns, step))
     table, step = table.take(order), step[order]
     distinct = Groups(table.kind, table.group, table.bytes, table.dtype)
-    first = table.take(distinct.first)
-    columns = (first.kind.tolist(), first.group.tolist(), first.bytes.tolist(), first.dtype.tolist())
     names = tuple(
         CollectiveName(
             KINDS[kind] if kind != NULL else UNKNOWN_KIND,
@@ -118,16 +88,22 @@ def collective_rows(trace: Trace, rows: Intervals, steps: Int64 | None) -> Colle
             table.dtypes[dtype] if dtype != NULL else None,
             END_SOURCE,
         )
-        for kind, group, size, dtype in zip(*columns, strict=True)
+        for kind, group, size, dtype in zip(
+            *(column[distinct.first].tolist() for column in (table.kind, table.group, table.bytes, table.dtype)),
+            strict=True,
+        )
     )
     numbers = ordinals(step, distinct.of_row)
     by_order = numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
-    seq = np.where(table.seq != NULL, table.seq, by_order)
-    return CollectiveRows(names, step, distinct.of_row, seq, table.start_ns, table.end_ns)
-
-
-NO_GROUP: Final = "its group is not in the trace"
-NO_RANKS: Final = "the ranks of its group are not in the trace"
+    return Collectives(
+        step=step,
+        name=distinct.of_row,
+        seq=np.where(table.seq != NULL, table.seq, by_order),
+        issue_ns=np.full(len(table), NO_TIME),  # the trace does not record when it was issued
+        start_ns=table.start_ns - start_ns[step],
+        end_ns=table.end_ns - start_ns[step],
+        names=names,
+    )
 
 
 class CostKey(NamedTuple):
@@ -145,7 +121,7 @@ class CostKey(NamedTuple):
 @dataclass(frozen=True)
 class CostPart:
     """The collectives of one key on one rank and device: lengths of unions, and step, sequence number and duration of
-    each.
+    each. `step`: of those numbered by their order in a step; `NULL` of those that the source numbers itself.
     """
 
     key: CostKey
@@ -154,31 +130,8 @@ class CostPart:
     time_ns: int
     hidden_ns: int
     step: Int64
-    """Of collectives numbered by their order in a step; `NULL` of those that the source numbers itself."""
     seq: Int64
     duration_ns: Int64
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One key over all ranks that were read.
-
-    Times are sums over ranks of the length of each rank's union. `matched` collectives were found on every rank of the
-    group; the medians of `transfer_ms` and the bandwidths are over those. Where a value is None, `reasons` says why.
-    """
-
-    key: CostKey
-    ranks: int
-    count: int
-    time_ms: float | None
-    hidden_ms: float | None
-    exposed_ms: float | None
-    overlap_ratio: float | None
-    matched: int
-    transfer_ms: float | None
-    algbw_gb_per_s: float | None
-    busbw_gb_per_s: float | None
-    reasons: Mapping[str, str]
 
 
 def parts_of(trace: Trace) -> list[CostPart]:
@@ -221,59 +174,69 @@ def parts_of(trace: Trace) -> list[CostPart]:
     return parts
 
 
-def costs(parts: Sequence[CostPart]) -> list[Cost]:
-    """Join the parts of all ranks; one row per key, the longest time first."""
-    together: defaultdict[CostKey, list[CostPart]] = defaultdict(list)
+def costs(parts: Sequence[CostPart]) -> list[dict[str, Any]]:
+    """Join the parts of all ranks, one row per key, the longest time first.
+
+    Times are sums over ranks of the length of each rank's union. `matched` collectives were found on every rank of the
+    group; the medians of `transfer_ms` and the bandwidths are over those. Where a value is None, `reasons` says why.
+    """
+    of_key: defaultdict[CostKey, list[CostPart]] = defaultdict(list)
     for part in parts:
-        together[part.key].append(part)
-    rows = (_cost(key, same) for key, same in together.items())
-    return sorted(rows, key=lambda row: (-(row.time_ms or 0.0), str(row.key)))
-
-
-def _cost(key: CostKey, parts: list[CostPart]) -> Cost:
-    time_ns = sum(part.time_ns for part in parts)
-    hidden_ns = sum(part.hidden_ns for part in parts)
-    transfers, reason = _transfers(key, parts)
-    algbw = busbw = None
-    reasons: dict[str, str] = {}
-    if reason is not None:
-        reasons = dict.fromkeys(("transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s"), reason)
-    elif (why := no_bandwidth(key.bytes, key.size)) is not None:
-        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), why)
-    elif not len(each := algbw_gb_per_s(key.bytes or 0, transfers)):
-        reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), TOO_SHORT)
-    else:
-        algbw = float(np.median(each))
-        factor = busbw_factor(key.kind, key.size)
-        busbw = None if factor is None else algbw * factor
-        if factor is None:
-            reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
-    if not time_ns:
-        reasons["overlap_ratio"] = "no time in it"
-    return Cost(
-        key=key,
-        ranks=len({part.rank for part in parts}),
-        count=sum(part.count for part in parts),
-        time_ms=time_ns / 1e6,
-        hidden_ms=hidden_ns / 1e6,
-        exposed_ms=(time_ns - hidden_ns) / 1e6,
-        overlap_ratio=hidden_ns / time_ns if time_ns else None,
-        matched=len(transfers),
-        transfer_ms=float(np.median(transfers)) / 1e6 if reason is None else None,
-        algbw_gb_per_s=algbw,
-        busbw_gb_per_s=busbw,
-        reasons=reasons,
-    )
+        of_key[part.key].append(part)
+    rows = []
+    for key, same in of_key.items():
+        time_ns, hidden_ns = sum(part.time_ns for part in same), sum(part.hidden_ns for part in same)
+        transfers, reason = _transfers(key, same)
+        algbw = busbw = None
+        reasons: dict[str, str] = {}
+        if reason is not None:
+            reasons = dict.fromkeys(("transfer_ms", "algbw_gb_per_s", "busbw_gb_per_s"), reason)
+        elif (why := no_bandwidth(key.bytes, key.size)) is not None:
+            reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), why)
+        elif not len(each := algbw_gb_per_s(key.bytes or 0, transfers)):
+            reasons = dict.fromkeys(("algbw_gb_per_s", "busbw_gb_per_s"), TOO_SHORT)
+        else:
+            algbw = float(np.median(each))
+            factor = busbw_factor(key.kind, key.size)
+            busbw = None if factor is None else algbw * factor
+            if factor is None:
+                reasons["busbw_gb_per_s"] = "no bus bandwidth is defined for this kind"
+        if not time_ns:
+            reasons["overlap_ratio"] = "no time in it"
+        rows.append(
+            {
+                "key": [*key],
+                "ranks": len({part.rank for part in same}),
+                "count": sum(part.count for part in same),
+                "time_ms": time_ns / 1e6,
+                "hidden_ms": hidden_ns / 1e6,
+                "exposed_ms": (time_ns - hidden_ns) / 1e6,
+                "overlap_ratio": hidden_ns / time_ns if time_ns else None,
+                "matched": len(transfers),
+                "transfer_ms": float(np.median(transfers)) / 1e6 if reason is None else None,
+                "algbw_gb_per_s": algbw,
+                "busbw_gb_per_s": busbw,
+                "reasons": reasons,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["time_ms"], str(CostKey(*row["key"]))))
 
 
 def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
     """Return for each collective found on all ranks of the group the shortest duration over those ranks; or why there
     is none.
     """
-    none = np.zeros(0, np.int64)
-    why = _not_comparable(key, parts)
-    if why is not None or key.members is None:
-        return none, why
+    none, reason = np.zeros(0, np.int64), None
+    if key.kind == UNKNOWN_KIND:
+        reason = KIND_UNKNOWN
+    elif key.kind not in LOCKSTEP:
+        reason = LEAVES_EARLY
+    elif key.members is None:
+        reason = f"{'its group is' if key.group is None else 'the ranks of its group are'} not in the trace"
+    elif all((part.seq == NULL).all() for part in parts):
+        reason = NOT_NUMBERED
+    if reason is not None or key.members is None:
+        return none, reason
     rank = np.concatenate([np.full(len(part.seq), part.rank) for part in parts])
     numbered = np.concatenate([part.seq for part in parts]) != NULL
     of_group = np.isin(rank, key.members) & numbered
@@ -284,25 +247,8 @@ def _transfers(key: CostKey, parts: list[CostPart]) -> tuple[Int64, str | None]:
     by = Groups(step, seq)
     # A number that occurs twice on one rank identifies no collective.
     everywhere = (by.distinct(rank[order]) == len(key.members)) & (by.sizes == len(key.members))
-    if not everywhere.any():
-        missing = sorted(set(key.members) - set(rank[order].tolist()))
-        return none, (
-            f"not in the traces of rank {', '.join(map(str, missing[:8]))}"
-            if missing
-            else "no sequence number is on every rank exactly once"
-        )
-    return by.reduce(np.minimum, duration)[everywhere], None
-
-
-def _not_comparable(key: CostKey, parts: list[CostPart]) -> str | None:
-    if key.kind == UNKNOWN_KIND:
-        return KIND_UNKNOWN
-    if key.kind not in LOCKSTEP:
-        return LEAVES_EARLY
-    if key.group is None:
-        return NO_GROUP
-    if key.members is None:
-        return NO_RANKS
-    if all((part.seq == NULL).all() for part in parts):
-        return NOT_NUMBERED
-    return None
+    if everywhere.any():
+        return by.reduce(np.minimum, duration)[everywhere], None
+    missing = sorted(set(key.members) - set(rank[order].tolist()))
+    absent = f"not in the traces of rank {', '.join(map(str, missing[:8]))}"
+    return none, absent if missing else "no sequence number is on every rank exactly once"

@@ -1,15 +1,18 @@
-"""Defines the interval table: what every trace reader returns, whatever tool recorded the trace.
+"""Defines the interval table: what every trace reader returns, whatever tool recorded the trace; and what the names of
+kernels and operators in it stand for.
 
 A `Trace` is of one process: one row per interval (`Intervals`), the windows of its steps (`Windows`) and facts about
 its source. All columns are integers, times in int64 ns; `NULL` (-1) means "unknown" in every column that allows it.
 Strings are stored once, in tables indexed by codes.
 
-Must not: hold a Python object per row, merge devices with each other (W15), or sum lengths of intervals that may
-overlap (W10).
+Must not: hold a Python object per row, merge devices with each other (W15), sum lengths of intervals that may overlap
+(W10), or classify by anything but the name (W13: readers select by a format's categories first).
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -18,9 +21,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aorta.analysis.frames import UNKNOWN
+from aorta.analysis.frames import UNKNOWN, Frame, column, declared
 from aorta.analysis.groups import Groups
-from aorta.redaction import redact
+from aorta.errors import InputError
+from aorta.timeline import kernel_names
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
@@ -43,26 +47,6 @@ class IntervalClass(IntEnum):
 
 KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 """Kind of collective -> its code in the column `kind`."""
-_OF_PAIRS: Final = (KIND_CODE["send"], KIND_CODE["recv"])
-
-_TYPES: Final[dict[str, type[np.signedinteger[Any]]]] = {
-    "device": np.int32,
-    "stream": np.int64,
-    "cls": np.int8,
-    "kind": np.int8,
-    "group": np.int32,
-    "seq": np.int64,
-    "bytes": np.int64,
-    "dtype": np.int16,
-    "start_ns": np.int64,
-    "end_ns": np.int64,
-    "step": np.int64,
-    "name": np.int32,
-    "launch_ns": np.int64,
-    "origin": np.int64,
-    "operator": np.int64,
-}
-COLUMNS: Final = tuple(_TYPES)
 
 
 class Interner:
@@ -80,9 +64,10 @@ class Interner:
         return tuple(self.codes)
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """One row per interval `[start_ns, end_ns)`; all columns have the same length.
+@dataclass(frozen=True, kw_only=True)
+class Intervals(Frame):
+    """One row per interval `[start_ns, end_ns)`. Of the other columns a number fills a whole one, and one that is left
+    out is `NULL` throughout (`cls`: `IntervalClass.UNKNOWN`).
 
     Attributes:
         device: index as the source gives it (not the local rank), or `NULL`.
@@ -103,88 +88,50 @@ class Intervals:
             several rows (the host's rows of a CPU trace); `NULL` where a row is whole.
     """
 
-    device: NDArray[np.int32]
-    stream: Int64
-    cls: NDArray[np.int8]
-    kind: NDArray[np.int8]
-    group: NDArray[np.int32]
-    seq: Int64
-    bytes: Int64
-    dtype: NDArray[np.int16]
-    start_ns: Int64
-    end_ns: Int64
-    step: Int64
-    name: NDArray[np.int32]
-    launch_ns: Int64
-    origin: Int64
-    operator: Int64
-    names: tuple[str, ...]
-    groups: tuple[str, ...]
-    dtypes: tuple[str, ...]
+    start_ns: Int64 = column(np.int64, "ns")
+    end_ns: Int64 = column(np.int64, "ns")
+    device: NDArray[np.int32] = column(np.int32, default=NULL)
+    stream: Int64 = column(np.int64, default=NULL)
+    cls: NDArray[np.int8] = column(np.int8, default=int(IntervalClass.UNKNOWN))
+    kind: NDArray[np.int8] = column(np.int8, default=NULL)
+    group: NDArray[np.int32] = column(np.int32, default=NULL)
+    seq: Int64 = column(np.int64, default=NULL)
+    bytes: Int64 = column(np.int64, default=NULL)
+    dtype: NDArray[np.int16] = column(np.int16, default=NULL)
+    step: Int64 = column(np.int64, default=NULL)
+    name: NDArray[np.int32] = column(np.int32, default=NULL)
+    launch_ns: Int64 = column(np.int64, "ns", default=NULL)
+    origin: Int64 = column(np.int64, default=NULL)
+    operator: Int64 = column(np.int64, default=NULL)
+    names: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
+    def __post_init__(self) -> None:
+        for name, dtype in declared(Intervals).items():
+            if np.ndim(values := getattr(self, name)) == 0:
+                object.__setattr__(self, name, np.full(len(self.start_ns), values, dtype))
+        super().__post_init__()
 
     @property
     def spans(self) -> Spans:
         """Return start and end of every row."""
         return Spans(self.start_ns, self.end_ns)
 
-    def take(self, rows: NDArray[Any] | slice) -> Intervals:
-        """Select rows by mask, index or slice; the string tables stay."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
-
-
-def intervals(
-    *,
-    start_ns: ArrayLike,
-    end_ns: ArrayLike,
-    names: Sequence[str] = (),
-    groups: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    **columns: ArrayLike,
-) -> Intervals:
-    """Build a table from columns. A scalar fills its column; a column left out is `NULL` throughout (`cls`:
-    `IntervalClass.UNKNOWN`).
-
-    Raises:
-        ValueError: a column does not exist, has another length, or holds values that its type cannot represent.
-    """
-    given: dict[str, ArrayLike] = {"start_ns": start_ns, "end_ns": end_ns, **columns}
-    if unknown := given.keys() - _TYPES.keys():
-        raise ValueError(f"no such columns: {sorted(unknown)}; the columns are {', '.join(COLUMNS)}")
-    length = len(np.asarray(start_ns))
-    made = {}
-    for name, wanted in _TYPES.items():
-        values = np.asarray(given.get(name, int(IntervalClass.UNKNOWN) if name == "cls" else NULL))
-        if values.dtype.kind not in "iub" and values.size:
-            raise ValueError(f"column {name}: integers wanted, not {values.dtype}")
-        allowed = np.iinfo(wanted)
-        if values.size and not allowed.min <= int(values.min()) <= int(values.max()) <= allowed.max:
-            raise ValueError(f"column {name}: values beyond {values.dtype.name} -> {np.dtype(wanted).name}")
-        column = np.broadcast_to(values.astype(wanted, copy=False), (length,)) if values.ndim == 0 else values
-        if column.shape != (length,):
-            raise ValueError(f"column {name}: {column.shape} values for {length} intervals")
-        made[name] = column.astype(wanted, copy=False)
-    return Intervals(**made, names=tuple(map(redact, names)), groups=tuple(groups), dtypes=tuple(dtypes))
-
 
 def concatenate(parts: Sequence[Intervals]) -> Intervals:
     """Concatenate tables and join their string tables."""
     if len(parts) == 1:
         return parts[0]
-    made: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0, _TYPES[name])
-        for name in COLUMNS
+    joined: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, dtype), *(getattr(part, name) for part in parts)])
+        for name, dtype in declared(Intervals).items()
     }
     for codes, table in (("name", "names"), ("group", "groups"), ("dtype", "dtypes")):
         interner = Interner()
-        moved = []
-        for part in parts:
-            new = np.array([*map(interner, getattr(part, table)), NULL], dtype=_TYPES[codes])
-            moved.append(new[getattr(part, codes)])  # NULL (-1) indexes the last entry
-        made |= {table: interner.strings} | ({codes: np.concatenate(moved)} if moved else {})
-    return Intervals(**made)
+        moved = [np.array([*map(interner, getattr(part, table)), NULL])[getattr(part, codes)] for part in parts]
+        joined |= {codes: np.concatenate([joined[codes][:0], *moved]), table: interner.strings}
+    return Intervals(**joined)
 
 
 def operations(table: Intervals) -> Groups:
@@ -199,7 +146,8 @@ def collectives_of(table: Intervals) -> Intervals:
     sequence number and operator; of an all-to-all either suffices. Sends and receives stay as they are.
     """
     exchange, numbered, launched = table.kind == KIND_CODE["alltoall"], table.seq != NULL, table.origin != NULL
-    joins = (exchange & (numbered | launched)) | (numbered & launched & ~np.isin(table.kind, _OF_PAIRS))
+    paired = np.isin(table.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
+    joins = (exchange & (numbered | launched)) | (numbered & launched & ~paired)
     operator = np.where(exchange & numbered, NULL, table.origin)
     alone = np.where(joins, NULL, np.arange(len(table)))
     found = Groups(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
@@ -207,6 +155,21 @@ def collectives_of(table: Intervals) -> Intervals:
         return table
     start, end = found.reduce(np.minimum, table.start_ns), found.reduce(np.maximum, table.end_ns)
     return replace(table.take(found.first), start_ns=start, end_ns=end)
+
+
+def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:
+    """Yield each device of a table, `NULL` for rows of none, with its rows."""
+    for rows in Groups(table.device).rows:
+        yield int(table.device[rows[0]]), table.take(rows)
+
+
+def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
+    """Return `values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
+    if not len(ids):
+        return np.full(len(keys), NULL, np.int64)
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
+    return np.where(ids[order][at] == keys, values[order][at], NULL)
 
 
 @dataclass(frozen=True)
@@ -224,7 +187,7 @@ class Windows:
 def windows(step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
     """Build sorted windows."""
     order = np.argsort(np.asarray(start_ns, np.int64), kind="stable")
-    return Windows(*(np.asarray(column, np.int64)[order] for column in (step, start_ns, end_ns)))
+    return Windows(*(np.asarray(values, np.int64)[order] for values in (step, start_ns, end_ns)))
 
 
 NO_WINDOWS: Final = windows([], [], [])
@@ -249,11 +212,6 @@ class Gemm(NamedTuple):
     n: int
     k: int
     dtype: str | None
-
-    @property
-    def flops(self) -> int:
-        """Floating point operations of one product."""
-        return 2 * self.batch * self.m * self.n * self.k
 
 
 @dataclass(frozen=True)
@@ -286,14 +244,14 @@ class CounterValues:
 
 @dataclass(frozen=True)
 class Trace:
-    """One source after it was read.
+    """One source after it was read. A fact that the source does not state is None, a rank `NULL`.
 
     Attributes:
-        path: where it was read from. format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd",
-        "nsys"). rank: global rank; `NULL` where the source does not say.
-        world_size: None where the source does not say. platform: "cuda", "rocm", "cpu", or None where it is unknown.
-        group_ranks: group name -> its global ranks, for the groups whose ranks are known. group_sizes: group name ->
-        number of ranks, also where the ranks themselves are unknown. host: name of the machine, or None.
+        path: where it was read from.
+        format: the reader's name ("kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys").
+        platform: "cuda", "rocm" or "cpu".
+        group_ranks: group name -> its global ranks, for the groups whose ranks are known.
+        group_sizes: group name -> number of ranks, also where the ranks themselves are unknown.
         counters: health counter -> rows, by the names of `aorta.analysis.load.trace_health.COUNTERS`. A reader adds
             what only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
         notes: sentences that every reader of the results must see.
@@ -328,16 +286,102 @@ class Trace:
     lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:
-    """Yield each device of a table, `NULL` for rows of none, with its rows."""
-    for rows in Groups(table.device).rows:
-        yield int(table.device[rows[0]]), table.take(rows)
+class NameClassifier:
+    """Classifies names by the built-in patterns and additional ones, each distinct name once. Patterns are unanchored
+    (docs/dev/measuring.md, W12): `void ncclDevKernel...` is communication too.
+
+    Raises:
+        InputError: an additional pattern is not a regular expression.
+    """
+
+    def __init__(self, comm_patterns: Sequence[str] = ()) -> None:
+        for pattern in comm_patterns:
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise InputError(f"--comm-pattern {pattern!r}: not a regular expression: {error}") from None
+            if compiled.search(""):
+                raise InputError(
+                    f"--comm-pattern {pattern!r}: it matches the empty text, so every kernel would be communication"
+                )
+        added = "|".join(f"(?:{part})" for part in comm_patterns)
+        self._added = re.compile(added, re.IGNORECASE) if added else None
+        self._known: dict[str, IntervalClass] = {}
+
+    def class_of(self, name: str) -> IntervalClass:
+        """Classify one kernel. An empty name is `UNKNOWN`; what is neither communication nor a copy is compute."""
+        if name not in self._known:
+            if not name.strip():
+                self._known[name] = IntervalClass.UNKNOWN
+            elif kernel_names.communicates(name) or (self._added is not None and self._added.search(name)):
+                self._known[name] = IntervalClass.COMM
+            else:
+                self._known[name] = IntervalClass.COPY if kernel_names.copies(name) else IntervalClass.COMPUTE
+        return self._known[name]
 
 
-def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
-    """Return `values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
-    if not len(ids):
-        return np.full(len(keys), NULL, np.int64)
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
-    return np.where(ids[order][at] == keys, values[order][at], NULL)
+def add_comm_pattern(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--comm-pattern`, which collects additional patterns for `NameClassifier`."""
+    parser.add_argument(
+        "--comm-pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="kernels of traces whose names match are communication too; repeatable, unanchored, case ignored",
+    )
+
+
+_KINDS: Final = tuple(
+    (KIND_CODE[kind], re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("reducescatter", r"(?<![a-z])reduce_?scatter|userbuffers\w{0,40}_rs(?![a-z])"),
+        ("allgather", r"(?<![a-z])all_?gather|userbuffers\w{0,40}_ag(?![a-z])"),
+        ("allreduce", r"(?<![a-z])all_?reduce|cross_device_reduce|quick_?reduce|multimem_one_shot"),
+        ("alltoall", r"(?<![a-z])all_?to_?all|(?<![a-z])a2a(?![a-z])|(deep_ep|dpsk|mori|_ep).{0,60}(dispatch|combine)"),
+        ("broadcast", r"(?<![a-z])(broadcast|bcast)"),
+        ("barrier", r"(?<![a-z])barrier"),
+        ("gather", r"(?<![a-z])gather"),
+        ("scatter", r"(?<![a-z])scatter"),
+        ("reduce", r"(nccl\w{0,40}kernel_|(?<![a-z]))reduce(?![a-z])"),
+        # `ncclDevKernel_SendRecv` alone does not say whether it is a send, a receive or an all-to-all.
+        ("send", r"(?<![a-z])(i?send(?!_?recv)|push_?send|put_signal)"),
+        ("recv", r"(?<!send_)(?<!send)(?<![a-z])(i?recv|push_?recv|wait_signal)"),
+    )
+)
+
+
+def kind_of(name: str) -> int:
+    """Return the code of the kind that a communication kernel, API call or operator is named after: `ncclAllReduce`,
+    `c10d::_allgather_base_`, `ncclDevKernel_AllReduce_Sum_bf16`, `all_to_allv`. `NULL` where the name does not say.
+    """
+    words = kernel_names.in_words(name)
+    return next((code for code, pattern in _KINDS if pattern.search(words)), NULL)
+
+
+_TORCH_TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "uint8": (1, ("byte", "unsigned char", "uint8_t")),
+    "int8": (1, ("char", "signed char", "int8_t")),
+    "int16": (2, ("short", "short int")),
+    "int32": (4, ("int", "uint32")),
+    "int64": (8, ("long", "long int", "uint64", "long long")),
+    "float16": (2, ("half", "c10::half", "f16")),
+    "bfloat16": (2, ("c10::bfloat16", "bf16")),
+    "float32": (4, ("float", "f32")),
+    "float64": (8, ("double", "f64")),
+    "bool": (1, ()),
+    "complex64": (8, ("complexfloat", "c10::complex<float>")),
+    "complex128": (16, ("complexdouble", "c10::complex<double>")),
+    "float8_e4m3fn": (1, ("f8e4m3", "c10::float8_e4m3fn")),
+    "float8_e5m2": (1, ("f8e5m2", "c10::float8_e5m2")),
+    "float8_e4m3fnuz": (1, ("c10::float8_e4m3fnuz",)),
+    "float8_e5m2fnuz": (1, ("c10::float8_e5m2fnuz",)),
+}
+"""Torch's name -> bytes per element (c10/core/ScalarType.h), and the names in torch's C++ and in NCCL."""
+_BY_NAME: Final = {
+    name: (torch_name, size) for torch_name, (size, others) in _TORCH_TYPES.items() for name in (torch_name, *others)
+}
+
+
+def known_dtype(name: str | None) -> tuple[str | None, int | None]:
+    """Return torch's name of a data type and its bytes per element; an unknown name unchanged, with None."""
+    return _BY_NAME.get(name.lower(), (name, None)) if name else (None, None)

@@ -4,21 +4,18 @@
 All rows are per rank and device (W15: devices are never merged). What a trace does not hold is an empty list with a
 reason, or None inside a row.
 
-*Matrix products*: one of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations, a multiplication and
-an addition for each of B x M x N x K pairs of elements (what torch.utils.flop_counter counts).
-
+A product of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations (torch.utils.flop_counter).
 *Slowdowns* compare kernels of one name, alone and while communication runs. That is fair only where kernels of one name
 do the same work; matrix products of two shapes may share a name.
 
-Must not: leave a row out without saying how many, state a slowdown that rests on a few kernels, or guess a shape or a
-launch.
+Must not: leave a row out without saying how many, or state a slowdown that rests on a few kernels.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -35,7 +32,6 @@ from aorta.analysis.documents.dataset import (
 from aorta.analysis.groups import Groups
 from aorta.analysis.load.interval_table import (
     NULL,
-    Gemm,
     Gemms,
     IntervalClass,
     Intervals,
@@ -43,19 +39,13 @@ from aorta.analysis.load.interval_table import (
     by_device,
     operations,
 )
-from aorta.analysis.load.kernel_classifier import known_dtype
 from aorta.timeline.arrays import Int64, covered_ns, measure, merge, ranges
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
-NO_SHAPES: Final = "unknown: {format} does not write shapes: record with torch.profiler and record_shapes=True"
 NO_PRODUCTS: Final = "none among the host's operators"
-UNSHAPED: Final = "{count} without Input Dims of two factors: record with record_shapes=True"
-UNLINKED: Final = "{count} of known shape without a kernel in the trace"
 NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
 NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
-COUNTERS_UNJOINED: Final = "no value of a hardware counter has the dispatch id of a kernel"
-NO_LAUNCHES: Final = "no launch of its kernels is known"
 
 
 class KeptRows(NamedTuple):
@@ -127,32 +117,39 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
 
 def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotalEntry]:
     """Return the totals of each device, over the windows of a rank; a trace of unknown rank is a device of its own."""
-    groups: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
-    whole: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    alike: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
+    whole_ms: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
     for at, rows in enumerate(parts):
         for row in rows:
             device = (row.rank, row.device, at if row.rank is None else None)
-            groups[*device, row.name, row.cls].append(row)
+            alike[*device, row.name, row.cls].append(row)
             if row.share:
-                whole[device].setdefault(at, row.total_ms / row.share)
-    return [
-        own[0] if len(whole[key[:3]]) < 2 else _summed(own, sum(whole[key[:3]].values())) for key, own in groups.items()
-    ]
+                whole_ms[device].setdefault(at, row.total_ms / row.share)
+    found = []
+    for key, own in alike.items():
+        windows_ms = whole_ms[key[:3]].values()
+        found.append(own[0] if len(windows_ms) < 2 else _summed(own, sum(windows_ms)))
+    return found
 
 
 def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTotalEntry]:
     """Return kernels of one name and class on all devices as one row, the largest total first; `total_ms` is of all
     kernels of all traces, which shares are of.
     """
-    groups = _alike(rows, lambda row: (row.name, row.cls))
-    found = [msgspec.structs.replace(_summed(own, total_ms), rank=None, device=None) for own in groups]
+    alike: dict[tuple[str, str], list[KernelTotalEntry]] = defaultdict(list)
+    for row in rows:
+        alike[row.name, row.cls].append(row)
+    found = [_summed(own, total_ms, rank=None, device=None) for own in alike.values()]
     return sorted(found, key=lambda row: (-row.total_ms, row.name))
 
 
 def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
     """Return the products of one shape on all devices as one row, the largest total first."""
+    alike: dict[tuple[object, ...], list[GemmEntry]] = defaultdict(list)
+    for row in rows:
+        alike[row.operator, row.batch, row.m, row.n, row.k, row.dtype].append(row)
     found = []
-    for own in _alike(rows, lambda row: (row.operator, row.batch, row.m, row.n, row.k, row.dtype)):
+    for own in alike.values():
         times = _together(own)
         work = sum(row.tflops * row.total_ms for row in own if row.tflops is not None)
         rate = work / times["total_ms"] if times["total_ms"] else None
@@ -160,26 +157,12 @@ def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
     return sorted(found, key=lambda row: -row.total_ms)
 
 
-_Row = TypeVar("_Row", KernelTotalEntry, GemmEntry)
-
-
-def _alike(rows: Iterable[_Row], key: Callable[[_Row], object]) -> Iterable[list[_Row]]:
-    """Return the rows of each key, in order of first appearance."""
-    groups: dict[object, list[_Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return groups.values()
-
-
-def _summed(rows: Sequence[KernelTotalEntry], total_ms: float) -> KernelTotalEntry:
-    """Return rows of one name as one; its share is of `total_ms`."""
-    return msgspec.structs.replace(
-        rows[0],
-        **_together(rows),
-        min_ms=min(row.min_ms for row in rows),
-        max_ms=max(row.max_ms for row in rows),
-        share=sum(row.total_ms for row in rows) / total_ms if total_ms else 0.0,
-    )
+def _summed(rows: Sequence[KernelTotalEntry], whole_ms: float, **changed: Any) -> KernelTotalEntry:
+    """Return rows of one name as one; its share is of `whole_ms`."""
+    times = _together(rows)
+    share = times["total_ms"] / whole_ms if whole_ms else 0.0
+    low, high = min(row.min_ms for row in rows), max(row.max_ms for row in rows)
+    return msgspec.structs.replace(rows[0], **times, min_ms=low, max_ms=high, share=share, **changed)
 
 
 def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
@@ -240,70 +223,6 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
     return found
 
 
-_FACTORS: Final = {
-    "aten::mm": 0,
-    "aten::bmm": 0,
-    "aten::_int_mm": 0,
-    "aten::_scaled_mm": 0,
-    "aten::addmm": 1,
-    "aten::baddbmm": 1,
-    "aten::_addmm_activation": 1,
-}
-"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
-GEMM_OPERATORS: Final = frozenset(_FACTORS)
-_SIZES: Final = msgspec.json.Decoder(list[Any])
-_TYPES: Final = msgspec.json.Decoder(list[str])
-_LARGEST: Final = 2**31
-"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
-
-
-def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
-    """Return the shape of one product, or None where the arguments do not say it.
-
-    Args:
-        dims: `Input Dims` as JSON. types: `Input type` as JSON.
-    """
-    first = _FACTORS[operator]
-    factors = _listed(_SIZES, dims)[first : first + 2]
-    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
-        return None
-    (*batch, m, k), (*other, rows, n) = factors
-    sizes = (*batch, m, k, n)
-    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST for size in sizes):
-        return None
-    names = _listed(_TYPES, types)
-    dtype = known_dtype(names[first])[0] if first < len(names) else None
-    return Gemm(operator, batch[0] if batch else 1, m, n, k, dtype)
-
-
-def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-
-
-def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
-    """Return the products of a trace by their origin; of those with the same origin the first counts.
-
-    Args:
-        origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the
-            index of its shape. shapes: may repeat; None where the trace does not say it.
-    """
-    kept = np.flatnonzero(origin >= 0)
-    origins, first = np.unique(origin[kept], return_index=True)
-    code = code[kept[first]]
-    shaped = np.array([shape is not None for shape in shapes], bool)[code] if len(code) else np.zeros(0, bool)
-    distinct: dict[Gemm | None, int] = {}
-    place = {each: distinct.setdefault(shapes[each], len(distinct)) for each in dict.fromkeys(code[shaped].tolist())}
-    return Gemms(
-        origins[shaped],
-        np.array(list(map(place.__getitem__, code[shaped].tolist())), np.int64),
-        tuple(shape for shape in distinct if shape is not None),
-        int((~shaped).sum()),
-    )
-
-
 def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
     """Return the matrix products by shape, the largest total of a device first; and what is missing of them. A product
     lasts as long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12
@@ -311,10 +230,11 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
     """
     gemms = trace.gemms
     if gemms is None:
-        return [], NO_SHAPES.format(format=trace.format)
+        return [], f"unknown: {trace.format} does not write shapes: record with torch.profiler and record_shapes=True"
     if not len(gemms.origin) + gemms.unknown:
         return [], NO_PRODUCTS
-    missing = [UNSHAPED.format(count=gemms.unknown)] if gemms.unknown else []
+    unshaped = f"{gemms.unknown} without Input Dims of two factors: record with record_shapes=True"
+    missing = [unshaped] if gemms.unknown else []
     if gemms.lasted_ns is not None:
         rank = None if trace.rank == NULL else trace.rank
         return _rates(rank, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(missing) or None
@@ -328,7 +248,7 @@ def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
         shape = gemms.shape[np.searchsorted(gemms.origin, rows.origin[products.first])]
         found += _rates(rank, device, gemms, shape, lasted)
     if linked < len(gemms.origin):
-        missing.append(UNLINKED.format(count=len(gemms.origin) - linked))
+        missing.append(f"{len(gemms.origin) - linked} of known shape without a kernel in the trace")
     return found, "; ".join(missing) or None
 
 
@@ -336,7 +256,8 @@ def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, las
     found = []
     for own in Groups(shape).rows:
         gemm, times = gemms.shapes[int(shape[own[0]])], _times(lasted[own])
-        rate = gemm.flops * len(own) / (times["total_ms"] * 1e9) if times["total_ms"] else None
+        operations = 2 * gemm.batch * gemm.m * gemm.n * gemm.k * len(own)
+        rate = operations / (times["total_ms"] * 1e9) if times["total_ms"] else None
         found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
     return sorted(found, key=lambda row: -row.total_ms)
 
@@ -379,7 +300,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
                     gaps_known=int(known.sum()),
                     launch_bound=int(bound.sum()) if known_all else None,
                     launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
-                    reason=None if known_all else NO_LAUNCHES,
+                    reason=None if known_all else "no launch of its kernels is known",
                 )
             )
         found += sorted(of_device, key=lambda row: (-row.busy_ms, row.stream))
@@ -423,7 +344,9 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
             )
             rows.append((-lasted, made))
         found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
-    return found, ("; ".join(counters.missing) or None) if found else COUNTERS_UNJOINED
+    if not found:
+        return [], "no value of a hardware counter has the dispatch id of a kernel"
+    return found, "; ".join(counters.missing) or None
 
 
 FEWEST: Final = 6
@@ -458,12 +381,17 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
                 [float(middle(side)) / 1e6 if len(side) else None for side in (free, busy)]
                 for middle in (np.median, np.mean)
             )
-            reason = _why_not(len(free), len(busy), medians[0], bool(len(comm.start)))
-            of_means, low, high = (None, None, None) if reason else ratio_of_means(free, busy)
-            slower, excess_ms = None, None
-            if reason is None and medians[0] and medians[1] is not None:
+            slower = excess_ms = of_means = low = high = reason = None
+            if not len(comm.start):
+                reason = "no communication on this device"
+            elif len(free) < FEWEST or len(busy) < FEWEST:
+                reason = f"{len(free)} alone and {len(busy)} overlapped; at least {FEWEST} of each are needed"
+            elif not medians[0]:
+                reason = "kernels alone have no length"
+            elif medians[1] is not None:
                 slower = medians[1] / medians[0] - 1
                 excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
+                of_means, low, high = ratio_of_means(free, busy)
             found.append(
                 SlowdownEntry(
                     rank=rank,
@@ -512,11 +440,3 @@ def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float
     freedom = total**2 / float((parts**2 / (counts - 1)).sum())
     reach = float(stdtrit(freedom, 1 - (1 - _LEVEL) / 2)) * total**0.5
     return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))
-
-
-def _why_not(alone: int, overlapped: int, alone_median: float | None, any_comm: bool) -> str | None:
-    if not any_comm:
-        return "no communication on this device"
-    if alone < FEWEST or overlapped < FEWEST:
-        return f"{alone} alone and {overlapped} overlapped; at least {FEWEST} of each are needed"
-    return None if alone_median else "kernels alone have no length"

@@ -23,11 +23,21 @@ import numpy as np
 
 from aorta.analysis.load import microseconds
 from aorta.analysis.load.chrome_json import EventArray
-from aorta.analysis.load.interval_table import NULL, Clock, Interner, IntervalClass, Trace, intervals, look_up, step_of
-from aorta.analysis.load.kernel_classifier import MARK, NameClassifier, kind_of
-from aorta.analysis.load.kernels import GEMM_OPERATORS, gemm_of, gemms_of
+from aorta.analysis.load.interval_table import (
+    NULL,
+    Clock,
+    Interner,
+    IntervalClass,
+    Intervals,
+    NameClassifier,
+    Trace,
+    kind_of,
+    look_up,
+    step_of,
+)
 from aorta.analysis.load.kineto_events import (
     COPIES,
+    GEMM_OPERATORS,
     LARGEST_DEVICE,
     OPERATORS,
     PARAMETERS,
@@ -42,6 +52,8 @@ from aorta.analysis.load.kineto_events import (
     arguments_of,
     by_category,
     externals_of,
+    gemm_of,
+    gemms_of,
     group_ranks,
     idents,
     inputs_of,
@@ -51,8 +63,7 @@ from aorta.analysis.load.kineto_events import (
     with_times,
 )
 from aorta.analysis.load.kineto_host import LABEL, HostWork, host_gemms, host_rows
-from aorta.analysis.load.rank_inference import Process
-from aorta.analysis.load.trace_source import Ranges, Source, trace_of
+from aorta.analysis.load.trace_source import MARK, Process, Ranges, TraceInput, trace_of
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.kernel_names import computes, launches_communication
@@ -69,7 +80,7 @@ _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 
 
-def read_kineto(source: Source) -> Iterator[Trace]:
+def read_kineto(source: TraceInput) -> Iterator[Trace]:
     """Yield the trace in one file.
 
     Raises:
@@ -249,7 +260,7 @@ def _between_devices(name: str) -> bool:
     return "memset" not in name.lower() and _WITH_HOST.search(name) is None
 
 
-def _on_devices(kept: _Kept, metadata: Metadata, source: Source) -> Trace:
+def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
     path, counters, names, notes = source.place, kept.counters, kept.names.strings, list[str]()
     rows = joined(kept.work, "start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation")
@@ -307,7 +318,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: Source) -> Trace:
     return replace(trace, lost=step_of(lost_ns, trace.windows))
 
 
-def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: Source) -> Trace:
+def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of a trace without any of a device: of a CPU, or of a host whose device was not recorded."""
     host.read_kept()
     kept.counters.update(host.counters)
@@ -348,7 +359,7 @@ def _calls(kept: _Kept) -> dict[str, Int64]:
 def _trace(
     kept: _Kept,
     metadata: Metadata,
-    source: Source,
+    source: TraceInput,
     rows: dict[str, Int64],
     names: tuple[str, ...],
     collectives: Collectives,
@@ -374,16 +385,9 @@ def _trace(
         collectives.group[(cls == _COMM) & (collectives.group == NULL)] = collectives.groups(only)
     size = rows.get("bytes", np.full(len(cls), NULL, np.int64))
     rows["bytes"] = np.where(cls == _COMM, collectives.bytes, size)
-    table = intervals(
-        **rows,
-        kind=collectives.kind,
-        group=collectives.group,
-        seq=collectives.seq,
-        dtype=collectives.dtype,
-        names=names,
-        groups=collectives.groups.strings,
-        dtypes=collectives.dtypes.strings,
-    )
+    columns: dict[str, Any] = {name: getattr(collectives, name) for name in ("kind", "group", "seq", "dtype")}
+    strings = {"groups": collectives.groups.strings, "dtypes": collectives.dtypes.strings}
+    table = Intervals(**rows, **columns, names=names, **strings)  # type: ignore[arg-type]
     start, end = (np.array([mark[at] for mark in kept.marks], np.int64) for at in (1, 2))
     products = joined(kept.products, "origin", "shape")
     clock: Clock = "REALTIME" if low >= _UNIX_FROM_NS else "unknown"

@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.load import microseconds
-from aorta.analysis.load.interval_table import NULL, Interner
-from aorta.analysis.load.kernel_classifier import kind_of, known_dtype
+from aorta.analysis.load.interval_table import NULL, Gemm, Gemms, Interner, kind_of, known_dtype
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
@@ -371,6 +370,70 @@ def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) 
             part = elements_in if kind == "gather" else elements_out
             return part * group_size if part >= 0 and group_size > 0 else NULL
     return elements_out if kind == "allgather" else elements_in
+
+
+_FACTORS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_addmm_activation": 1,
+}
+"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
+GEMM_OPERATORS: Final = frozenset(_FACTORS)
+_SHAPES: Final = msgspec.json.Decoder(list[Any])
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_LARGEST_DIMENSION: Final = 2**31
+"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
+
+
+def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
+    """Return the shape of one product, or None where the arguments do not say it.
+
+    Args:
+        dims: `Input Dims` as JSON. types: `Input type` as JSON.
+    """
+    first = _FACTORS[operator]
+    factors = _listed(_SHAPES, dims)[first : first + 2]
+    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
+        return None
+    (*batch, m, k), (*other, rows, n) = factors
+    sizes = (*batch, m, k, n)
+    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST_DIMENSION for size in sizes):
+        return None
+    names = _listed(_NAMES, types)
+    dtype = known_dtype(names[first])[0] if first < len(names) else None
+    return Gemm(operator, batch[0] if batch else 1, m, n, k, dtype)
+
+
+def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
+    """Return the products of a trace by their origin; of those with the same origin the first counts.
+
+    Args:
+        origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the
+            index of its shape. shapes: may repeat; None where the trace does not say it.
+    """
+    kept = np.flatnonzero(origin >= 0)
+    origins, first = np.unique(origin[kept], return_index=True)
+    code = code[kept[first]]
+    shaped = np.array([shape is not None for shape in shapes], bool)[code] if len(code) else np.zeros(0, bool)
+    distinct: dict[Gemm | None, int] = {}
+    place = {each: distinct.setdefault(shapes[each], len(distinct)) for each in dict.fromkeys(code[shaped].tolist())}
+    return Gemms(
+        origins[shaped],
+        np.array(list(map(place.__getitem__, code[shaped].tolist())), np.int64),
+        tuple(shape for shape in distinct if shape is not None),
+        int((~shaped).sum()),
+    )
 
 
 def group_ranks(ranks: object) -> tuple[int, ...]:

@@ -22,10 +22,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, Gemms, Interner, IntervalClass, look_up
-from aorta.analysis.load.kernel_classifier import MARK, kind_of, known_dtype
-from aorta.analysis.load.kernels import GEMM_OPERATORS
+from aorta.analysis.load.interval_table import (
+    KIND_CODE,
+    NULL,
+    Gemms,
+    Interner,
+    IntervalClass,
+    kind_of,
+    known_dtype,
+    look_up,
+)
 from aorta.analysis.load.kineto_events import (
+    GEMM_OPERATORS,
     LARGEST_BYTES,
     OPERATORS,
     PARAMETERS,
@@ -41,6 +49,7 @@ from aorta.analysis.load.kineto_events import (
     joined,
     with_times,
 )
+from aorta.analysis.load.trace_source import MARK
 from aorta.timeline.arrays import Int64, Spans, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.overlap import AGREEMENT
 

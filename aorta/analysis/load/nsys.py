@@ -15,12 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.load.interval_table import NULL, Clock, IntervalClass, Intervals, Trace, look_up
-from aorta.analysis.load.kernel_classifier import kind_of
+from aorta.analysis.load.interval_table import NULL, Clock, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.analysis.load.microseconds import LARGEST_NS
-from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.sqlite import Database, coded, rows_of
-from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies, kernels, trace_of
+from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.kernel_names import computes, launches_communication
@@ -40,7 +38,7 @@ _WHEN_WHERE: Final = ("start_ns", "end_ns", "device", "stream")
 _PLACE: Final = "device=deviceId stream=streamId"
 
 
-def _read(source: Source) -> Iterator[Trace]:
+def _read(source: TraceInput) -> Iterator[Trace]:
     db, place = source.database, source.place
     assert db is not None
     if _KERNEL not in db.tables:

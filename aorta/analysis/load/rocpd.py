@@ -17,9 +17,8 @@ import numpy as np
 
 from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Intervals, Trace, look_up
-from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.sqlite import Database, coded, rows_of
-from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies
+from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 
 _DISPATCH: Final = "rocpd_kernel_dispatch"
@@ -29,7 +28,7 @@ _SPAN: Final = "start_ns=start end_ns=end"
 _REGION_TEXTS: Final = {"name": "s.string", "extra": "CAST(extdata AS TEXT)"}
 
 
-def _read(source: Source) -> Iterator[Trace]:
+def _read(source: TraceInput) -> Iterator[Trace]:
     db = source.database
     assert db is not None
     guids = sorted(table.removeprefix(_DISPATCH) for table in db.tables if table.startswith(_DISPATCH))
@@ -44,7 +43,7 @@ def _read(source: Source) -> Iterator[Trace]:
     yield from traces
 
 
-def _session(source: Source, db: Database, guid: str) -> Iterator[Trace]:
+def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
     """Yield the traces of one guid of a database, which is usually one process: those that dispatched kernels."""
 
     def stored(table: str, required: str, optional: str = "") -> str:
@@ -158,7 +157,7 @@ def _number(text: object) -> int | None:
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 10 else None
 
 
-def _read_rpd(source: Source) -> Iterator[Trace]:
+def _read_rpd(source: TraceInput) -> Iterator[Trace]:
     """Read RPD: `rocpd_op` has what ran on devices, `rocpd_api` the calls that launched it, and ranges of ROCTx as
     calls named `UserMarker`.
     """

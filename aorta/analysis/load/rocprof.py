@@ -22,10 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, look_up
-from aorta.analysis.load.kernel_classifier import kind_of
-from aorta.analysis.load.rank_inference import Process
-from aorta.analysis.load.trace_source import Ranges, Source, checked, kernels, trace_of
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
+from aorta.analysis.load.trace_source import Process, Ranges, TraceInput, checked, kernels, trace_of
 from aorta.timeline.arrays import Int64
 
 _GROUP_START: Final = "ncclGroupStart"
@@ -74,7 +72,7 @@ class Launches(NamedTuple):
 
 
 def trace_of_rocprof(
-    source: Source,
+    source: TraceInput,
     format: str,  # noqa: A002 - the field's name
     process: Process,
     ran: Mapping[str, Int64],

@@ -23,9 +23,8 @@ from aorta.analysis.load import rocprof
 from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
 from aorta.analysis.load.open import csv_rows, is_url
-from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.sqlite import rows_of
-from aorta.analysis.load.trace_source import Head, Ranges, Reader, Source, copies
+from aorta.analysis.load.trace_source import Head, Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 
 _TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
@@ -76,7 +75,7 @@ def together(file: str) -> tuple[str, ...]:
     return (file, *(there for pair in pairs if (there := next((n for n in pair if Path(n).is_file()), None))))
 
 
-def _read(source: Source) -> Iterator[Trace]:
+def _read(source: TraceInput) -> Iterator[Trace]:
     texts = Interner()
     texts("")
     parts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TABLES}

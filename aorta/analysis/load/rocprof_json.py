@@ -15,9 +15,8 @@ import numpy as np
 
 from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Trace
-from aorta.analysis.load.rank_inference import Process
 from aorta.analysis.load.sqlite import coded
-from aorta.analysis.load.trace_source import Ranges, Reader, Source, copies
+from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 
@@ -142,7 +141,7 @@ class _File(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_File)
 
 
-def _read(source: Source) -> Iterator[Trace]:
+def _read(source: TraceInput) -> Iterator[Trace]:
     path, text = source.place, bytearray()
     while block := source.streams[path].read(_BLOCK):  # in blocks: a single read would allocate the largest size first
         text += block
@@ -163,7 +162,7 @@ def _read(source: Source) -> Iterator[Trace]:
         yield _trace(source, process)
 
 
-def _trace(source: Source, process: _Process) -> Trace:
+def _trace(source: TraceInput, process: _Process) -> Trace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
     devices = {handle: _number(agent) for handle, agent in gpus.items()}
     records = process.buffer_records

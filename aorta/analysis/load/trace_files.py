@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.load.interval_table import Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.interval_table import NameClassifier, Trace
 from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.open import Peekable, is_tar, is_url, local_copy, members, opened, reading
@@ -27,7 +26,7 @@ from aorta.analysis.load.rocpd import ROCPD, RPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.sqlite import MAGIC, Database
-from aorta.analysis.load.trace_source import Head, Reader, Source
+from aorta.analysis.load.trace_source import Head, Reader, TraceInput
 from aorta.errors import InputError
 from aorta.records.files import remote_files
 from aorta.records.schema import Header
@@ -196,7 +195,7 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
         if streams[place].head().startswith(MAGIC):
             path = stack.enter_context(local_copy(place))
             database = stack.enter_context(closing(Database(path, place)))
-        yield from READERS[_NAMES.index(unit.format)].read(Source(streams, classifier, unit.headers, database))
+        yield from READERS[_NAMES.index(unit.format)].read(TraceInput(streams, classifier, unit.headers, database))
 
 
 def _of_archive(
@@ -208,7 +207,7 @@ def _of_archive(
         reader = reader_of(Head(content.head()))
         if reader is not None and reader.together is None:
             seen += 1
-            yield from reader.read(Source({where: content}, classifier, headers))
+            yield from reader.read(TraceInput({where: content}, classifier, headers))
     if not seen:
         raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
 

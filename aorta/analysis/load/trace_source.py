@@ -1,41 +1,51 @@
-"""What a reader of traces is given and gives, and what is done with it once for every format.
+"""What a reader of traces is given and gives, and what is done with it once for every format: rank and steps are found.
 
 A `Reader` (they are listed in `trace_files.READERS`) recognises its files by their first bytes, and gives what each
 process recorded: rows of kernels and copies, and the ranges of its code. `trace_of` finds rank and steps of them.
 
-    def read(source: Source) -> Iterator[Trace]:
+    def read(source: TraceInput) -> Iterator[Trace]:
         rows = kernels(source.place, source.classifier, names, start_ns=start, end_ns=end, stream=stream)
         yield trace_of(source, "mine", Process(source.place), [rows], Ranges(from_ns, to_ns, texts))
 
-What a source does not tell is left out: it is `NULL`. Must not: know a format, or guess.
+What a source does not tell is left out: it is `NULL`. The rank comes from the most reliable evidence there is
+(docs/dev/trace-readers.md); evidence that allows two ranks gives none. Must not: know a format, guess, take ranks from
+the order of process ids or of files, or a step from anything but a marker.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aorta.analysis.load.interval_table import (
+    NO_WINDOWS,
     NULL,
     Interner,
     IntervalClass,
     Intervals,
+    NameClassifier,
     Trace,
+    Windows,
     concatenate,
-    intervals,
+    kind_of,
     step_of,
+    windows,
 )
-from aorta.analysis.load.kernel_classifier import NameClassifier, step_windows
 from aorta.analysis.load.microseconds import LARGEST_NS
-from aorta.analysis.load.rank_inference import Process, place
 from aorta.analysis.load.sqlite import Database
 from aorta.errors import InputError
+from aorta.records.record_file import header_of
+from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
+from aorta.redaction import redact
 from aorta.timeline.arrays import Int64
 
 _LIMITS: Final = {"start_ns": (0, LARGEST_NS), "end_ns": (0, LARGEST_NS), "device": (NULL, 2**31 - 1)}
@@ -51,7 +61,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceInput:
     """The files of one process (or of several, where one file holds them), open.
 
     Attributes:
@@ -86,9 +96,29 @@ class Reader(NamedTuple):
     name: str
     files: str
     matches: Callable[[Head], bool]
-    read: Callable[[Source], Iterable[Trace]]
+    read: Callable[[TraceInput], Iterable[Trace]]
     together: Callable[[str], tuple[str, ...]] | None = None
     process: Callable[[str], str] = str
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a trace says about one process; None is unknown.
+
+    Attributes:
+        path: of its file, used in messages. Where `shared`, the file holds several, so its path names no rank.
+        gpus: the GPUs it used, numbered over all GPUs of the machine (rocprofv3's `logical_node_type_id`).
+        all_gpus_visible: no `*_VISIBLE_DEVICES` renumbered them for this process, as far as the trace says.
+    """
+
+    path: str
+    pid: int | None = None
+    host: str | None = None
+    environment_rank: int | None = None
+    environment_world: int | None = None
+    gpus: tuple[int, ...] = ()
+    all_gpus_visible: bool | None = None
+    shared: bool = False
 
 
 class Ranges(NamedTuple):
@@ -132,34 +162,36 @@ def kernels(
 
     Args:
         name: the name of each row, "" where it has none: its class is unknown. Or an index into `names`, or `NULL`.
-        columns: of `interval_table.intervals`.
+        columns: of `Intervals`.
 
     Raises:
         InputError: as `checked`.
     """
-    checked(where, "kernel", columns)
-    codes, names = _coded(name, names)
-    classes, kinds = classifier.kernels(names)
-    cls, kind = np.append(classes, np.int8(IntervalClass.UNKNOWN)), np.append(kinds, np.int8(NULL))
-    return intervals(cls=cls[codes], kind=kind[codes], name=codes, names=names, **columns)  # type: ignore[arg-type]
+    rows = _named(where, "kernel", name, names, columns)
+    classes = [classifier.class_of(text) for text in rows.names]
+    kinds = [kind_of(text) if classifier.class_of(text) == IntervalClass.COMM else NULL for text in rows.names]
+    cls, kind = np.array([*classes, IntervalClass.UNKNOWN]), np.array([*kinds, NULL])  # the last of rows without a name
+    return replace(rows, cls=cls[rows.name], kind=kind[rows.name])
 
 
 def copies(where: str, name: Int64 | Sequence[str], names: Sequence[str] = (), **columns: ArrayLike) -> Intervals:
     """Return rows of memory copies; arguments and errors as `kernels`."""
-    checked(where, "memory copy", columns)
-    codes, names = _coded(name, names)
-    return intervals(cls=np.int8(IntervalClass.COPY), name=codes, names=names, **columns)  # type: ignore[arg-type]
+    return _named(where, "memory copy", name, names, {**columns, "cls": int(IntervalClass.COPY)})
 
 
-def _coded(name: Int64 | Sequence[str], names: Sequence[str]) -> tuple[Int64, Sequence[str]]:
-    if isinstance(name, np.ndarray):
-        return name, names
-    found = Interner()
-    return np.array([found(text) if text else NULL for text in name], np.int64), found.strings
+def _named(
+    where: str, what: str, name: Int64 | Sequence[str], names: Sequence[str], columns: Mapping[str, ArrayLike]
+) -> Intervals:
+    checked(where, what, columns)
+    if not isinstance(name, np.ndarray):
+        codes = Interner()
+        name = np.array([codes(text) if text else NULL for text in name], np.int64)
+        names = codes.strings
+    return Intervals(name=name, names=tuple(names), **columns)  # type: ignore[arg-type]
 
 
 def trace_of(
-    source: Source,
+    source: TraceInput,
     format: str,  # noqa: A002 - the field's name
     process: Process,
     rows: Sequence[Intervals],
@@ -182,7 +214,7 @@ def trace_of(
         InputError: as `checked`, of the ranges.
     """
     checked(source.place, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
-    placed = place(process, source.headers)
+    rank, world_size, of_rank = place(process, source.headers)
     steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
     table = concatenate(rows)
     start_ns = table.start_ns + since_ns
@@ -192,6 +224,7 @@ def trace_of(
         end_ns=table.end_ns + since_ns,
         launch_ns=np.where(table.launch_ns == NULL, NULL, table.launch_ns + since_ns),
         step=step_of(start_ns, steps),
+        names=tuple(map(redact, table.names)),
     )
     communicates = bool((table.cls == IntervalClass.COMM).any())
     no_sizes = (
@@ -201,10 +234,114 @@ def trace_of(
     fields: dict[str, Any] = {
         "clock": "unknown",
         "windows": steps,
-        "rank": placed.rank,
-        "world_size": placed.world_size,
+        "rank": rank,
+        "world_size": world_size,
         "host": process.host,
         "backend": "nccl" if communicates else None,
-        "notes": (*placed.notes, *notes, *of_steps, *((no_sizes,) if communicates and unsized else ())),
+        "notes": (*of_rank, *notes, *of_steps, *((no_sizes,) if communicates and unsized else ())),
     }
     return Trace(process.path, format, intervals=table, **(fields | facts))
+
+
+_MARKS: Final = ("aorta.step=", "iteration#", "ProfilerStep#")
+"""What stands before the number, best first: AORTA's own two carry the global step, the third is `torch.profiler`'s
+`step()`.
+"""
+MARK: Final = re.compile(rf"(?P<kind>{'|'.join(map(re.escape, _MARKS))})(?P<step>\d{{1,18}})$")
+_FAMILIES: Final = (
+    *((mark, re.compile(rf"^{re.escape(mark)}(\d{{1,18}})$")) for mark in _MARKS),
+    ("step", re.compile(r"^(?:train(?:ing)?[ _.]?)?(?:step|iter(?:ation)?)[ _:=#]{1,2}(\d{1,18})$", re.IGNORECASE)),
+)
+"""Families of step markers; where a trace holds several, the first one here is used."""
+
+
+def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[Windows, tuple[str, ...]]:
+    """Return the windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a
+    mark, or a range still open when the recording ended). Of several ranges of one step the earliest counts.
+    """
+    family, pattern = next((each for each in _FAMILIES if any(map(each[1].match, texts))), _FAMILIES[0])
+    matches = [pattern.match(text) for text in texts]
+    numbers = np.array([int(match[1]) if match else NULL for match in matches], np.int64)
+    used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))
+    if not len(used):
+        return NO_WINDOWS, ("no step markers: one window from the first to the last record",)
+    used = used[np.argsort(start_ns[used], kind="stable")]
+    first = used[np.unique(numbers[used], return_index=True)[1]]
+    repeated = len(used) - len(first)
+    notes = (f"{repeated} marker(s) {family}N repeat a step; the first of each is used",) if repeated else ()
+    return windows(numbers[first], start_ns[first], end_ns[first]), notes
+
+
+_RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+LARGEST_RANK: Final = 2**31 - 1
+
+
+def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
+    """Return headers of the records directly in some folders; files that cannot be read are left out."""
+    found = []
+    for path in (path for folder in folders for path in rank_files(folder)):
+        with suppress(InputError):
+            found.append(header_of(path))
+    return tuple(found)
+
+
+def headers_near(location: str) -> tuple[Header, ...]:
+    """Return the headers of the records in the folder of a local file (or the folder itself) and the two above it: a
+    trace is often kept below the run it belongs to. A URL or a glob has none.
+    """
+    path = Path(location)
+    if "://" in location or not path.exists():
+        return ()
+    own = path.absolute() if path.is_dir() else path.absolute().parent
+    return headers_in([own, *own.parents[:2]])
+
+
+def place(process: Process, headers: Sequence[Header] = ()) -> tuple[int, int | None, tuple[str, ...]]:
+    """Return the rank of one process: from its environment, then `rank<k>` in its path, then the record with its
+    process id, then the one GPU it used where local ranks and GPUs correspond.
+
+    Returns:
+        The rank, `NULL` where it is unknown; the world size; and notes: why, or which evidence was overruled.
+    """
+    pid, gpus, host = process.pid, process.gpus, process.host and process.host.split(".")[0]
+    # Process ids and GPUs repeat on other machines: the host must agree where both know it.
+    here = [each for each in headers if not host or not each.host or each.host.split(".")[0] == host]
+    by_pid = [each for each in here if pid is not None and each.pid == pid]
+    by_gpu = [each for each in here if each.host and len(gpus) == 1 and each.local_rank == gpus[0]]
+    told, gpu = process.environment_rank, f"GPU {', '.join(map(str, gpus))}"
+    evidence = (
+        ("its environment says RANK", {told} if told is not None and 0 <= told <= LARGEST_RANK else set[int]()),
+        ("its path says rank", set() if process.shared else ranks_in_path(process.path)),
+        (f"the record with process id {pid} says rank", {each.rank for each in by_pid}),
+        (
+            f"{gpu} belongs to local rank of rank",
+            {each.rank for each in by_gpu} if process.all_gpus_visible and host else set(),
+        ),
+    )
+    usable = [(words, ranks) for words, ranks in evidence if ranks]
+    world = process.environment_world or next((header.world_size for header in by_pid), None)
+    if not usable:
+        seen = [f"process {pid}" if pid is not None else "no process id", *([gpu] if gpus else [])]
+        why = (
+            f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, no rank<k> in its path, "
+            "no record with its process id. Give the folder of the records, or put rank<k> into the path"
+        )
+        return NULL, world, (why,)
+    words, ranks = usable[0]
+    if len(ranks) > 1:
+        why = f"{process.path}: rank not known: {words} {', '.join(map(str, sorted(ranks)))}: ambiguous"
+        return NULL, world, (why,)
+    (rank,) = ranks
+    against = [f"{other} {', '.join(map(str, sorted(found)))}" for other, found in usable[1:] if rank not in found]
+    notes = tuple(f"{process.path}: taken as rank {rank} ({words} {rank}), although {doubt}" for doubt in against)
+    return rank, world, notes
+
+
+def ranks_in_path(path: str) -> set[int]:
+    """Return the ranks that folder and file names state as `rank<k>`. The component nearest to the file decides;
+    several different ranks in that one component are all returned.
+    """
+    for part in reversed(PurePath(path).parts):
+        if found := {rank for text in _RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
+            return found
+    return set()

@@ -1,7 +1,7 @@
 """Loads the traces of all ranks as a `Run`, so that matching, reports and pictures treat them like records.
 
-A trace of unknown rank gets a negative number, which belongs to no process group and is reported as no rank. Must not:
-guess a rank.
+Traces of one rank may be windows of one process, whose steps are put under one another. A trace of unknown rank gets a
+negative number, which belongs to no process group and is reported as no rank. Must not: guess a rank.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-import msgspec
+import numpy as np
 
 from aorta.analysis.documents.dataset import TraceEntries
-from aorta.analysis.frames import UNKNOWN
+from aorta.analysis.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.analysis.health import Health
-from aorta.analysis.join import join
-from aorta.analysis.load.collective_costs import costs
+from aorta.analysis.join import join, join_steps
+from aorta.analysis.load.collective_costs import END_SOURCE, costs
 from aorta.analysis.load.engines import Engine, Local, progress
 from aorta.analysis.load.kernels import entries, largest_first
-from aorta.analysis.load.rank_inference import headers_near
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import examine
+from aorta.analysis.load.trace_source import headers_near
 from aorta.analysis.load.trace_tables import (
     SHOWN_SLOWDOWNS,
     DeviceTables,
+    TraceDetails,
     TraceTables,
-    join_devices,
     read_trace_tables,
-    windows_of_processes,
-    without_copies,
 )
-from aorta.analysis.run import Run, partial_steps
+from aorta.analysis.metrics import RATIO_PARTS
+from aorta.analysis.run import CoverageFacts, Run, partial_steps
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
 
@@ -57,17 +57,17 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 left_out.append(str(result))
             else:
                 traces += result
-    traces, copies = without_copies(traces)
+    traces, copies = _without_copies(traces)
     left_out += copies
-    windows_of = windows_of_processes(traces)
+    windows_of = _windows_of_processes(traces)
     _refuse_several_jobs(location, windows_of)
-    processes = [join_devices(windows) for windows in windows_of]
+    processes = [_join_devices(windows) for windows in windows_of]
     devices = [device for process in processes for device in process]
     if not devices:
         left_out += [f"{trace.facts.path}: no row of it has a known class and a length" for trace in traces]
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
     numbered, chosen, numbering = _numbers(processes)
-    claimed = [process[0].source.rank for process in processes if process]
+    claimed = [process[0].tables.source.rank for process in processes if process]
     examined = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=claimed)
     world = examined.world_size
     if world is None:
@@ -78,7 +78,14 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
         )
     ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
-    ranks = {numbered[at]: devices[at].as_rank(numbered[at], world) for at in ordered if at in chosen}
+    ranks = {}
+    for at in ordered:
+        if at in chosen:
+            number, tables = numbered[at], devices[at].tables
+            # Groups belong to a rank; a number that stands for an unknown rank has none.
+            groups = tables.source.groups if number >= 0 else {}
+            source = replace(tables.source, rank=number, world_size=world, groups=groups)
+            ranks[number] = replace(tables, source=source)
     parts = [  # each trace of unknown rank is a rank of its own
         replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
         for at, trace in enumerate(traces)
@@ -86,7 +93,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     ]
     shown = TraceEntries(
         whole={str(numbered[at]): devices[at].whole for at in ordered},
-        costs=[msgspec.to_builtins(cost, str_keys=True) for cost in costs(parts)],
+        costs=costs(parts),
         slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),
     )
@@ -105,11 +112,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
-    """Check that the folders below a location hold one job: no rank begins in two of them.
-
-    Raises:
-        InputError: they hold several; with the list.
-    """
+    """Raise an `InputError` where the folders below a location hold several jobs: a rank begins in two of them."""
     ranks_in: dict[str, set[int]] = {}
     for facts in (windows[0].facts for windows in processes):
         ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({facts.rank} - {UNKNOWN})
@@ -135,7 +138,7 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     for process in processes:
         busiest = max(process, key=lambda device: device.busy_ns, default=None)
         for device in process:
-            source = device.source
+            source = device.tables.source
             if device is busiest:
                 chosen.add(len(numbers))
                 if source.rank != UNKNOWN and source.rank not in numbers:
@@ -152,3 +155,119 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
             )
             notes.append(f"{source.path}: {who}, {where} is {what}")
     return numbers, chosen, notes
+
+
+def _without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], list[str]]:
+    """Return the traces without those that repeat another one (`gzip -k` leaves both files), and a note about each: the
+    same clock, rank, steps, and times to the nanosecond.
+    """
+    kept: dict[tuple[object, ...], TraceTables] = {}
+    notes = []
+    for trace in traces:
+        facts = trace.facts
+        steps = [each.tables.steps for each in trace.devices]
+        times = [
+            (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
+        ]
+        told = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
+        known = facts.clock != "unknown" or facts.rank != UNKNOWN
+        same = (facts.rank, facts.host, str(times), str(told)) if known else (id(trace),)
+        if same in kept:
+            notes.append(f"{facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
+        else:
+            kept[same] = trace
+    return list(kept.values()), notes
+
+
+def _windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTables]]:
+    """Group the traces of one rank that are windows of one process: with other steps, one behind the other, or without
+    marks of steps at other times of one clock, in one folder. Each group is in the order of its steps.
+    """
+
+    def order(trace: TraceTables) -> tuple[object, ...]:
+        first = next(iter(trace.devices), None)
+        begins = (0, 0) if first is None else (int(first.tables.steps.global_step[0]), first.whole["start_ns"])
+        return trace.facts.rank, trace.facts.steps == 0, begins
+
+    groups: list[list[TraceTables]] = []
+    last: dict[int, list[TraceTables]] = {}
+    for trace in sorted(traces, key=order):
+        group = last.get(trace.facts.rank)
+        if group is not None and trace.facts.rank != UNKNOWN and _follows(group[-1], trace):
+            group.append(trace)
+        else:
+            last[trace.facts.rank] = [trace]
+            groups.append(last[trace.facts.rank])
+    return sorted(groups, key=lambda group: min(map(traces.index, group)))
+
+
+def _follows(before: TraceTables, trace: TraceTables) -> bool:
+    """Return whether a trace may be a later window of the same process."""
+    same = (before.facts.clock, before.facts.world_size) == (trace.facts.clock, trace.facts.world_size)
+    if not before.devices or not trace.devices or not same:
+        return False
+    if not before.facts.steps and not trace.facts.steps:
+        ended = max(device.whole["end_ns"] for device in before.devices)
+        same_folder = before.facts.path.rpartition("/")[0] == trace.facts.path.rpartition("/")[0]
+        return same_folder and before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
+    ended, begun = (each.devices[0].tables.steps.global_step[at] for each, at in ((before, -1), (trace, 0)))
+    return bool(before.facts.steps and trace.facts.steps and ended < begun)
+
+
+def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:
+    """Return the devices of one process, with the steps of all its traces; those without marks are numbered from 0."""
+    found: dict[int, list[DeviceTables]] = {}
+    for number, trace in enumerate(traces):
+        for device in trace.devices:
+            if not trace.facts.steps:
+                steps = replace(device.tables.steps, global_step=device.tables.steps.global_step + number)
+                device = replace(device, tables=replace(device.tables, steps=steps))
+            found.setdefault(device.device, []).append(device)
+    return [same[0] if len(same) == 1 else _joined(same) for same in found.values()]
+
+
+def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
+    segments, rows, names = [], [], list[CollectiveName]()
+    steps = join_steps([part.tables.steps for part in parts])
+    before = 0
+    for part in parts:
+        details, own = part.tables.details, part.tables.collectives
+        assert isinstance(details, TraceDetails)
+        segments.append(details.segments + np.array([before, 0, 0, 0]))
+        rows.append(replace(own, step=own.step + before, name=own.name + len(names)))
+        names += own.names
+        before += len(part.tables.steps)
+    columns = {name: [getattr(own, name) for own in rows] for name in declared(Collectives) if name != "backend_end_ns"}
+    collectives = Collectives(names=tuple(names), **{name: np.concatenate(each) for name, each in columns.items()})
+    return replace(
+        parts[0],
+        tables=replace(
+            parts[0].tables,
+            steps=steps,
+            collectives=collectives,
+            details=TraceDetails(np.concatenate(segments), steps.start_mono_ns, steps.end_mono_ns),
+            covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+        ),
+        whole=_whole([part.whole for part in parts]),
+        busy_ns=sum(part.busy_ns for part in parts),
+    )
+
+
+def _whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the traces of one device measured as one: sums of times, and ratios of the sums."""
+    told = [part["metrics"] for part in parts]
+    reasons = dict(item for part in reversed(parts) for item in part["null_reasons"].items())
+    values: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for each in told for name in each if name not in RATIO_PARTS):
+        times = [each.get(name, 0.0) for each in told]  # a kind of collective that a window lacks took no time in it
+        values[name] = None if None in times else sum(times)
+    for name, (part, of) in RATIO_PARTS.items():
+        if any(name in each for each in told):
+            above, below = values[part], values[of]
+            values[name] = above / below if above is not None and below else None
+    return {
+        "start_ns": min(part["start_ns"] for part in parts),
+        "end_ns": max(part["end_ns"] for part in parts),
+        "metrics": values,
+        "null_reasons": {name: reasons[name] for name, value in values.items() if value is None and name in reasons},
+    }

@@ -17,7 +17,7 @@ import msgspec
 from aorta.analysis.load.chrome_json import Event, NoEventArray, RawEvents
 from aorta.analysis.load.microseconds import LARGEST_NS, of_value
 from aorta.analysis.load.open import is_tar, members, opened
-from aorta.analysis.load.rank_inference import ranks_in_path
+from aorta.analysis.load.trace_source import ranks_in_path
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, TRACE_KEY, ClockSync, decode
 from aorta.records.record_file import header_of

@@ -21,9 +21,9 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
 from aorta.analysis.gate.gate_command import add_gate_arguments, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
-from aorta.analysis.load.kernel_classifier import add_comm_pattern
+from aorta.analysis.load.interval_table import add_comm_pattern
 from aorta.analysis.load.locations import Location, launch_folders
-from aorta.analysis.load.rank_inference import headers_in
+from aorta.analysis.load.trace_source import headers_in
 from aorta.analysis.locate import OUTPUTS, check_label, is_location, label_of, locate
 from aorta.analysis.metrics import metric_named
 from aorta.analysis.report.launch_table import many_in, report_many

@@ -7,11 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.analysis.load.interval_table import IntervalClass, Trace
-from aorta.analysis.load.kernel_classifier import NameClassifier
+from aorta.analysis.load.interval_table import IntervalClass, NameClassifier, Trace
 from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.open import Peekable
-from aorta.analysis.load.trace_source import Source
+from aorta.analysis.load.trace_source import TraceInput
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.timeline.overlap import Overlap
 
@@ -46,7 +45,7 @@ def document(events: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
 
 def read_text(text: str | bytes, path: str = "t.json", patterns: Sequence[str] = ()) -> Trace:
     data = text.encode() if isinstance(text, str) else text
-    (trace,) = read_kineto(Source({path: Peekable(io.BytesIO(data))}, NameClassifier(patterns)))  # type: ignore[arg-type]
+    (trace,) = read_kineto(TraceInput({path: Peekable(io.BytesIO(data))}, NameClassifier(patterns)))  # type: ignore[arg-type]
     return trace
 
 

@@ -8,20 +8,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NO_WINDOWS,
     NULL,
     Interner,
     IntervalClass,
+    Intervals,
     Trace,
-    Windows,
-    intervals,
     step_of,
     windows,
 )
 from aorta.analysis.load.sqlite import Database
-from aorta.analysis.load.trace_source import Reader, Source
+from aorta.analysis.load.trace_source import Reader, TraceInput
 from aorta.records.schema import Header
 
 COMPUTE, COMM, COPY, UNKNOWN = (
@@ -59,30 +60,22 @@ def trace(
     """A trace of these rows. `steps`: (number, start, end) on the rank of the first row."""
     names, group_names = Interner(), Interner()
     rank = rows[0]["rank"] if rows else 0
-    marks: Windows = NO_WINDOWS
-    if steps:
-        number, start, end = zip(*steps, strict=True)
-        marks = windows(number, start, end)
-    table = intervals(
-        start_ns=[each["start"] for each in rows],
-        end_ns=[each["end"] for each in rows],
-        device=[each["device"] for each in rows],
-        stream=[each["stream"] for each in rows],
-        cls=[each["cls"] for each in rows],
-        kind=[KIND_CODE[each["kind"]] if each["kind"] else NULL for each in rows],
-        group=[group_names(each["group"]) if each["group"] else NULL for each in rows],
-        seq=[each["seq"] for each in rows],
-        bytes=[each["size"] for each in rows],
-        name=[names(each["name"]) for each in rows],
-    )
-    from dataclasses import replace
-
-    table = replace(
-        table,
-        names=names.strings,
-        groups=group_names.strings,
-        step=step_of(table.start_ns, marks) if steps else table.step,
-    )
+    marks = windows(*zip(*steps, strict=True)) if steps else NO_WINDOWS
+    columns = {
+        "start_ns": [each["start"] for each in rows],
+        "end_ns": [each["end"] for each in rows],
+        "device": [each["device"] for each in rows],
+        "stream": [each["stream"] for each in rows],
+        "cls": [each["cls"] for each in rows],
+        "kind": [KIND_CODE[each["kind"]] if each["kind"] else NULL for each in rows],
+        "group": [group_names(each["group"]) if each["group"] else NULL for each in rows],
+        "seq": [each["seq"] for each in rows],
+        "bytes": [each["size"] for each in rows],
+        "name": [names(each["name"]) for each in rows],
+    }
+    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
+    step = step_of(arrays["start_ns"], marks)
+    table = Intervals(**arrays, step=step, names=names.strings, groups=group_names.strings)
     given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rank, **facts}
     return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
 
@@ -93,6 +86,6 @@ def read_with(
     """What a reader gives for a database, or for the files of a process by name."""
     if isinstance(what, Path):
         with what.open("rb") as stream, closing(Database(what, str(what))) as database:
-            return list(reader.read(Source({str(what): stream}, headers=headers, database=database)))
+            return list(reader.read(TraceInput({str(what): stream}, headers=headers, database=database)))
     streams = {name: io.BytesIO(data) if isinstance(data, bytes) else data for name, data in what.items()}
-    return list(reader.read(Source(streams, headers=headers)))
+    return list(reader.read(TraceInput(streams, headers=headers)))

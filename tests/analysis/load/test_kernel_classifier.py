@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass
-from aorta.analysis.load.kernel_classifier import NameClassifier, kind_of
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, IntervalClass, NameClassifier, kind_of
+from aorta.analysis.load.trace_source import kernels
 from tests.analysis.load.kineto_files import ALLREDUCE, GEMM
 
 COMPUTE, COMM, COPY, UNKNOWN = (
@@ -52,9 +53,9 @@ COMPUTE, COMM, COPY, UNKNOWN = (
     ],
 )
 def test_the_class_and_kind_of_a_kernel_w12(name: str, cls: IntervalClass, kind: str | None) -> None:
-    classes, kinds = NameClassifier().kernels([name])
-    assert classes.tolist() == [cls]
-    assert kinds.tolist() == [KIND_CODE[kind] if kind else NULL]
+    rows = kernels("made by hand", NameClassifier(), [name], start_ns=np.array([0]), end_ns=np.array([1]))
+    assert rows.cls.tolist() == [cls]
+    assert rows.kind.tolist() == [KIND_CODE[kind] if kind else NULL]
 
 
 @pytest.mark.parametrize(

@@ -7,48 +7,60 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.interval_table import NULL
-from aorta.analysis.load.rank_inference import Process, headers_in, headers_near, place, ranks_in_path
+from aorta.analysis.load.trace_source import Process, headers_in, headers_near, place, ranks_in_path
+from aorta.records.schema import Header
 from tests.analysis.builders import line_of
 from tests.analysis.load.test_nsys import header
 
 
-def test_the_environment_beats_the_path_and_the_contradiction_is_said() -> None:
-    placed = place(Process("run/rank2/1_results.db", environment_rank=3, environment_world=8))
-    assert (placed.rank, placed.world_size) == (3, 8)
-    assert placed.notes == (
-        "run/rank2/1_results.db: taken as rank 3 (its environment says RANK 3), although its path says rank 2",
-    )
-
-
-def test_the_path_beats_the_process_id() -> None:
-    placed = place(Process("run/rank2/7_results.json", pid=7), [header(5, 7)])
-    assert placed.rank == 2
-    assert "although the record with process id 7 says rank 5" in placed.notes[0]
-
-
-def test_the_process_id_of_a_record_places_a_trace_of_its_host() -> None:
-    headers = [header(5, 7, host="b.cluster"), header(6, 7, host="a.cluster")]
-    assert place(Process("x.json", pid=7, host="a"), headers).rank == 6
-
-
-def test_two_records_with_one_process_id_and_no_host_are_ambiguous() -> None:
-    placed = place(Process("x.json", pid=7), [header(5, 7, host="b"), header(6, 7, host="a")])
-    assert placed.rank == NULL
-    assert placed.notes == ("x.json: rank not known: the record with process id 7 says rank 5, 6: ambiguous",)
+@pytest.mark.parametrize(
+    ("process", "headers", "placed", "note"),
+    [
+        (
+            Process("run/rank2/1_results.db", environment_rank=3, environment_world=8),
+            [],
+            (3, 8),
+            "run/rank2/1_results.db: taken as rank 3 (its environment says RANK 3), although its path says rank 2",
+        ),
+        (
+            Process("run/rank2/7_results.json", pid=7),
+            [header(5, 7)],
+            (2, 16),
+            "run/rank2/7_results.json: taken as rank 2 (its path says rank 2), although the record with process id 7 "
+            "says rank 5",
+        ),
+        (
+            Process("x.json", pid=7, host="a"),
+            [header(5, 7, host="b.cluster"), header(6, 7, host="a.cluster")],
+            (6, 16),
+            None,
+        ),
+        (
+            Process("x.json", pid=7),
+            [header(5, 7, host="b"), header(6, 7, host="a")],
+            (NULL, 16),
+            "x.json: rank not known: the record with process id 7 says rank 5, 6: ambiguous",
+        ),
+        (
+            Process("x.json", host="n", gpus=(0, 1), all_gpus_visible=True),
+            [header(4, 70, host="n", local_rank=1)],
+            (NULL, None),
+            "x.json: rank not known (no process id, GPU 0, 1): no RANK in its environment, no rank<k> in its path, no "
+            "record with its process id. Give the folder of the records, or put rank<k> into the path",
+        ),
+    ],
+)
+def test_the_best_evidence_gives_the_rank_and_what_contradicts_it_is_said(
+    process: Process, headers: list[Header], placed: tuple[int, int | None], note: str | None
+) -> None:
+    assert place(process, headers) == (*placed, () if note is None else (note,))
 
 
 @pytest.mark.parametrize(("visible", "rank"), [(True, 4), (False, NULL), (None, NULL)])
 def test_the_gpu_used_tells_the_rank_only_where_nothing_renumbered_gpus(visible: bool | None, rank: int) -> None:
     headers = [header(4, 70, host="n", local_rank=1), header(3, 71, host="n", local_rank=0)]
     process = Process("x.json", pid=99, host="n", gpus=(1,), all_gpus_visible=visible)
-    assert place(process, headers).rank == rank
-
-
-def test_a_process_that_used_two_gpus_is_not_placed_by_them() -> None:
-    process = Process("x.json", host="n", gpus=(0, 1), all_gpus_visible=True)
-    placed = place(process, [header(4, 70, host="n", local_rank=1)])
-    assert placed.rank == NULL
-    assert "rank not known (no process id, GPU 0, 1)" in placed.notes[0]
+    assert place(process, headers)[0] == rank
 
 
 @pytest.mark.parametrize(

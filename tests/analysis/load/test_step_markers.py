@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from aorta.analysis.load.kernel_classifier import step_windows
+from aorta.analysis.load.trace_source import step_windows
 from tests.analysis.load.kineto_files import BASE_NS, GEMM, event, kernel, read
 
 
