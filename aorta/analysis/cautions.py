@@ -13,7 +13,7 @@ from typing import Final
 
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import CutoffFacts, DatasetEntry
-from aorta.analysis.formatting import TEXT
+from aorta.analysis.formatting import TEXT, first_upper
 from aorta.analysis.host_bound import HOST_BOUND, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS
 from aorta.analysis.run import HOST_TIMER, Run
@@ -25,8 +25,18 @@ FEW_STEPS: Final = 20
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
-_ENDED: Final = {"dead": "A rank died", "stopped": "A rank is stopped", "slow": "A rank is slow"}
-"""What did not hang, by the kind of an autopsy's verdict."""
+_HAPPENED: Final = {
+    "dead": "{} died",
+    "stopped": "{} stopped by a signal or debugger",
+    "slow": "{} slow, others wait",
+    "signature_mismatch": "Hung: ranks called different collectives",
+    "order_swapped": "Hung: collectives in different orders",
+    "stuck_outside": "{} hung outside collectives",
+    "rank_did_not_join": "Hung: {} did not join a collective",
+    "stuck_inside": "Hung inside a collective",
+    "cannot_decide": "Hung, cause unknown",
+}
+"""What happened, by the kind of an autopsy's verdict; `{}`: the accused."""
 
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:
@@ -42,7 +52,9 @@ def autopsy_title(entry: DatasetEntry) -> str | None:
     found = known(entry.autopsy)
     if found is None or found.kind == "not_stuck":
         return None
-    return _ENDED.get(found.kind) or f"Hung: {found.kind.replace('_', ' ')}"
+    ranks = sorted({each.rank for each in found.culprits})
+    accused = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks) or 'some'} ranks"
+    return first_upper(_HAPPENED[found.kind].format(accused))
 
 
 def cautions(entry: DatasetEntry) -> list[str]:

@@ -105,7 +105,7 @@ def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
     page = text_of((tmp_path / "out" / "report.html").read_text())
     assert "Rank 3 (PID 4711 on node3) is in data" in page
     assert "Overlap ratio" not in page[: page.index("Rank 3 (PID 4711")]
-    assert "x: Hung: stuck outside: rank 3 (PID 4711 on node3) is in data" in " ".join(report.text.split())
+    assert "x: Rank 3 hung outside collectives: rank 3 (PID 4711 on node3) is in data" in " ".join(report.text.split())
     assert report.summary["datasets"]["x"]["autopsy"]["culprits"][0]["rank"] == 3
 
 
