@@ -17,7 +17,7 @@ import numpy as np
 
 from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Intervals, Trace, look_up
-from aorta.analysis.load.sqlite import Database, coded, rows_of
+from aorta.analysis.load.open import Database, coded, rows_of
 from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 
@@ -25,7 +25,7 @@ _DISPATCH: Final = "rocpd_kernel_dispatch"
 _VISIBLE: Final = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 _SCHEMA: Final = "3"
 _SPAN: Final = "start_ns=start end_ns=end"
-_REGION_TEXTS: Final = {"name": "s.string", "extra": "CAST(extdata AS TEXT)"}
+_REGION_TEXTS: Final = {"text": "s.string", "extra": "CAST(extdata AS TEXT)"}
 
 
 def _read(source: TraceInput) -> Iterator[Trace]:
@@ -92,8 +92,8 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
         )
 
     launches = regions(f"GLOB '{rocprof.HIP_API}*'")
-    calls = regions(f"= '{rocprof.RCCL_API}'", "name")
-    marks = regions(f"IN {(*rocprof.MARKERS, 'MARKER_API')}", "name", "extra")
+    calls = regions(f"= '{rocprof.RCCL_API}'", "text")
+    marks = regions(f"IN {(*rocprof.MARKERS, 'MARKER_API')}", "text", "extra")
     strings = db.texts(f"rocpd_string{guid}", "id", "string")
     symbols = db.texts(f"rocpd_info_kernel_symbol{guid}", "id", "display_name", "kernel_name")
     hosts = {*db.texts(f"rocpd_info_node{guid}", "id", "hostname").values()}
@@ -118,7 +118,11 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
             all_gpus_visible=not any(environment.get(name) for name in _VISIBLE) if environment else None,
         )
         mine["name"], names = coded(mine["name"], symbols)
-        texts = [_message(extra) or name for extra, name in zip(own_marks["extra"], own_marks["name"], strict=True)]
+        # The text of a ROCTx range: its event has it in a JSON object, or it is the name.
+        said = [_object(extra).get("message") for extra in own_marks["extra"]]
+        texts = [
+            text if text and isinstance(text, str) else name for text, name in zip(said, own_marks["text"], strict=True)
+        ]
         yield rocprof.trace_of_rocprof(
             source,
             ROCPD.name,
@@ -127,8 +131,8 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
             names,
             _copies(db.place, own_copies, strings),
             Ranges(own_marks["start_ns"], own_marks["end_ns"], texts),
-            rocprof.Launches(own_launches["correlation"], own_launches["start_ns"]),
-            rocprof.Calls(*(own_calls[name] for name in ("name", "thread", "correlation", "start_ns", "end_ns"))),
+            own_launches,
+            own_calls,
             copies_observed=bool(len(own_copies["name"])),
         )
 
@@ -136,12 +140,6 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
 def _copies(place: str, rows: dict[str, Any], strings: Mapping[int, str]) -> Intervals:
     columns = {column: rows[column] for column in ("start_ns", "end_ns", "device", "stream", "bytes") if column in rows}
     return copies(place, *coded(rows["name"], strings), **columns)
-
-
-def _message(extra: str) -> str:
-    """Return the text of a ROCTx range, which its event has as a JSON object."""
-    text = _object(extra).get("message")
-    return text if isinstance(text, str) else ""
 
 
 def _object(text: str) -> dict[str, object]:
@@ -195,7 +193,7 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
             names,
             _copies(db.place, copied | {"name": copied["kind"]}, strings),
             Ranges(marks["start_ns"], marks["end_ns"], [strings.get(code, "") for code in marks["args"].tolist()]),
-            rocprof.Launches(own["id"], own["start_ns"]),
+            {"correlation": own["id"], "start_ns": own["start_ns"]},
             clock="unknown",
             copies_observed=bool(len(copied["dispatch"])),
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, T
 from aorta.analysis.load.trace_source import Process, Ranges, TraceInput, checked, kernels, trace_of
 from aorta.timeline.arrays import Int64
 
-_GROUP_START: Final = "ncclGroupStart"
-_GROUP_END: Final = "ncclGroupEnd"
+Columns: TypeAlias = Mapping[str, Any]
 _KIND: Final = {
     f"nccl{name}": kind_of(f"nccl{name}")
     for name in (
@@ -54,33 +53,16 @@ def process_of(file: str) -> str:
     return _OUTPUT.sub("", file)
 
 
-class Calls(NamedTuple):
-    """API calls of the host by column; `texts` are the functions."""
-
-    texts: Sequence[str]
-    thread: Int64
-    correlation: Int64
-    start_ns: Int64
-    end_ns: Int64
-
-
-class Launches(NamedTuple):
-    """Calls of HIP: a kernel has the correlation id of the call that launched it."""
-
-    correlation: Int64
-    start_ns: Int64
-
-
 def trace_of_rocprof(
     source: TraceInput,
     format: str,  # noqa: A002 - the field's name
     process: Process,
-    ran: Mapping[str, Int64],
+    ran: Columns,
     names: Sequence[str],
     copied: Intervals,
     ranges: Ranges,
-    launches: Launches,
-    calls: Calls | None = None,
+    launches: Columns,
+    calls: Columns | None = None,
     *,
     notes: Sequence[str] = (),
     **facts: Any,
@@ -90,17 +72,19 @@ def trace_of_rocprof(
     Args:
         ran: the kernels: `start_ns`, `end_ns`, `device`, `stream`, `queue`, `thread`, `dispatch`, `name` (index into
             `names`), `correlation` of the call that launched each, and in `ancestor` of the call around that one.
-        calls: of RCCL.
+        launches: calls of HIP, `correlation` and `start_ns`.
+        calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
         facts: further fields of `Trace`.
     """
     where = process.path
-    checked(where, "HIP call", {"start_ns": launches.start_ns})
+    checked(where, "HIP call", {"start_ns": launches["start_ns"]})
     if calls is not None:
-        checked(where, "RCCL call", {"start_ns": calls.start_ns, "end_ns": calls.end_ns})
+        checked(where, "RCCL call", {"start_ns": calls["start_ns"], "end_ns": calls["end_ns"]})
     correlations = [ran[name] for name in ("correlation", "ancestor") if name in ran]
     launched = np.full(len(ran["start_ns"]), NULL, np.int64)
     for ids in correlations:  # 0: of no call
-        launched = np.where((launched == NULL) & (ids > 0), look_up(ids, *launches), launched)
+        found = look_up(ids, launches["correlation"], launches["start_ns"])
+        launched = np.where((launched == NULL) & (ids > 0), found, launched)
     rows = kernels(
         where,
         source.classifier,
@@ -116,37 +100,25 @@ def trace_of_rocprof(
     )
     unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
     kinds, of_kinds = _kinds_from_calls(calls, ran, correlations, unnamed)
-    kind = rows.kind.copy()
-    kind[unnamed] = kinds
+    rows.kind[unnamed] = kinds
     about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
-    notes = (*notes, *of_kinds)
-    rows = replace(rows, kind=kind)
+    said = (*notes, *of_kinds)
     trace = trace_of(
-        source, format, process, [rows, copied], ranges, notes=notes, unsized="rocprofv3", **(about | facts)
+        source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts)
     )
     return replace(trace, notes=(*trace.notes, SERIALISED)) if trace.hardware_counters else trace
 
 
-class _Launch(NamedTuple):
-    start_ns: int
-    kind: int
-    correlations: tuple[int, ...]
-
-
 def _kinds_from_calls(
-    calls: Calls | None, ran: Mapping[str, Int64], correlations: Sequence[Int64], rows: Int64
+    calls: Columns | None, ran: Columns, correlations: Sequence[Int64], rows: Int64
 ) -> tuple[NDArray[np.int8], list[str]]:
-    """Infer the kinds of communication kernels whose names do not tell it.
-
-    Returns:
-        The kind of each of `rows` (`NULL` where it stays unknown), and the reasons why some stay unknown.
-    """
+    """Return the kind of communication kernels whose names do not tell it, `NULL` where it stays unknown, and why."""
     kinds, notes = np.full(len(rows), NULL, np.int8), list[str]()
     launches = _launches(calls) if calls is not None and len(rows) else {}
     if not launches:
         why = "no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective"
         return kinds, [why] if len(rows) else []
-    of_id = {ident: each.kind for some in launches.values() for each in some for ident in each.correlations}
+    of_id = {ident: kind for some in launches.values() for _, kind, idents in some for ident in idents}
     linked = np.zeros(len(kinds), np.bool_)
     for ids in correlations:
         for at, ident in enumerate(ids[rows].tolist()):
@@ -169,39 +141,42 @@ def _kinds_from_calls(
                 f"thread {thread}: {len(own)} RCCL kernels for {len(launched)} launching RCCL calls: which is which "
                 "is ambiguous, kind not known"
             )
-        elif (start_ns[own] < [call.start_ns for call in launched]).any():
+        elif (start_ns[own] < [start for start, *_ in launched]).any():
             notes.append(f"thread {thread}: an RCCL kernel started before its call: order not usable, kind not known")
         else:
-            kinds[own] = [call.kind for call in launched]
+            kinds[own] = [kind for _, kind, _ in launched]
     return kinds, notes
 
 
-def _launches(calls: Calls) -> dict[int, list[_Launch]]:
-    """Return launches by thread, in order. A group launches once, at its end; of nested calls the outer counts."""
-    found: dict[int, list[_Launch]] = {}
-    for thread in np.unique(calls.thread).tolist():
-        rows = np.flatnonzero(calls.thread == thread)
-        rows = rows[np.lexsort((-calls.end_ns[rows], calls.start_ns[rows]))]
+def _launches(calls: Columns) -> dict[int, list[tuple[int, int, list[int]]]]:
+    """Return start, kind and correlation ids of the launches of each thread, in order. A group launches once, at its
+    end; of nested calls the outer counts.
+    """
+    found: dict[int, list[tuple[int, int, list[int]]]] = {}
+    for thread in np.unique(calls["thread"]).tolist():
+        rows = np.flatnonzero(calls["thread"] == thread)
+        rows = rows[np.lexsort((-calls["end_ns"][rows], calls["start_ns"][rows]))]
         depth, busy_until = 0, -1
-        inside: list[_Launch] = []
-        own: list[_Launch] = []
-        columns = (column[rows].tolist() for column in (calls.start_ns, calls.end_ns, calls.correlation))
+        kinds, idents, own = set[int](), list[int](), list[tuple[int, int, list[int]]]()
+        columns = (calls[name][rows].tolist() for name in ("start_ns", "end_ns", "correlation"))
         for row, start, end, ident in zip(rows.tolist(), *columns, strict=True):
-            name = calls.texts[row]
+            name = calls["text"][row]
             if end <= busy_until:
                 continue  # nested inside another call, which counts instead
-            if name == _GROUP_START:
+            if name == "ncclGroupStart":
                 depth += 1
-            elif name == _GROUP_END:
+            elif name == "ncclGroupEnd":
                 depth = max(depth - 1, 0)
-                if inside and not depth:
-                    kinds = {each.kind for each in inside}
-                    ids = (*(ident for each in inside for ident in each.correlations), ident)
-                    own.append(_Launch(start, kinds.pop() if len(kinds) == 1 else NULL, ids))
-                    inside = []
+                if kinds and not depth:
+                    own.append((start, kinds.pop() if len(kinds) == 1 else NULL, [*idents, ident]))
+                    kinds, idents = set(), []
             elif name in _KIND:
                 busy_until = end
-                (inside if depth else own).append(_Launch(start, _KIND[name], (ident,)))
+                if depth:
+                    kinds.add(_KIND[name])
+                    idents.append(ident)
+                else:
+                    own.append((start, _KIND[name], [ident]))
         if own:
             found[thread] = own
     return found

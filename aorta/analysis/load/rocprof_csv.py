@@ -3,27 +3,32 @@
 Four variants are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`), of 6.4 and later ("Agent 4"), of
 `rocpd convert` (a leading `Guid`, other capitals, several processes in a file), and any of them with every field
 quoted. One process writes several files (`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are read
-together. Columns are found by name, whatever their capitals. Must not: find a column by its position.
+together. Columns are found by name, whatever their capitals.
+
+Occupancy and CU utilisation are derived from raw counters where rocprofv3 was not asked for them, by the formulas and
+under the names of rocprofiler-sdk (`counter_defs.yaml`). Its CSV has the sum of a counter over all its instances
+(`generateCSV.cpp`); a formula that takes the largest of one instance per XCC can be computed from it only where there
+is one XCC. Must not: find a column by its position, guess what a device is, or replace a value that rocprofv3 gave.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from aorta.analysis.load import rocprof
-from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
-from aorta.analysis.load.open import csv_rows, is_url
-from aorta.analysis.load.sqlite import rows_of
+from aorta.analysis.load.open import csv_rows, is_url, rows_of
 from aorta.analysis.load.trace_source import Head, Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 
@@ -129,10 +134,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
                 **{name: copied[name] for name in ("start_ns", "end_ns", "stream", "name")},
             ),
             Ranges(marks["start_ns"], marks["end_ns"], [words[code] for code in marks["name"].tolist()]),
-            rocprof.Launches(hip["correlation"], hip["start_ns"]),
-            rocprof.Calls(
-                [words[code] for code in rccl["name"].tolist()], *(rccl[name] for name in rocprof.Calls._fields[1:])
-            ),
+            hip,
+            {**rccl, "text": [words[code] for code in rccl["name"].tolist()]},
             notes=notes,
             copies_observed=bool(parts["copy"]),
             hardware_counters=counters,
@@ -208,52 +211,35 @@ def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str
         for name, column in _columns(kind).items():
             values = cells[at[column]] if column in at else ("",) * len(rows)
             needed = column in _NEEDED or (kind == "counter" and column == "dispatch_id")
-            try:
-                parts[name].append(_values(column, values, texts, needed=needed))
-            except _Refused as refused:
-                row, wanted = refused.args
-                raise InputError(f"{path}:{rows[row][0]}: {column} is {values[row][:60]!r}; {wanted}") from None
+            if column in _TEXTS:
+                parts[name].append(np.array([texts(cell) for cell in values], np.int64))
+                continue
+            if not needed and not any(values):
+                parts[name].append(np.full(len(rows), NULL, np.int64))
+                continue
+            parse, wanted = _PARSERS.get(column, (_integer, "an integer of 64 bits is needed"))
+            if parse is _integer:
+                with suppress(msgspec.DecodeError, OverflowError, UnicodeError):  # quick, where every cell is a number
+                    numbers = _NUMBERS.decode(f"[{','.join(values)}]")
+                    if len(numbers) == len(rows):
+                        parts[name].append(np.array(numbers, np.int64))
+                        continue
+            empty = {} if needed else dict.fromkeys(("", "null", "None"), NULL)
+            parsed = {cell: empty[cell] if cell in empty else parse(cell) for cell in set(values)}
+            for (number, _), cell in zip(rows, values, strict=True):
+                if parsed[cell] is None:
+                    raise InputError(f"{path}:{number}: {column} is {cell[:60]!r}; {wanted}")
+            parts[name].append(np.array([parsed[cell] for cell in values], np.float64 if parse is _real else np.int64))
     return kind, {name: np.concatenate(parts.pop(name) or [np.zeros(0, np.int64)]) for name in list(parts)}
 
 
-class _Refused(ValueError):
-    """A cell is not what its column has: its row, and what is wanted."""
+def _integer(cell: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
+    match = pattern.fullmatch(cell)  # int() accepts "1_000", and refuses a number only after 4,300 digits
+    return int(match[1]) if match and -(2**63) <= int(match[1]) < 2**63 else None
 
 
-def _values(name: str, cells: Sequence[str], texts: Interner, *, needed: bool) -> Any:
-    """Convert a part of a column."""
-    if name in _TEXTS:
-        return np.array([texts(cell) for cell in cells], np.int64)
-    if not needed and not any(cells):
-        return np.full(len(cells), NULL, np.int64)
-    parse: Callable[[str], float | None]
-    if name == "counter_value":
-        parse, what = _real, "a finite number is needed"
-    elif name.endswith("agent_id"):
-        parse, what = _number(_AGENT, needed), 'an agent is "Agent 4", "GPU 0" or a number'
-    else:
-        with suppress(msgspec.DecodeError, OverflowError, UnicodeError):  # quick, where every cell is a number
-            found = _NUMBERS.decode(f"[{','.join(cells)}]")
-            if len(found) == len(cells):
-                return np.array(found, np.int64)
-        parse, what = _number(_NUMBER, needed), "an integer of 64 bits is needed"
-    parsed = {cell: parse(cell) for cell in set(cells)}
-    for row, cell in enumerate(cells):
-        if parsed[cell] is None:
-            raise _Refused(row, what)
-    return np.array([parsed[cell] for cell in cells], np.float64 if parse is _real else np.int64)
-
-
-def _number(pattern: re.Pattern[str], needed: bool) -> Callable[[str], float | None]:
-    """Return a function from a cell to its number, `NULL` where it is empty and not needed; None for anything else."""
-
-    def parse(cell: str) -> float | None:
-        if cell in ("", "null", "None") and not needed:
-            return NULL
-        match = pattern.fullmatch(cell)  # int() accepts "1_000", and refuses a number only after 4,300 digits
-        return int(match[1]) if match and -(2**63) <= int(match[1]) < 2**63 else None
-
-    return parse
+def _agent(cell: str) -> int | None:
+    return _integer(cell, _AGENT)
 
 
 def _real(cell: str) -> float | None:
@@ -262,6 +248,111 @@ def _real(cell: str) -> float | None:
     except ValueError:
         return None
     return found if math.isfinite(found) else None
+
+
+_PARSERS: Final[dict[str, tuple[Callable[[str], float | None], str]]] = {
+    "counter_value": (_real, "a finite number is needed"),
+    **dict.fromkeys(
+        ("agent_id", "source_agent_id", "destination_agent_id"), (_agent, 'an agent is "Agent 4", "GPU 0" or a number')
+    ),
+}
+"""How a column is read that holds neither texts nor plain integers, and what its cells have to be."""
+
+
+_CDNA: Final = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
+_RDNA: Final = ("gfx1010", "gfx1030", "gfx1031", "gfx1032")
+_RDNA_3: Final = ("gfx1100", "gfx1101", "gfx1102")
+_COUNTED_BY_XCC: Final = frozenset({"GRBM_GUI_ACTIVE", "GRBM_COUNT"})
+"""Cycles, counted by each XCC; formulas take the largest."""
+_SLOTS: Final = 32
+"""Waves a CU can hold, in the formulas of `OccupancyPercent`."""
+
+
+class Formula(NamedTuple):
+    """`metric` = `factor` x counter `of` / counter `by`, and by the number of CUs where it is `per_cu`."""
+
+    metric: str
+    architectures: tuple[str, ...]
+    factor: float
+    of: str
+    by: str
+    per_cu: bool
+
+
+FORMULAS: Final = (
+    # Of the cycles of all CUs the share in which a CU was busy, 0 to 1.
+    Formula("SIMD_UTILIZATION", _CDNA, 1, "SQ_BUSY_CU_CYCLES", "GRBM_COUNT", True),
+    # Percent; on CDNA SQ_WAVE_CYCLES counts every fourth cycle.
+    Formula("OccupancyPercent", _CDNA, 400 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    Formula("OccupancyPercent", _RDNA + _RDNA_3, 100 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    # Waves. On CDNA both need SQ_LEVEL_WAVES added up cycle by cycle, which no raw counter in the CSV is.
+    Formula("MeanOccupancyPerCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
+    Formula("MeanOccupancyPerActiveCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES", False),
+)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A GPU in rocprofv3's `agent_info`: its architecture, and how many XCCs and CUs it has; None where not stated. The
+    number of CUs is SIMDs / SIMDs per CU, as in rocprofiler-sdk (`CU_NUM`).
+    """
+
+    name: str
+    xccs: int | None
+    cus: float | None
+
+
+def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterValues:
+    """Add what `FORMULAS` gives for each kernel that has both counters, except where rocprofv3 gave it.
+
+    Args:
+        agents: the GPUs of the machine. Which of them a kernel ran on is not needed while they are alike.
+    """
+    architectures = {each.name for each in agents}
+    wanted = [each for each in FORMULAS if each.of in counters.names and each.metric not in counters.names]
+    known = [each for each in wanted if not agents or architectures & {*each.architectures}]
+    missing: dict[str, list[str]] = defaultdict(list)
+    for formula in known:
+        if (why := _why_not_derived(formula, counters, agents)) is not None:
+            missing[why].append(formula.metric)
+            continue
+        of, by = (np.flatnonzero(counters.counter == counters.names.index(name)) for name in (formula.of, formula.by))
+        kernels, left, right = np.intersect1d(
+            counters.origin[of], counters.origin[by], assume_unique=True, return_indices=True
+        )
+        divisor = counters.value[by[right]]
+        used = divisor > 0
+        per_cu = agents[0].cus if formula.per_cu and agents[0].cus else 1
+        values = formula.factor * counters.value[of[left[used]]] / divisor[used] / per_cu
+        counters = replace(
+            counters,
+            origin=np.append(counters.origin, kernels[used]),
+            counter=np.append(counters.counter, np.full(len(values), len(counters.names))),
+            value=np.append(counters.value, values),
+            names=(*counters.names, formula.metric),
+            derived_from={**counters.derived_from, formula.metric: f"{formula.of}, {formula.by}"},
+        )
+    if wanted and not known:
+        unknown = f"rocprofiler-sdk has no formula for {', '.join(sorted(architectures))}"
+        missing[unknown] = [each.metric for each in wanted]
+    said = [f"{', '.join(dict.fromkeys(metrics))} not derived: {why}" for why, metrics in missing.items()]
+    return replace(counters, missing=tuple(said))
+
+
+def _why_not_derived(formula: Formula, counters: CounterValues, agents: Sequence[Agent]) -> str | None:
+    if not agents:
+        return "no agent_info.csv beside the counters says what device it is"
+    agent, *others = dict.fromkeys(agents)
+    if others:
+        return f"the GPUs of agent_info.csv are not alike ({', '.join(each.name for each in (agent, *others))})"
+    if formula.by not in counters.names:
+        return f"{formula.by} was not collected with {formula.of}"
+    if formula.per_cu and not agent.cus:
+        return "agent_info.csv has no number of compute units"
+    if formula.by in _COUNTED_BY_XCC and agent.xccs != 1:
+        count = "an unknown number of" if agent.xccs is None else agent.xccs
+        return f"it takes the largest {formula.by} of {count} XCCs, and the CSV has their sum; name it behind --pmc"
+    return None
 
 
 ROCPROF_CSV: Final = Reader(

@@ -6,7 +6,7 @@ kernel's name is found by `kernel_id`, not by position. Must not: put a timestam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, Trace
-from aorta.analysis.load.sqlite import coded
+from aorta.analysis.load.open import coded
 from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
@@ -105,16 +105,12 @@ LARGEST_BYTES: Final = 1 << 30
 _BLOCK: Final = 1 << 20
 
 
-class _Visibility(msgspec.Struct):
-    hip: int = 1
-
-
 class _Agent(msgspec.Struct):
     id: _Handle
     type: int = 0
     node_id: Int = NULL
     logical_node_type_id: Int = NULL
-    runtime_visibility: _Visibility | None = None
+    runtime_visibility: dict[str, Any] | None = None
 
 
 class _Node(msgspec.Struct):
@@ -164,12 +160,26 @@ def _read(source: TraceInput) -> Iterator[Trace]:
 
 def _trace(source: TraceInput, process: _Process) -> Trace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
-    devices = {handle: _number(agent) for handle, agent in gpus.items()}
+    numbers = {
+        handle: agent.node_id if agent.logical_node_type_id == NULL else agent.logical_node_type_id
+        for handle, agent in gpus.items()
+    }
+    devices = {handle: number if NULL <= number < 2**31 else NULL for handle, number in numbers.items()}
     records = process.buffer_records
     ran, copied, node = records.kernel_dispatch, records.memory_copy, process.metadata.node
     device = _integers([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in ran])
-    visible = [agent.runtime_visibility.hip for agent in gpus.values() if agent.runtime_visibility is not None]
-    name = _namer(process.strings.buffer_records)
+    visible = [
+        agent.runtime_visibility.get("hip", 1) for agent in gpus.values() if agent.runtime_visibility is not None
+    ]
+
+    def name(row: Any) -> tuple[str, str]:
+        """Return the names of the kind and operation of a record, "" where the file does not name them."""
+        tables = process.strings.buffer_records
+        if not 0 <= row.kind < len(tables):
+            return "", ""
+        table = tables[row.kind]
+        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
+
     ranged = {text.key: text.value for text in process.strings.marker_api}
     marks = [row for row in records.marker_api if name(row)[0] in rocprof.MARKERS]
     calls = [row for row in records.rccl_api if name(row)[0] == rocprof.RCCL_API]
@@ -204,27 +214,10 @@ def _trace(source: TraceInput, process: _Process) -> Trace:
             **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
         ),
         Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
-        rocprof.Launches(**_columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal")),
-        rocprof.Calls([name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")),
+        _columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal"),
+        {"text": [name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")},
         copies_observed=bool(copied),
     )
-
-
-def _namer(tables: list[_Operations]) -> Callable[[Any], tuple[str, str]]:
-    """Return a function from a record to the names of its kind and operation, "" where the file does not name them."""
-
-    def name(row: Any) -> tuple[str, str]:
-        if not 0 <= row.kind < len(tables):
-            return "", ""
-        table = tables[row.kind]
-        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
-
-    return name
-
-
-def _number(agent: _Agent) -> int:
-    number = agent.logical_node_type_id if agent.logical_node_type_id != NULL else agent.node_id
-    return number if -1 <= number < 2**31 else NULL
 
 
 def _columns(rows: Sequence[msgspec.Struct], fields: str) -> dict[str, Int64]:

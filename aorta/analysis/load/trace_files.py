@@ -21,11 +21,20 @@ from typing import Final
 from aorta.analysis.load.interval_table import NameClassifier, Trace
 from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.nsys import NSYS
-from aorta.analysis.load.open import Peekable, is_tar, is_url, local_copy, members, opened, reading
+from aorta.analysis.load.open import (
+    SQLITE_MAGIC,
+    Database,
+    Peekable,
+    is_tar,
+    is_url,
+    local_copy,
+    members,
+    opened,
+    reading,
+)
 from aorta.analysis.load.rocpd import ROCPD, RPD
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.rocprof_json import ROCPROF_JSON
-from aorta.analysis.load.sqlite import MAGIC, Database
 from aorta.analysis.load.trace_source import Head, Reader, TraceInput
 from aorta.errors import InputError
 from aorta.records.files import remote_files
@@ -192,7 +201,7 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
             yield from _of_archive(streams[place], place, classifier, unit.headers)
             return
         database = None
-        if streams[place].head().startswith(MAGIC):
+        if streams[place].head().startswith(SQLITE_MAGIC):
             path = stack.enter_context(local_copy(place))
             database = stack.enter_context(closing(Database(path, place)))
         yield from READERS[_NAMES.index(unit.format)].read(TraceInput(streams, classifier, unit.headers, database))
@@ -259,7 +268,7 @@ def _remote(location: str) -> tuple[list[str], bool]:
 def _head(file: str) -> Head:
     with opened(file) as stream, reading(file):
         text = stream.head()
-    if not text.startswith(MAGIC):
+    if not text.startswith(SQLITE_MAGIC):
         return Head(text)
     with local_copy(file) as path, closing(Database(path, file)) as found:
         return Head(text, frozenset(found.tables))

@@ -40,7 +40,7 @@ from aorta.analysis.load.interval_table import (
     windows,
 )
 from aorta.analysis.load.microseconds import LARGEST_NS
-from aorta.analysis.load.sqlite import Database
+from aorta.analysis.load.open import Database
 from aorta.errors import InputError
 from aorta.records.record_file import header_of
 from aorta.records.run_files import rank_files

@@ -21,7 +21,7 @@ from aorta.analysis.load.interval_table import (
     step_of,
     windows,
 )
-from aorta.analysis.load.sqlite import Database
+from aorta.analysis.load.open import Database
 from aorta.analysis.load.trace_source import Reader, TraceInput
 from aorta.records.schema import Header
 

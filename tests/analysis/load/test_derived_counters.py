@@ -7,10 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from aorta.analysis.load.derived_counters import Agent, with_derived
 from aorta.analysis.load.interval_table import CounterValues
 from aorta.analysis.load.kernels import counter_means
-from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
+from aorta.analysis.load.rocprof_csv import ROCPROF_CSV, Agent, with_derived
 from tests.analysis.load import rocprof_files as rocprof
 from tests.analysis.load.tables import read_with
 
