@@ -103,11 +103,10 @@ class Health:
                 "stragglers, waiting for other ranks and their losses are not known"
             )
         if self.fabric is not None:
-            settings = ", ".join(f"{key}={value}" for key, value in self.fabric.items() if value is not None)
             held = f"; {self.held.sentence()}" if self.held is not None else ""
             shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
             links = "groups of a rank share its links" if shared else "each process group has a link of its own"
-            notes.append(f"EMULATED FABRIC ({settings}): communication times are those of the emulation; {links}{held}")
+            notes.append(f"EMULATED FABRIC: communication times are those of the emulation; {links}{held}")
         if self.is_alone:
             notes.append(
                 "one rank: it has no other rank to communicate with; start one process per device "

@@ -38,7 +38,7 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
         assert manifest["command"][-1] == "label=null"
     assert losses(plan / "candidate" / "00") == losses(plan / "reference" / "00")  # only times are emulated
     note = run.health.notes()[0]
-    assert note.startswith("EMULATED FABRIC (kind=emulated, ")
+    assert note.startswith("EMULATED FABRIC: ")
     assert "groups of a rank share its links" in note
     ends = read_plan_history(plan).ended
     assert [(end.launch, end.left_behind) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
