@@ -1,7 +1,11 @@
-"""Aggregates one run into the values that stand for it in `summary.json`.
+"""Aggregates one run into the values that stand for it in `summary.json`, and compares it with its own baselines.
 
-Takes a `Run` and gives its `DatasetEntry`. Must not: pool warm-up with steady state (W21), form a ratio of anything but
-the milliseconds of the record, or hold more than a few columns of the run in memory.
+Takes a `Run` and gives its `DatasetEntry`. *Baselines*: where a record has steps of the phases `compute_only` and
+`comm_only` behind its training (R10), `overlap_efficiency` (the share of the possible saving) and `compute_slowdown`
+(what overlapping cost), or why each is null.
+
+Must not: pool warm-up with steady state (W21), mix phases, form a ratio of anything but the milliseconds of the record,
+or hold more than a few columns of the run in memory.
 """
 
 from __future__ import annotations
@@ -16,24 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.cautions import cutoff_entry
-from aorta.analysis.collective_metrics import (
-    CollectiveMetrics,
-    collective_metrics,
-    compute_slowdown,
-    overlap_efficiency,
-    with_open_starts,
-)
+from aorta.analysis.cautions import HOST_BOUND, MOST_UNDECIDED, Pace, cutoff_entry
+from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.dataframes import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
 from aorta.analysis.documents import ABSENT
-from aorta.analysis.documents.dataset import DatasetEntry, Described, SourceFacts, StepCounts
-from aorta.analysis.frames import Bools, Floats, Ints
-from aorta.analysis.host_bound import HOST_BOUND, Pace, with_basis
+from aorta.analysis.documents.dataset import DatasetEntry, Described, Ends, SourceFacts, StepCounts
+from aorta.analysis.frames import PHASES, Bools, Floats, Ints, Steps
 from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
 from aorta.analysis.run import Run
 from aorta.analysis.stats import describe
-from aorta.timeline.overlap import AT_CUTOFFS
+from aorta.records.schema import Phase
+from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
 
 NOTHING_USED: Final = "no step is left after warm-up"
 NOTHING_RECORDED: Final = "0 steps recorded: was recording.step() called?"
@@ -48,11 +46,6 @@ _MEANS: Final = {
     "mean_reducescatter_overlap_ms": "compute_reducescatter_ms",
 }
 """Keys of the first AORTA, kept for those who read them: means over the rank-steps used."""
-_OF_RUNS: Final[Mapping[str, Callable[[Run], Described]]] = {
-    "overlap_efficiency": overlap_efficiency,
-    "compute_slowdown": compute_slowdown,
-}
-"""Metric of a whole run, which no step has -> what describes it (`stats.describe`). A new one is registered here."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +137,18 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
 
 def step_entry(dataset: LabelledRun) -> DatasetEntry:
     """Return the part of the entry that needs no matching across ranks."""
-    devices = devices_entry(dataset.run, dataset.table(*JOINED_ON), dataset.device_samples)
+    run = dataset.run
+    devices = devices_entry(run, dataset.table(*JOINED_ON), dataset.device_samples)
+    shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
     entry = DatasetEntry(
         count=int(dataset.used.sum()),
-        source=_source(dataset.run),
-        health=dataset.run.health.facts(devices.throttled_ranks),
+        source=SourceFacts(
+            path=run.location,
+            **{name: getattr(run.source, name) for name in (*shared, "instrument_mode", "manifest_hash")},
+            world_size=run.source.world_size or None,
+            hosts=sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
+        ),
+        health=run.health.facts(devices.throttled_ranks),
         steps=_counts(dataset),
         devices=devices,
         what_if=ABSENT,
@@ -158,19 +158,19 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         return entry
     entry.metrics = _metrics(dataset)
     at_cutoffs = [_described(dataset, name).median for name in AT_CUTOFFS]
-    entry.stall_cutoff, entry.pace = cutoff_entry(dataset.run, at_cutoffs), dataset.pace.entry()
-    _add_first_aorta_keys(entry, dataset)
+    entry.stall_cutoff, entry.pace = cutoff_entry(run, at_cutoffs), dataset.pace.entry()
+    entry.null_reasons = {}
+    for key, column in _MEANS.items():
+        values = np.asarray(dataset.described(column), np.float64)
+        values = values[~np.isnan(values)]
+        setattr(entry, key, float(values.mean()) if len(values) else None)
+        if not len(values):
+            entry.null_reasons[key] = dataset.pace.basis(column).reason or f"{column} is unknown in every step"
+    ratio = entry.metrics.get("overlap_ratio")
+    entry.overlap_ratio = None if ratio is None else ratio.median
+    if entry.overlap_ratio is None:
+        entry.null_reasons["overlap_ratio"] = "not in the record" if ratio is None else str(ratio.reason)
     return entry
-
-
-def _source(run: Run) -> SourceFacts:
-    shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
-    return SourceFacts(
-        path=run.location,
-        **{name: getattr(run.source, name) for name in (*shared, "instrument_mode", "manifest_hash")},
-        world_size=run.source.world_size or None,
-        hosts=sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
-    )
 
 
 def _counts(dataset: LabelledRun) -> StepCounts:
@@ -179,8 +179,8 @@ def _counts(dataset: LabelledRun) -> StepCounts:
     isolated = Counter[str]()
     for tables in dataset.run.ranks.values():
         isolated.update(tables.isolated_counts())
-    stated = {tables.source.warmup_steps for tables in dataset.run.ranks.values()} - {None}
-    warmups = " or ".join(str(steps) for steps in sorted(stated, key=lambda steps: steps or 0))
+    stated = {steps for tables in dataset.run.ranks.values() if (steps := tables.source.warmup_steps) is not None}
+    warmups = " or ".join(map(str, sorted(stated)))
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
     return StepCounts(
         rank_steps_read=read,
@@ -195,9 +195,16 @@ def _counts(dataset: LabelledRun) -> StepCounts:
 
 def _metrics(dataset: LabelledRun) -> dict[str, Described]:
     entries = {name: _described(dataset, name) for name in dataset.metrics}
-    for ratio in RATIO_PARTS.keys() & entries.keys():
-        entry = entries[ratio]
-        entry.ratio_of_sums, entry.ratio_of_sums_reason = ratio_of_sums(dataset, ratio)
+    for ratio, (part_name, whole_name) in RATIO_PARTS.items():
+        if ratio not in entries:
+            continue
+        # Of the rank-steps where both parts are known; long steps weigh more.
+        part, whole = (np.asarray(dataset.described(ratio, name), np.float64) for name in (part_name, whole_name))
+        known = ~(np.isnan(part) | np.isnan(whole))
+        total = float(whole[known].sum())
+        entries[ratio].ratio_of_sums = float(part[known].sum()) / total if total else None
+        why = dataset.pace.basis(ratio).reason or f"{whole_name} is 0 or unknown in every step"
+        entries[ratio].ratio_of_sums_reason = None if total else why
     entries |= single_values(dataset.run)
     for name in NO_PIPELINE_METRICS - entries.keys():
         entries[name] = describe([], None, {NO_PIPELINE: 1})
@@ -211,15 +218,12 @@ def _described(dataset: LabelledRun, name: str) -> Described:
     if basis.source is None:
         entry = describe([], [], {str(basis.reason): int(basis.chosen.sum())})
         entry.nulls = int(basis.chosen.sum())
-        return with_basis(entry, basis)
-    reasons = null_reasons(dataset.run, name, basis.chosen)
-    entry = describe(dataset.described(name), dataset.described(name, "rank"), reasons)
-    return with_basis(entry, basis) if dataset.pace.known else entry
-
-
-def single_values(run: Run) -> dict[str, Described]:
-    """Return the metrics of a whole run, which no step has."""
-    return {name: describe_run(run) for name, describe_run in _OF_RUNS.items()}
+    else:
+        reasons = null_reasons(dataset.run, name, basis.chosen)
+        entry = describe(dataset.described(name), dataset.described(name, "rank"), reasons)
+    if basis.source is None or dataset.pace.known:
+        entry.source, entry.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
+    return entry
 
 
 def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
@@ -232,41 +236,125 @@ def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
     if name != JOB_STEP:
         steps = np.asarray(dataset.described(name, "global_step"), np.int64)
         return np.asarray(dataset.described(name), np.float64), steps, dataset.pace.basis(name).reason
-    health = dataset.run.health
-    reason = None
-    if health.ranks_missing:
-        reason = f"{len(health.ranks_missing)} of {health.world_size} ranks are missing; the slowest may be among them"
-    elif not health.ranks_read:
-        reason = NO_RANK
+    ranks = dataset.run.health.ranks_read
+    reason = _missing_ranks(dataset.run) or (None if ranks else NO_RANK)
     if reason is not None:
         return np.empty(0), np.empty(0, np.int64), reason
-    times = job_steps(dataset.table("rank", "global_step", "step_ms"), health.ranks_read)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
     steps = np.asarray(times.index, np.int64)
     return np.asarray(times, np.float64), steps, None if len(times) else "no global step is on all ranks"
 
 
-def ratio_of_sums(dataset: LabelledRun, ratio: str) -> tuple[float | None, str | None]:
-    """Return the ratio of milliseconds summed over the rank-steps where both parts are known, so that long steps weigh
-    more; or None and why.
+def _missing_ranks(run: Run) -> str | None:
+    missing, world_size = len(run.health.ranks_missing), run.health.world_size
+    return f"{missing} of {world_size} ranks are missing; the slowest may be among them" if missing else None
+
+
+LEAST_SHARE: Final = 0.02
+"""The shorter of Tc and Tm must be at least this fraction of T; below it the quotient reflects noise rather than
+overlap (docs/dev/measuring.md, section 1).
+"""
+NO_COMPUTE: Final = "computation was not seen"
+
+
+class _NullError(Exception):
+    """A metric is null; the message says why."""
+
+
+def single_values(run: Run) -> dict[str, Described]:
+    """Return the metrics of a whole run, which no step has."""
+    found = {}
+    for name, describe_run in _OF_RUNS.items():
+        try:
+            if not any(len(tables.isolated) for tables in run.ranks.values()):
+                raise _NullError("no isolated baseline in this run")
+            if (missing := _missing_ranks(run)) is not None:
+                raise _NullError(missing)
+            found[name] = describe_run(run)
+        except _NullError as why:
+            found[name] = describe([], None, {str(why): 1})
+    return found
+
+
+def _overlap_efficiency(run: Run) -> Described:
+    """Return `(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
+
+    The entry also has the three times, in milliseconds: wall times of whole steps, each the maximum over the ranks of
+    the median over a rank's steps.
     """
-    part, whole = (np.asarray(dataset.described(ratio, name), np.float64) for name in RATIO_PARTS[ratio])
-    known = ~(np.isnan(part) | np.isnan(whole))
-    total = float(whole[known].sum())
-    if total:
-        return float(part[known].sum()) / total, None
-    return None, dataset.pace.basis(ratio).reason or f"{RATIO_PARTS[ratio][1]} is 0 or unknown in every step"
+    if not len(run.collectives):
+        raise _NullError("no collective in a step: there is no communication to run alone")
+    phases: tuple[Phase, ...] = ("train", "compute_only", "comm_only")
+    together, compute, comm = (
+        max(float(np.median(_steps_of(run, rank, phase).length_ns)) / NS_PER_MS for rank in run.ranks)
+        for phase in phases
+    )
+    shorter = min(compute, comm)
+    if shorter < LEAST_SHARE * together or shorter <= 0:
+        found = describe([], None, {"the shorter of Tc and Tm is below 2 % of T": 1})
+    else:
+        found = describe([(compute + comm - together) / shorter])
+    found.t_ms, found.tc_ms, found.tm_ms = together, compute, comm
+    return found
 
 
-def _add_first_aorta_keys(entry: DatasetEntry, dataset: LabelledRun) -> None:
-    reasons: dict[str, str] = {}
-    for key, column in _MEANS.items():
-        known = np.asarray(dataset.described(column), np.float64)
-        known = known[~np.isnan(known)]
-        setattr(entry, key, float(known.mean()) if len(known) else None)
-        if not len(known):
-            reasons[key] = dataset.pace.basis(column).reason or f"{column} is unknown in every step"
-    ratio = entry.metrics.get("overlap_ratio")
-    entry.overlap_ratio = None if ratio is None else ratio.median
-    if entry.overlap_ratio is None:
-        reasons["overlap_ratio"] = "not in the record" if ratio is None else str(ratio.reason)
-    entry.null_reasons = reasons
+def _compute_slowdown(run: Run) -> Described:
+    """Return overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians over its
+    steps.
+    """
+    basis = Pace(run).basis("compute_ms")
+    if basis.source != "marks":
+        alone = "computation is known of the steps measured by the profiler's kernels alone, and of no baseline"
+        raise _NullError(basis.reason or alone)
+    values = []
+    for rank in run.ranks:
+        overlapped, isolated = (_busy_ms(_steps_of(run, rank, phase)) for phase in ("train", "compute_only"))
+        if isolated <= 0:
+            raise _NullError(f"rank {rank} computed nothing in its compute_only steps")
+        values.append(overlapped / isolated - 1)
+    return describe(values, list(run.ranks))
+
+
+_OF_RUNS: Final[Mapping[str, Callable[[Run], Described]]] = {
+    "overlap_efficiency": _overlap_efficiency,
+    "compute_slowdown": _compute_slowdown,
+}
+"""Metric of a whole run, which no step has -> what describes it (`stats.describe`). A new one is registered here."""
+
+
+def _busy_ms(steps: Steps) -> float:
+    """Return the median of the known values over steps of one rank. A step in which not all collectives were
+    seen does not count: its computation contains stalls on the unseen ones, so it is an upper bound and no busy time.
+
+    Raises:
+        _NullError: no step has a value; the message is the reason of the last step.
+    """
+    left_open = [each.get("compute_ms") == HOST_BOUND for each in steps.reasons]
+    if np.mean(np.array(left_open, bool)[steps.reason]) > MOST_UNDECIDED:
+        raise _NullError(HOST_BOUND)
+    compute_ms = steps.column("compute_ms")
+    complete = np.array([coverage.complete for coverage in steps.coverages] or [False], bool)[steps.coverage]
+    known = compute_ms[complete & ~np.isnan(compute_ms)]
+    if len(known):
+        return float(np.median(known))
+    if np.isnan(compute_ms[-1]):
+        why = steps.reasons[steps.reason[-1]].get("compute_ms", "the record gives no reason")
+        raise _NullError(f"{NO_COMPUTE}: {why}")
+    coverage = steps.coverages[steps.coverage[-1]]
+    raise _NullError(f"{NO_COMPUTE} apart from stalls: {coverage.reason or 'coverage is incomplete'}")
+
+
+def _steps_of(run: Run, rank: int, phase: Phase) -> Steps:
+    """Return the steps of one rank in one phase, without warm-up (W21).
+
+    Raises:
+        _NullError: no step of that phase is left.
+    """
+    tables = run.ranks[rank]
+    steps, used = tables.steps, tables.steps.used
+    if phase != "train":
+        steps = tables.isolated
+        used = ~steps.warmup & (steps.phase == PHASES.index(phase))
+    if not used.any():
+        raise _NullError(f"rank {rank} has no {phase} step after warm-up")
+    return steps.take(used)

@@ -1,7 +1,17 @@
-"""Warns about a dataset's numbers: a host that sets the pace, few steps, denominators of 0, impossible efficiencies, an
-overlap ratio that rests on the stall cut-off (`cutoffs_ns`, with which `collective_metrics` computes too).
+"""Decides how far the numbers of a run can be trusted, and warns where they cannot.
 
-Must not repeat what `health` says of the record, change a number, or apply the rule of the cut-off
+A device that waits for its host idles between the marks on its streams, and its marks then bound a metric and do not
+give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for every reader of a run:
+
+    Pace(run).basis("overlap_ratio").source  # "marks": steps after warm-up, nearly all of them decided
+                                             # "kernels": the steps that a calibration measured
+                                             # None: neither; `bounds` has what the marks allow
+
+Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
+`cautions(entry)` warns of a host that sets the pace, few steps, denominators of 0 and impossible shares;
+`cutoff_line(entry)` of an overlap ratio that rests on the stall cut-off.
+
+Must not compute or change a metric, repeat what `health` says of the record, or apply the rule of the cut-off
 (`aorta.instrument.step_builder` does, when a step is recorded).
 """
 
@@ -9,22 +19,61 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
 from typing import Final
 
+import numpy as np
+
 from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import CutoffFacts, DatasetEntry
-from aorta.analysis.formatting import TEXT, first_upper
-from aorta.analysis.host_bound import HOST_BOUND, pace_notes
-from aorta.analysis.metrics import RATIO_PARTS
+from aorta.analysis.documents.dataset import (
+    CalibrationFacts,
+    CutoffFacts,
+    DatasetEntry,
+    MeasuredFrom,
+    PaceFacts,
+)
+from aorta.analysis.formatting import TEXT, first_upper, rough_percent
+from aorta.analysis.frames import Bools
+from aorta.analysis.metrics import MADE_OF_OTHERS, RATIO_PARTS
 from aorta.analysis.run import HOST_TIMER, Run
-from aorta.records.schema import STALL_CUTOFF_NS
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.analysis.stats import median_or_none
+from aorta.records.schema import STALL_CUTOFF_NS, Calibration
+from aorta.timeline.classes import KINDS
+from aorta.timeline.overlap import AGREEMENT, AT_CUTOFFS, NS_PER_MS
+
+MOST_UNDECIDED: Final = 0.05
+"""Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
+than the twentieth of the steps can."""
+PROFILER_COST: Final = 0.05
+"""From this on, steps that a profiler made longer are said not to be like the others."""
+HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone cannot say when its kernels ran"
+CONTRADICTED: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
+DRAWN: Final = (
+    "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
+)
+LEAD: Final = "host_lead_ms"
+UNDECIDED: Final = "undecided_share"
+_WITHOUT_COMPUTE: Final = frozenset(
+    ["window_ms", "comm_ms", "copy_ms", "aux_ms", "pipeline_ms", LEAD, UNDECIDED, *(f"{kind}_ms" for kind in KINDS)]
+)
+"""Metrics that do not rest on when the device computed; nor do rates of copies."""
+ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
+_OF_PEERS: Final = frozenset(["overlap_ratio", *AT_CUTOFFS, "overlap_over_compute"])
+"""Shares of communication or computation that is hidden or hides. In a recorded run of one rank collectives communicate
+with nobody; a trace by itself may be one rank of many that it does not name."""
+_DECIDES: Final = ("overlap_ratio", "compute_ms")
+"""Where marks leave one of these open, the host sets the pace."""
+
 
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
+
+
 _HAPPENED: Final = {
     "dead": "{} died",
     "stopped": "{} stopped by a signal or debugger",
@@ -37,6 +86,194 @@ _HAPPENED: Final = {
     "cannot_decide": "Hung, cause unknown",
 }
 """What happened, by the kind of an autopsy's verdict; `{}`: the accused."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a metric of a run is described over.
+
+    Attributes:
+        source: what the values were measured from; None where neither marks nor kernels give a reliable one.
+        chosen: the rank-steps, rows of `Run.steps`; those after warm-up where `source` is None.
+        bounds: at least and at most, medians over these steps, where `source` is None and marks say as much.
+        reason: why `source` is None.
+    """
+
+    source: MeasuredFrom | None
+    chosen: Bools
+    bounds: tuple[float, float] | None = None
+    reason: str | None = None
+
+
+class Pace:
+    """How far the timing marks of one run can be trusted."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._bases: dict[str, Basis] = {}
+
+    def basis(self, name: str) -> Basis:
+        """Return the steps over which a metric is described: the rule."""
+        if name not in self._bases:
+            self._bases[name] = self._basis(name)
+        return self._bases[name]
+
+    def _basis(self, name: str) -> Basis:
+        steps, used = self._run.steps, self._run.steps.used
+        if name in _OF_PEERS and self._run.health.is_alone:
+            return Basis(None, used, None, ONE_RANK)
+        if used.any() and steps.by_kernels[used].all():
+            return Basis("kernels", used)
+        decided = self.undecided(name) <= MOST_UNDECIDED
+        if decided and not (self.contradicted and self._rests_on_compute(name)):
+            return Basis("marks", used)
+        by_kernels = self._by_kernels
+        known = by_kernels & ~np.isnan(steps.column(name))
+        if np.isin(list(self._run.ranks), self._run.rank_of_step[known]).all():
+            return Basis("kernels", by_kernels)
+        if decided:
+            return Basis(None, used, None, CONTRADICTED)
+        return Basis(None, used, self._bounds(name), HOST_BOUND)
+
+    def _rests_on_compute(self, name: str) -> bool:
+        if name in MADE_OF_OTHERS:
+            return any(map(self._rests_on_compute, MADE_OF_OTHERS[name].parts))
+        known = name in self._run.steps.metrics
+        return known and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
+
+    @cached_property
+    def _by_kernels(self) -> Bools:
+        """The steps of calibrations."""
+        found: Bools = self._run.steps.by_kernels & ~self._run.steps.warmup
+        return found
+
+    def undecided(self, name: str) -> float:
+        """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
+        steps = self._run.steps
+        if name in MADE_OF_OTHERS:
+            return max(map(self.undecided, MADE_OF_OTHERS[name].parts))
+        if name not in steps.bounds:
+            return 0.0
+        left_open = ~np.isnan(steps.bounds[name][0][steps.used])
+        known = left_open | ~np.isnan(steps.column(name)[steps.used])
+        return float(left_open[known].mean()) if known.any() else 0.0
+
+    def _bounds(self, name: str) -> tuple[float, float] | None:
+        """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true
+        values lies between them, since each of those does. None of a metric that is made of others.
+        """
+        steps = self._run.steps
+        if name in MADE_OF_OTHERS:
+            return None
+        low, high = (np.where(np.isnan(end), steps.column(name), end)[steps.used] for end in steps.bounds[name])
+        known = ~np.isnan(low)
+        return float(np.median(low[known])), float(np.median(high[known]))
+
+    @cached_property
+    def _calibrations(self) -> list[Calibration]:
+        return [each for tables in self._run.ranks.values() for each in tables.calibrations]
+
+    @cached_property
+    def contradicted(self) -> bool:
+        """Whether kernels and marks of the steps of a calibration are further apart than `AGREEMENT`."""
+        return any(
+            abs(each.ratio_by_kernels - each.ratio_by_marks) > AGREEMENT
+            for each in self._calibrations
+            if each.ratio_by_kernels is not None and each.ratio_by_marks is not None
+        )
+
+    @property
+    def drawn_as_ranges(self) -> bool:
+        """Whether what a picture of a step shows as computation may have been idle."""
+        return self.basis("compute_ms").source != "marks"
+
+    @property
+    def known(self) -> bool:
+        """Whether the record tells how far its marks can be believed."""
+        return self.host_bound is not None or bool(self._calibrations)
+
+    @cached_property
+    def host_bound(self) -> bool | None:
+        """Whether the host sets the pace; None where the record does not tell, or there is no device to wait for it."""
+        if self._median(LEAD) is None:
+            return None
+        return any(self.undecided(name) > MOST_UNDECIDED for name in _DECIDES)
+
+    def _median(self, name: str) -> float | None:
+        return median_or_none(self._run.steps.column(name)[self._run.steps.used])
+
+    def entry(self) -> PaceFacts | None:
+        """Return `pace` of a dataset in `summary.json`; None where the record does not tell. Of calibrations it has the
+        medians over those of all ranks; without one, why no steps were measured by kernels.
+        """
+        if not self.known:
+            return None
+        lead_ms, undecided, each = self._median(LEAD), self._median(UNDECIDED), self._calibrations
+        if not each:
+            plans = [tables.calibration_plan for tables in self._run.ranks.values()]
+            problems = [plan.problem for plan in plans if plan is not None and plan.problem is not None]
+            problems += [
+                f"the run ended before step {plan.first_step}, the first to measure"
+                for plan in plans
+                if plan is not None and plan.steps
+            ]
+            return PaceFacts(self.host_bound, lead_ms, undecided, None, next(iter(problems), None))
+        medians = {
+            name: median(values) if (values := [v for one in each if (v := getattr(one, name)) is not None]) else None
+            for name in ("ratio_by_kernels", "ratio_by_marks", "window_step_ms", "other_step_ms", "setup_ms")
+        }
+        calibration = CalibrationFacts(
+            steps=max(one.steps for one in each),
+            rank_steps=int(self._by_kernels.sum()),
+            problems=sorted({one.problem for one in each if one.problem is not None}),
+            agree=None if medians["ratio_by_kernels"] is None else not self.contradicted,
+            **medians,
+        )
+        return PaceFacts(self.host_bound, lead_ms, undecided, calibration, None)
+
+
+def pace_notes(entry: DatasetEntry) -> Iterator[str]:
+    """Yield sentences about a dataset from its entry in `summary.json`: where its host sets the pace, and effects."""
+    pace = known(entry.pace)
+    if pace is None:
+        return
+    found, ratio = pace.calibration, entry.metrics.get("overlap_ratio")
+    by_kernels = ratio is not None and ratio.source == "kernels"
+    if by_kernels:
+        steps = TEXT.count(0 if found is None else found.steps, "step")
+        shown = f"metrics with computation in them are of {steps} measured by the profiler's kernels"
+    else:
+        shown = "metrics with computation in them have no value, as not every rank has steps measured by kernels"
+        if ratio is not None and ratio.bounds:
+            shown = f"overlap_ratio is {TEXT.bounds(ratio.bounds, 'ratio')}"
+        elif pace.host_bound:
+            shown = "metrics with computation in them are bounds"
+        if pace.no_calibration is not None:
+            shown += f"; no steps were measured by kernels: {pace.no_calibration}"
+        elif found is None:
+            shown += "; record with instrument.calibration=3 for a number"
+    if pace.host_bound:
+        yield (
+            f"host-bound: the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median), and in "
+            f"{rough_percent(pace.undecided_share or 0)} of the blocks' time marks cannot say whether kernels ran; "
+            f"{shown}"
+        )
+    elif found is not None and found.agree is False:
+        yield (
+            "kernels and marks of the same steps disagree: an overlap ratio of "
+            f"{TEXT.number(found.ratio_by_kernels, 'ratio')} by kernels, "
+            f"{TEXT.number(found.ratio_by_marks, 'ratio')} by marks; {shown}"
+        )
+    if found is None:
+        return
+    before, within = found.other_step_ms, found.window_step_ms
+    if before and within and within / before - 1 > PROFILER_COST and by_kernels:
+        yield (
+            f"the steps measured by kernels took {TEXT.percent(within / before - 1)} longer than the others, which "
+            "the profiler did: a host-bound step of ordinary length hides more or less than they do"
+        )
+    for problem in found.problems:
+        yield f"calibration: {problem}"
 
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:
@@ -61,45 +298,34 @@ def cautions(entry: DatasetEntry) -> list[str]:
     """Return one sentence for each; none for a dataset without a usable step, which says so itself."""
     if not entry.count:
         return []
-    return [*pace_notes(entry), *_steps(entry), *_denominators(entry), *_outside(entry)]
-
-
-def _steps(entry: DatasetEntry) -> Iterator[str]:
-    count, values = entry.steps.global_steps_used, entry.steps.rank_steps_used
-    if count <= FEW_STEPS:
+    found = [*pace_notes(entry)]
+    steps, values = entry.steps.global_steps_used, entry.steps.rank_steps_used
+    if steps <= FEW_STEPS:
         extremes = "p5 and p95 are the minimum and maximum, and " if values <= FEW_STEPS else ""
-        yield (
-            f"only {TEXT.count(count, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than "
+        found.append(
+            f"only {TEXT.count(steps, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than "
             f"{FEW_STEPS}"
         )
-
-
-def _denominators(entry: DatasetEntry) -> Iterator[str]:
-    for name, values in entry.metrics.items():
-        others = {why: count for why, count in values.null_reasons.items() if why != HOST_BOUND}
-        left_out = sum(others.values())
-        if name in RATIO_PARTS and left_out and values.median is not None:
-            why, *more = others
-            yield (
-                f"{name} is known in {values.count} of {values.count + left_out} steps of ranks; in the others: "
-                f"{why}{' (and other reasons)' if more else ''}"
+    for name in RATIO_PARTS:
+        described = entry.metrics.get(name)
+        others = [] if described is None else [why for why in described.null_reasons if why != HOST_BOUND]
+        if described is not None and others and described.median is not None:
+            count = described.count + sum(described.null_reasons[why] for why in others)
+            more = " (and other reasons)" if len(others) > 1 else ""
+            found.append(
+                f"{name} is known in {described.count} of {count} steps of ranks; in the others: {others[0]}{more}"
             )
-
-
-def _outside(entry: DatasetEntry) -> Iterator[str]:
     for name in _SHARES:
-        values = entry.metrics.get(name)
-        ends = () if values is None else (values.min, values.max)
+        described = entry.metrics.get(name)
+        ends = () if described is None else (described.min, described.max)
         seen = [value for value in ends if value is not None and not 0 <= value <= 1]
         if seen:
             shown = " and ".join(TEXT.number(value, "ratio") for value in dict.fromkeys(seen))
-            yield (
+            found.append(
                 f"{name} is {shown}, outside 0 to 100 %: its parts were measured in different steps and do not add up; "
                 "record more steps"
             )
-
-
-_NOT_RECORDED: Final = "the record does not state its cut-off"
+    return found
 
 
 def cutoffs_ns(run: Run) -> list[int]:
@@ -123,16 +349,14 @@ def cutoff_entry(run: Run, at_cutoffs: Sequence[float | None]) -> CutoffFacts | 
     if not found:
         return None
     stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
-    ratios = [median for median in at_cutoffs if median is not None]
-    problems = (
-        [_NOT_RECORDED] if not stated else sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
-    )
+    ratios = [ratio for ratio in at_cutoffs if ratio is not None]
+    problems = sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
     return CutoffFacts(
         min(found),
         max(found),
         sorted({cutoff.source for cutoff in stated}),
         overlap_ratio_range=ratios if len(ratios) == len(at_cutoffs) else None,
-        reason="; ".join(problems) or None,
+        reason="; ".join(problems) or None if stated else "the record does not state its cut-off",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from aorta.analysis.cautions import HOST_BOUND
 from aorta.analysis.collective_matching import (
     OK,
     REASONS,
@@ -23,7 +24,6 @@ from aorta.analysis.collective_matching import (
     matched_pieces,
 )
 from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Collectives, Ints
-from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, MADE_OF_OTHERS, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
 from aorta.analysis.run import Run
 from aorta.errors import InputError
@@ -46,7 +46,7 @@ STEP_COLUMNS = (
 )
 STEP_MS = "step_ms"
 RATIO_BOUNDS = ("overlap_ratio_at_least", "overlap_ratio_at_most")
-"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.host_bound`)."""
+"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.cautions`)."""
 _NO_REASON = "the record gives no reason"
 
 

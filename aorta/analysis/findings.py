@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import UNDECIDED
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import (
@@ -35,7 +36,6 @@ from aorta.analysis.documents.dataset import (
 )
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.frames import NO_TIME, NOWHERE, Lane
-from aorta.analysis.host_bound import UNDECIDED
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import HOST_TIMER, RankTables, Run
 from aorta.analysis.stats import median_or_none

@@ -15,8 +15,8 @@ import msgspec
 
 from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
+from aorta.analysis import collective_metrics as _straggler
 from aorta.analysis import stats as _stats
-from aorta.analysis import straggler as _straggler
 from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
 from aorta.analysis.attribution import breakdown

@@ -14,7 +14,7 @@ from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
 import aorta.analysis
-from aorta.analysis import dataframes, straggler
+from aorta.analysis import dataframes
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import collective_metrics
 from aorta.analysis.documents import as_json
@@ -190,7 +190,7 @@ def _same(found: Any, key: Any) -> bool:
 def test_stragglers_agree_with_plain_loops(plan: Any, piece: int) -> None:
     size = len(plan)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(straggler, "MIN_COLLECTIVES", 2)
+        patch.setattr("aorta.analysis.collective_metrics.MIN_COLLECTIVES", 2)
         found = as_json(collective_metrics(load_run(written(Path(folder), plan)), piece).stragglers)
     durations: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
     for rank, steps in enumerate(plan):

@@ -11,9 +11,9 @@ import pytest
 
 from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.host_bound import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.figure_data import parts
 from aorta.analysis.whatif.read_program import read_program

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.collective_metrics import NO_SLOWER_RANKS, lateness, straggler_sentences
 from aorta.analysis.documents.dataset import MarginalEntry, WhatIf
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.report_folder import write_report
-from aorta.analysis.straggler import NO_SLOWER_RANKS, lateness, sentences
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
@@ -151,7 +151,7 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     assert said in " ".join(made.text.split())
     assert said in " ".join(page.split())
     replayed = WhatIf(reason=None, bounds=[MarginalEntry("bound", NO_SLOWER_RANKS, 0.0, 0.0, 0.0, None)])
-    (sentence,) = sentences(msgspec.structs.replace(made.content.datasets["x"], what_if=replayed))
+    (sentence,) = straggler_sentences(msgspec.structs.replace(made.content.datasets["x"], what_if=replayed))
     assert sentence == f"{said}; without slower ranks a step would gain 0 ms"
     assert lateness(entry["late_ms"], entry["basis"]) in sentence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from aorta.analysis.host_bound import LEAD, UNDECIDED
+from aorta.analysis.cautions import LEAD, UNDECIDED
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aorta.analysis.collective_metrics import compute_slowdown, overlap_efficiency
+from aorta.analysis.aggregate import single_values
 from aorta.analysis.load.records import load_run
 from aorta.analysis.run import Run
 from aorta.records.schema import Step
@@ -93,11 +93,14 @@ def wall(step: Step) -> float:
 
 
 def as_constructed(known: Known, run: Run) -> None:
-    found = overlap_efficiency(run)
+    values = single_values(run)
+    found = values["overlap_efficiency"]
     together = flow_shop(known.way, known.c, known.d, None, BLOCKS)["window_ms"]
     expected = {"t_ms": together, "tc_ms": BLOCKS * known.c, "tm_ms": BLOCKS * known.d}
     # Where each block begins when its turn comes, the host's own gaps add up, in all three parts alike.
     close = 0.1 if known.way == "waited" else 0.05
     assert {part: getattr(found, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
     assert found.median == pytest.approx(known.efficiency, abs=0.1)
-    assert compute_slowdown(run).median == pytest.approx(0.0, abs=0.03)  # blocks sleep: nothing slows them down
+    assert single_values(run)["compute_slowdown"].median == pytest.approx(
+        0.0, abs=0.03
+    )  # blocks sleep: nothing slows them down

@@ -33,11 +33,11 @@ from aorta.analysis.attribution.breakdown import (
     stragglers,
     totals_of,
 )
+from aorta.analysis.cautions import ONE_RANK
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
 from aorta.analysis.formatting import TEXT, first_upper, json_text
 from aorta.analysis.frames import Region
-from aorta.analysis.host_bound import ONE_RANK
 from aorta.analysis.load.records import Manifest, config_of
 from aorta.analysis.run import ExposedSums
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.collective_metrics import lateness
 from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
 from aorta.analysis.exposed import exposed_of
@@ -25,7 +26,6 @@ from aorta.analysis.formatting import TEXT, group_title
 from aorta.analysis.frames import Exposed, Ints, Region
 from aorta.analysis.groups import Groups
 from aorta.analysis.run import ExposedSums, Run
-from aorta.analysis.straggler import lateness
 from aorta.timeline.overlap import NS_PER_MS
 
 WAIT: Final = "wait"

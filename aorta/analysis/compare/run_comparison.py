@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import HOST_BOUND
 from aorta.analysis.documents import ABSENT, known
 from aorta.analysis.documents.comparison import (
     SIDES,
@@ -39,7 +40,6 @@ from aorta.analysis.documents.dataset import (
     PaceFacts,
 )
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.records import collective_library, config_of, interceptor
 from aorta.analysis.metrics import Metric, in_order, metric_named

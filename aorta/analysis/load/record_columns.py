@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aorta.analysis.cautions import HOST_BOUND
 from aorta.analysis.exposed import exposed_of
 from aorta.analysis.frames import (
     KIND_METRICS,
@@ -41,7 +42,6 @@ from aorta.analysis.frames import (
     Steps,
     of_unused_kind,
 )
-from aorta.analysis.host_bound import HOST_BOUND
 from aorta.analysis.load.record_details import (
     WORDS,
     RecordDetails,

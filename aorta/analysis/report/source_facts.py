@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
+from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
@@ -18,7 +19,6 @@ from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.formatting import PAGE, TEXT
 from aorta.analysis.load.records import config_of
 from aorta.analysis.report.run_tables import facts_table
-from aorta.analysis.straggler import sentences
 from aorta.records.run_files import flatten
 
 _DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
@@ -44,7 +44,7 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
     health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
     said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
     found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *sentences(entry), *found, *health]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(entry), *found, *health]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import TEXT, rough_interval
 from aorta.analysis.frames import Bools, Ints
 from aorta.analysis.step_intervals import HAND_OVER
-from aorta.analysis.straggler import NO_SLOWER_RANKS
 from aorta.analysis.whatif.changes import CommSpeed, NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.prediction import FREE, Base, flags_of, gain_of, predict_from, step_gain_ms, verdict
 from aorta.analysis.whatif.program import Issued, RunProgram, What

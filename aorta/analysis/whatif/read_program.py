@@ -27,8 +27,8 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from aorta.analysis.cautions import Pace
 from aorta.analysis.frames import NO_TIME, Bools, CollectiveName, Ints, SpanName
-from aorta.analysis.host_bound import Pace
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.run import HOST_TIMER, RankTables, Run

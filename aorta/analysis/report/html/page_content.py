@@ -20,13 +20,13 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import sentence_rows
-from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.cautions import DRAWN, HOST_BOUND, autopsy_title
+from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, Summary
 from aorta.analysis.documents.dataset import DatasetEntry, WhatIf
 from aorta.analysis.formatting import PAGE, first_upper, json_text
-from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.report.figure_data import Series
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
 from aorta.analysis.report.html.step_charts import MAPPED, map_charts, step_charts
@@ -59,7 +59,6 @@ from aorta.analysis.report.run_tables import (
 from aorta.analysis.report.source_facts import environment_of, health_of, left_out, of_launches
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table
 from aorta.analysis.report.timeline import TimelineSpans, spans_of
-from aorta.analysis.straggler import sentences
 from aorta.autopsy.judge import process_label
 from aorta.autopsy.report import waiting_sentence
 from aorta.command_line import rounded_time
@@ -194,7 +193,7 @@ def _findings(entries: Mapping[str, DatasetEntry]) -> list[str]:
     return [
         f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
         for label, entry in entries.items()
-        for sentence in (*sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
+        for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
 from aorta.analysis.compare.headline import headline, is_comparable, numbers
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
@@ -18,7 +18,6 @@ from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry
 from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
-from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS, metric_named
 from aorta.analysis.report.run_tables import change_of, signed
 
