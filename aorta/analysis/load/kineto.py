@@ -136,11 +136,10 @@ class _Kept:
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
-        work, host, calls = by_category(events)
+        work, calls, host = by_category(events)
         by_role = defaultdict[str, list[Event]](list)
-        for event in host:
-            if role := self.roles[event.name]:
-                by_role[role].append(event)
+        for name, named in host.items():
+            by_role[self.roles[name]] += named
         if self._decode.operators == "untimed" and any(mark.cat in OPERATORS for mark in by_role["mark"]):
             self.take(text, self._decode.with_operators(text, self.counters))  # an old trace
             return
@@ -150,8 +149,7 @@ class _Kept:
             self._take_work(*with_times(work, self.counters))
         if calls:
             self._take_calls(calls)
-        if by_role:
-            self._take_host(by_role)
+        self._take_host(by_role)
         if self.host is not None:
             self.host.add(text, host)
 
@@ -313,7 +311,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
             f"symmetric memory was used, and of {unnamed} copies between devices the trace does not say whether they "
             "are communication: copy engines move the data of such collectives, without a kernel"
         )
-    trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=_platform(metadata))
+    trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=metadata.platform)
     lost_ns = calls["start"][lost] + (metadata.base_ns or 0)
     return replace(trace, lost=step_of(lost_ns, trace.windows))
 
@@ -323,9 +321,9 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     host.read_kept()
     kept.counters.update(host.counters)
     notes, names = list[str](), tuple(host.names)
-    rows, collectives = host_rows(host, _distributed(metadata).world_size, kept.counters, notes)
+    rows, collectives = host_rows(host, (metadata.distributed or DistributedInfo()).world_size, kept.counters, notes)
     on_cpu = any(name.startswith(LABEL) for name in names)
-    backend = _distributed(metadata).backend or ""
+    backend = (metadata.distributed or DistributedInfo()).backend or ""
     evidence = []
     if launches := int(_calls(kept)["lost"].sum()):
         evidence.append(f"{launches} launches of kernels")
@@ -340,7 +338,7 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform="cpu", copies_observed=False)
     trace = replace(trace, gemms=host_gemms(trace.gemms, host)) if trace.gemms else trace
     if evidence:
-        trace = replace(trace, unseen=unseen, compute_unseen=True, platform=_platform(metadata))
+        trace = replace(trace, unseen=unseen, compute_unseen=True, platform=metadata.platform)
     return trace
 
 
@@ -366,7 +364,7 @@ def _trace(
     notes: list[str],
     **facts: Any,
 ) -> Trace:
-    path, cls, distributed = source.place, rows["cls"], _distributed(metadata)
+    path, cls, distributed = source.place, rows["cls"], (metadata.distributed or DistributedInfo())
     if not len(cls):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
         raise InputError(
@@ -406,16 +404,3 @@ def _trace(
         gemms=gemms_of(products["origin"], products["shape"], [gemm_of(*shape) for shape in kept.shapes]),
         **facts,
     )
-
-
-def _distributed(metadata: Metadata) -> DistributedInfo:
-    return metadata.distributed or DistributedInfo()
-
-
-def _platform(metadata: Metadata) -> str | None:
-    if any(value is not None for value in (metadata.roctracer, metadata.rocprofiler, metadata.hip)):
-        return "rocm"
-    if any(value is not None for value in (metadata.cupti, metadata.cuda)):
-        return "cuda"
-    names = " ".join(str(device.get("name", "")) for device in metadata.devices or ())
-    return "rocm" if "AMD" in names or "gfx" in names else "cuda" if "NVIDIA" in names or "Tesla" in names else None

@@ -1,16 +1,14 @@
 """What is decoded of a Kineto trace: its events, their times and arguments, and what surrounds them.
 
 Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not make a trace
-unreadable. What an argument does not say is `NULL`. A trace has one set of arguments a kernel and a call, so
-everything but these members is skipped without being decoded, and those of a whole piece are decoded at once.
-
-Must not: guess, or know what follows from an event.
+unreadable. What an argument does not say is `NULL`. Everything but the members declared here is skipped without being
+decoded. Must not: guess, or know what follows from an event.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress, count
 from operator import attrgetter
@@ -91,12 +89,9 @@ _INEXACT: Final = re.compile("Expected `(int|float)` [<>]")
 
 
 def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
-    """Return a decoder of pieces.
-
-    Args:
-        kind: `whole` decodes all events. The others only what is read of each category, several times as fast, and
-            refuse an unknown category; `untimed` leaves out the times of operators too.
-        time: the type of `ts` and `dur`.
+    """Return a decoder of pieces whose `ts` and `dur` have the type `time`. The kind `whole` decodes all events; the
+    others only what is read of each category, several times as fast, and refuse an unknown category; `untimed` leaves
+    out the times of operators too.
     """
     nothing = _NOTHING if time is msgspec.Raw else None
     named = [("ph", str | None, None), ("name", Number, None)]
@@ -167,16 +162,19 @@ class EventDecoder:
             return events
 
 
-def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], list[Event]]:
-    """Return the complete events (`ph` X) of devices, of the host and of its calls, in the order of the file."""
+def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict[Any, list[Event]]]:
+    """Return the complete events (`ph` X) of devices and of the host's calls, and those of the host by their names."""
     work: list[Event] = []
-    host: list[Event] = []
     calls: list[Event] = []
-    lists = dict.fromkeys(DEVICE, work) | dict.fromkeys(HOST, host) | dict.fromkeys(CALLS, calls)
+    host: defaultdict[Any, list[Event]] = defaultdict(list)
+    lists = dict.fromkeys(DEVICE, work) | dict.fromkeys(CALLS, calls)
     for event in events:
-        if event.cat in lists and event.ph == "X":
+        if event.cat in HOST:
+            if event.ph == "X":
+                host[event.name].append(event)
+        elif event.cat in lists and event.ph == "X":
             lists[event.cat].append(event)
-    return work, host, calls
+    return work, calls, host
 
 
 def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
@@ -213,7 +211,6 @@ def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
     return {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in names}
 
 
-_NO_ARGUMENTS: Final = Arguments()
 _ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
 _INPUTS: Final = msgspec.json.Decoder(list[Inputs | None])
 _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -222,8 +219,8 @@ _MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def arguments_of(events: Sequence[Event]) -> list[Arguments]:
     """Decode the arguments of events; empty where they have an unexpected shape."""
     if events and isinstance(events[0].args, msgspec.Raw):
-        return _decoded(_ARGUMENTS, [event.args for event in events], _NO_ARGUMENTS)
-    return [event.args or _NO_ARGUMENTS for event in events]
+        return _decoded(_ARGUMENTS, [event.args for event in events], Arguments())
+    return [event.args or Arguments() for event in events]
 
 
 def inputs_of(events: Sequence[Event]) -> list[Inputs]:
@@ -390,11 +387,7 @@ _LARGEST_DIMENSION: Final = 2**31
 
 
 def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
-    """Return the shape of one product, or None where the arguments do not say it.
-
-    Args:
-        dims: `Input Dims` as JSON. types: `Input type` as JSON.
-    """
+    """Return the shape of one product, or None where `Input Dims` and `Input type`, as JSON, do not say it."""
     first = _FACTORS[operator]
     factors = _listed(_SHAPES, dims)[first : first + 2]
     if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
@@ -416,11 +409,8 @@ def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
 
 
 def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
-    """Return the products of a trace by their origin; of those with the same origin the first counts.
-
-    Args:
-        origin: of each product; `UNKNOWN` (-1) where it has none, so that no row can be its. code: of each product, the
-            index of its shape. shapes: may repeat; None where the trace does not say it.
+    """Return the products of a trace by their origin (`NULL`: no row can be its); of those with the same origin the
+    first counts. `code` is an index into `shapes`, which may repeat, and are None where the trace does not say them.
     """
     kept = np.flatnonzero(origin >= 0)
     origins, first = np.unique(origin[kept], return_index=True)
@@ -456,7 +446,9 @@ class DistributedInfo(msgspec.Struct):
 
 
 class Metadata(msgspec.Struct):
-    """The members beside the events that are used; None where a trace does not have one."""
+    """The members beside the events that are used; None where a trace does not have one. `partial` is AORTA's own: true
+    where the loop ended inside the window.
+    """
 
     distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
     devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
@@ -468,19 +460,23 @@ class Metadata(msgspec.Struct):
     rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
     hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
     partial: object = None
-    """AORTA's own: true where the loop ended inside the window."""
 
-
-_METADATA: Final = msgspec.json.Decoder(Metadata)
+    @property
+    def platform(self) -> str | None:
+        """What the device is of, where the trace says it."""
+        if any(value is not None for value in (self.roctracer, self.rocprofiler, self.hip)):
+            return "rocm"
+        if any(value is not None for value in (self.cupti, self.cuda)):
+            return "cuda"
+        names = " ".join(str(device.get("name", "")) for device in self.devices or ())
+        return "rocm" if "AMD" in names or "gfx" in names else "cuda" if "NVIDIA" in names or "Tesla" in names else None
 
 
 def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
-    """Decode the members of the outer object before (`head`) and behind the events; those before them count first.
-
-    Raises:
-        InputError: a member has an impossible type; names `place`, the trace.
+    """Decode the members of the outer object before (`head`) and behind the events; those before them count first. A
+    member of an impossible type is an `InputError` that names `place`, the trace.
     """
     try:
-        return _METADATA.decode(msgspec.json.encode({**tail, **head}))
+        return msgspec.json.decode(msgspec.json.encode({**tail, **head}), type=Metadata)
     except _MALFORMED as error:
         raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error

@@ -106,8 +106,8 @@ class HostWork:
         self._roles = Cached(_role)
         self._parts: list[dict[str, Int64]] = []
 
-    def add(self, text: bytes | memoryview, host: list[Event]) -> None:
-        """Take a piece of the event array, as text, and its events of the host."""
+    def add(self, text: bytes | memoryview, host: dict[Any, list[Event]]) -> None:
+        """Take a piece of the event array, as text, and its events of the host by their names."""
         if self._at_once:
             self._read(host)
             return
@@ -120,7 +120,7 @@ class HostWork:
         """Read what was kept as text, and from now on every piece at once."""
         self._at_once, self._decode.operators = True, "timed"
         for text in self._held:
-            self._read(by_category(self._decode.with_operators(text, self.counters))[1])
+            self._read(by_category(self._decode.with_operators(text, self.counters))[2])
         self._held.clear()
 
     @cached_property
@@ -131,10 +131,10 @@ class HostWork:
         operators, labels = (_Rows(*(columns[name][chosen] for name in _Rows._fields)) for chosen in (~label, label))
         return operators, labels
 
-    def _read(self, host: list[Event]) -> None:
+    def _read(self, host: dict[Any, list[Event]]) -> None:
         by_role: dict[str, list[Event]] = {"operator": [], "hook": [], "label": [], "": []}
-        for event in host:
-            by_role[self._roles[event.name]].append(event)
+        for name, named in host.items():
+            by_role[self._roles[name]] += named
         operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
         events, start, end = with_times(operators + by_role["hook"] + by_role["label"], self.counters)
         names = [event.name for event in events]
