@@ -1,10 +1,9 @@
 """Reads the text of a Chrome trace: its event array piece by piece, and the members around it.
 
-A trace is one JSON object with a list `traceEvents`, or that list alone (Trace Event Format, Google, 2016). Decoded at
-once it needs its whole text and one object per event. Here the array is cut between two events, so that memory does not
-grow with the trace. A cut is tried at the last `},{` of a block, and is right if the piece decodes: `[piece]` is valid
-JSON only if the removed comma stood between two elements of the array itself, whatever strings and nested values hold.
-So the layout of the file does not matter.
+A trace is one JSON object with a list `traceEvents`, or that list alone (Trace Event Format, Google, 2016). The array
+is cut between two events, so that memory does not grow with the trace. A cut is tried at the last `},{` of a block, and
+is right if the piece decodes: `[piece]` is valid JSON only if the removed comma stood between two elements of the array
+itself, whatever strings and nested values hold. So the layout of the file does not matter.
 
     with opened("trace.json.gz") as stream, reading("trace.json.gz"):
         trace = RawEvents(stream, "trace.json.gz")
@@ -77,12 +76,10 @@ class EventArray(Generic[Piece]):
 
     Attributes:
         damage: what was mended or is missing, and where.
-        head: members of the outer object before the events, undecoded.
-        tail: members behind the events, once `pieces` is exhausted.
+        head, tail: undecoded members of the outer object before the events, and behind them once they are read.
 
     Raises:
-        NoEventArray: it is JSON, but no trace.
-        InputError: it is no trace, or what stands before the events is broken.
+        InputError: it is no trace (`NoEventArray`: but JSON), or what stands before the events is broken.
     """
 
     def __init__(
@@ -129,7 +126,12 @@ class EventArray(Generic[Piece]):
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
                     if _TRAILING.search(str(error)):  # the array ended before this cut
-                        yield self._last(bytes(view[:size]) + self._remainder())
+                        behind = bytearray()
+                        while self._more(behind):
+                            if len(behind) > LIMIT:
+                                why = f"more than {LIMIT >> 20} MiB behind the events: this is no trace"
+                                raise InputError(f"{self._place}: {why}") from error
+                        yield self._last(bytes(view[:size]) + bytes(behind))
                         return
                     if not self._tolerant:
                         raise self._broken(error, size) from error
@@ -196,14 +198,6 @@ class EventArray(Generic[Piece]):
             return InputError(f'{self._place}: its "{_EVENTS}" is no list: expected [')
         return NoEventArray(f'{self._place}: not a trace: it has no "{_EVENTS}"')
 
-    def _remainder(self) -> bytes:
-        """Return everything from here to the end of the file, where the end of the array has already been seen."""
-        text = bytearray()
-        while self._more(text):
-            if len(text) > LIMIT:
-                raise InputError(f"{self._place}: more than {LIMIT >> 20} MiB behind the events: this is no trace")
-        return bytes(text)
-
     def _last(self, text: bytes) -> Piece:
         """Decode the rest of the array, and the members behind it to the end of the file."""
         try:
@@ -257,10 +251,8 @@ class EventArray(Generic[Piece]):
         self.damage[why] += 1
 
     def _mended(self, text: bytes, error: Exception) -> Piece:
-        """Decode a list of events that is not JSON: mended as a whole, else event by event without the broken ones.
-
-        Raises:
-            InputError: nothing of it can be read, nor was anything before it.
+        """Decode a list of events that is not JSON: mended as a whole, else event by event without the broken ones. An
+        `InputError` where nothing of it can be read, nor was anything before it.
         """
         cut = f"cut off among its events, after {self._read} bytes (inflated): later events are missing"
         said = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
@@ -273,7 +265,11 @@ class EventArray(Generic[Piece]):
         events = good = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
         found: list[Piece] = []
         while not found:  # once more, where one of the events made the decoder stricter
-            good = [event for event in good if self._decodes(event)]
+            candidates, good = good, []
+            for event in candidates:
+                with suppress(*_MALFORMED):
+                    self._decode(b"[%b]" % event)
+                    good.append(event)
             with suppress(*_MALFORMED):
                 found.append(self._decode(b"[%b]" % b",".join(good)))
         if not good and not self._events:
@@ -283,13 +279,6 @@ class EventArray(Generic[Piece]):
         said = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
         self.damage[said] += len(events) - len(good)
         return found[0]
-
-    def _decodes(self, event: bytes) -> bool:
-        try:
-            self._decode(b"[%b]" % event)
-        except _MALFORMED:
-            return False
-        return True
 
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:
@@ -305,30 +294,22 @@ class EventArray(Generic[Piece]):
 
 
 class RawEvents(EventArray[list[Event]]):
-    """The events of one trace one at a time, with undecoded values.
-
-    Args:
-        stream: the inflated text.
-        place: names the trace in errors.
-
-    Attributes:
-        count: number of events before the one yielded last.
-
-    Raises:
-        InputError: as `EventArray`.
+    """The events of one trace one at a time, with undecoded values; arguments and errors as `EventArray`. `count`:
+    number of events before the one yielded last.
     """
 
     def __init__(self, stream: io.BufferedReader, place: str) -> None:
-        super().__init__(stream, _raw_events, place)
+        def decode(text: bytes | memoryview) -> list[Event]:
+            found = _RAW_EVENTS.decode(text)
+            str(text, "utf-8")  # undecoded values are written back unchecked, so they must be valid UTF-8
+            return found
+
+        super().__init__(stream, decode, place)
         self.count = 0
         self._check(self.head)
 
     def events(self) -> Iterator[Event]:
-        """Yield every event, in the order of the file.
-
-        Raises:
-            InputError: the trace is cut off or malformed; names the position.
-        """
+        """Yield every event, in the order of the file; errors as `pieces`."""
         for piece in self.pieces():
             for event in piece:
                 yield event
@@ -350,12 +331,6 @@ def _as_json(text: bytes) -> bytes:
     text = _CONTROL.sub(b" ", text)
     text = _BACKSLASH.sub(lambda match: match[0] if match[1] else rb"\\", text)
     return _WORDS.sub(rb"\1null", text).decode("utf-8", "replace").encode()
-
-
-def _raw_events(text: bytes | memoryview) -> list[Event]:
-    found = _RAW_EVENTS.decode(text)
-    str(text, "utf-8")  # undecoded values are written back unchecked, so they must be valid UTF-8
-    return found
 
 
 def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from aorta.errors import InputError, ToolMissing
 from aorta.installation import install_command
@@ -63,13 +63,6 @@ _AHEAD: Final = 2
 _CONNECT: Final = "10s"
 
 
-class Engine(Protocol):
-    """Runs a map: yields `function(item)`, or the `InputError` it raised, for each item, in order."""
-
-    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
-        """Run `function` on every item."""
-
-
 @dataclass(frozen=True)
 class Local:
     """Runs on this machine, in `jobs` processes (by default one per core); without a pool for one job or little to
@@ -81,7 +74,7 @@ class Local:
     jobs: int | None = None
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
-        """Run `function` on every item.
+        """Yield `function(item)`, or the `InputError` it raised, for each item, in order.
 
         Raises:
             InputError: the processes could not be started, or one was killed.
@@ -109,7 +102,7 @@ class Dask:
     scheduler: str
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result | InputError]:
-        """Run `function` on every item.
+        """Do as `Local.map`.
 
         Raises:
             ToolMissing: `distributed` is not installed.
@@ -144,6 +137,9 @@ class Dask:
                     f"the Dask cluster at {self.scheduler} could not read a file: {type(error).__name__}: {error}. Its "
                     "workers need this AORTA installed, and the same paths"
                 ) from error
+
+
+Engine: TypeAlias = Local | Dask
 
 
 def cores() -> int:

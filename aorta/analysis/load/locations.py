@@ -1,17 +1,13 @@
 """Loads whatever is at a location as a run; the one module that distinguishes records, launch sets and traces.
 
-Two parts. *Loading*: a location is a folder of AORTA's records, a folder of several such folders, or anything in which
-`trace_files` finds traces. *Archives* of run folders (tar, gzipped or not, and zip) are unpacked, and read like the
-folders they hold:
+Archives of run folders (tar, gzipped or not, and zip) are unpacked, and read like the folders they hold:
 
     with Archives() as archives:
         run = load_source(archives.folder_of("cuda.tar.gz"))    # read it here: afterwards the copy is gone
 
-Only what a report reads of a run is written: records and manifests, as plain files below one temporary folder. An
-archive without records of AORTA stays as it is; traces are read from within theirs (`open.members`).
-
-Must not: trust the name of a file or an archive, read a folder of AORTA's records as anything else, write outside of
-that folder, whatever members are called, or keep it.
+Only records and manifests are written, as plain files below one temporary folder. An archive without records of AORTA
+stays as it is; traces are read from within theirs (`open.members`). Must not: trust the name of a file or an archive,
+read a folder of AORTA's records as anything else, write outside of that folder, or keep it.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, TypeAlias
 
@@ -60,20 +56,19 @@ def load_source(
     spans: bool = False,
     exposed: bool = False,
 ) -> Run:
-    """Read a run folder, or the traces of a file, directory, glob or URL.
-
-    Args:
-        spans, exposed: of records, keep what ran inside each step, give its exposed communication in pieces
-            (`RankTables`).
-
-    Raises:
-        InputError: nothing there can be read.
+    """Read a run folder, or the traces of a file, directory, glob or URL. `spans`, `exposed`: of records, keep what ran
+    inside each step, give its exposed communication in pieces (`RankTables`). An `InputError` says why nothing can be
+    read.
     """
     if isinstance(location, tuple):
         return load_run(location, engine, spans=spans, exposed=exposed)
     text, path = str(location), Path(location)
     if not is_url(text):
-        if path.is_file() and _is_record(path):
+        head = b""
+        if path.is_file():
+            with suppress(InputError), opened(text) as stream:
+                head = stream.head()
+        if is_record(head):
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
             return load_run(path, engine, spans=spans, exposed=exposed)
@@ -132,14 +127,6 @@ def holds_records(folder: Path) -> bool:
     because reading the folder as a run then says what is wrong.
     """
     return bool(rank_files(folder))
-
-
-def _is_record(path: Path) -> bool:
-    try:
-        with opened(str(path)) as stream:
-            return is_record(stream.head())
-    except InputError:
-        return False
 
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"

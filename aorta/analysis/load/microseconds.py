@@ -1,12 +1,9 @@
-"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly.
+"""Converts between the microseconds of a Chrome trace and integer nanoseconds, exactly, by whole columns.
 
 Kineto writes microseconds with three decimals. As float64 a number below 2^43 us is off by less than 2^-11 us, so its
 nanosecond is still the nearest integer. For times counted from 1970 float64 loses the fraction of a microsecond
-(docs/dev/measuring.md, W14), so their digits are read instead. A trace holds many times, so whole columns
-are converted.
-
-Must not: round to microseconds, convert through float64 what it cannot represent, or judge a duration (`trace_health`
-counts those that are zero, negative or absurd).
+(docs/dev/measuring.md, W14), so their digits are read instead. Must not: round to microseconds, convert through float64
+what it cannot represent, or judge a duration (`trace_health` counts those that are zero, negative or absurd).
 """
 
 from __future__ import annotations
@@ -41,20 +38,14 @@ _WHOLE_NS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(gt=-LAR
 
 
 def of_values(values: Sequence[Any]) -> tuple[Int64, NDArray[np.bool_]]:
-    """Convert decoded JSON values (`Exact`) or their texts (`msgspec.Raw`) to nanoseconds.
-
-    Returns:
-        The times, and which values are numbers that a clock can show; the time is 0 where not.
+    """Convert decoded JSON values (`Exact`) or their texts (`msgspec.Raw`) to nanoseconds. Returned are the times, and
+    which values are numbers that a clock can show; the time is 0 where not.
     """
     return of_texts(values) if values and isinstance(values[0], msgspec.Raw) else of_numbers(values)
 
 
 def of_numbers(values: Sequence[Exact]) -> tuple[Int64, NDArray[np.bool_]]:
-    """Convert decoded JSON numbers to nanoseconds.
-
-    Returns:
-        The times, 0 where a value is no number, and which values are numbers.
-    """
+    """Convert decoded JSON numbers; returns as `of_values`."""
     kinds = set(map(type, values))
     known = np.ones(len(values), bool)
     if not kinds <= {int, float}:
@@ -68,11 +59,7 @@ def of_numbers(values: Sequence[Exact]) -> tuple[Int64, NDArray[np.bool_]]:
 
 
 def of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np.bool_]]:
-    """Convert the texts of JSON values to nanoseconds.
-
-    Returns:
-        The times, and which values are numbers that a clock can show; the time is 0 where not.
-    """
+    """Convert the texts of JSON values; returns as `of_values`."""
     plain = list(map(bytes, texts))
     joined = b"[%b]" % b",".join(plain)
     with suppress(msgspec.DecodeError, UnicodeDecodeError):

@@ -1,10 +1,8 @@
 """Finds trace files, groups those that one process wrote into units, and reads a unit.
 
 `READERS` is the one list of formats. `find_units` lists the units of a directory, glob or URL; `read_unit` yields the
-traces of one, one after the other.
-
-Must not: read a whole file for its format, or any only to find out that it is not wanted, judge a format by the file's
-name, or take two files of one process and run for two ranks.
+traces of one. Must not: read a whole file for its format, judge a format by the file's name, or take two files of one
+process and run for two ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.open import (
     SQLITE_MAGIC,
     Database,
-    Peekable,
     is_tar,
     is_url,
     local_copy,
@@ -54,8 +51,6 @@ _HINTS: Final = (
     (b"NVIDIA Tegra", "nsys' own format: convert it with `nsys export --type sqlite`"),
     (b"OTF2", "OTF2: record with `rocprofv3 --output-format rocpd` or convert the rocpd database"),
 )
-
-
 _OTHERS: Final = (
     (
         rb'"CommHash"|"cat": ?"(?:COLL|PROXY|GROUP)"',
@@ -93,19 +88,14 @@ class NoTraces(InputError):
     """There are files, but none of them is a trace."""
 
 
-def text_of(head: bytes) -> bytes:
-    """Return the first bytes of a file without what may stand before its text."""
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()
-
-
 def is_record(head: bytes) -> bool:
     """Return whether these are the first bytes of a record of AORTA."""
-    return bool(_RECORD.match(text_of(head)))
+    return bool(_RECORD.match(head.removeprefix(b"\xef\xbb\xbf").lstrip()))
 
 
 def reader_of(head: Head) -> Reader | None:
     """Return the reader of a file that begins so; None for what is not read."""
-    head = head._replace(text=text_of(head.text))
+    head = head._replace(text=head.text.removeprefix(b"\xef\xbb\xbf").lstrip())
     return next((reader for reader in READERS if reader.matches(head)), None)
 
 
@@ -145,10 +135,8 @@ class TraceFiles:
 def find_units(
     location: str, comm_patterns: Sequence[str] = (), headers: Sequence[Header] = ()
 ) -> tuple[list[TraceFiles], list[str]]:
-    """Return the units of a location in the order of their names, and notes about files that were left out.
-
-    Raises:
-        InputError: nothing is there, or nothing that is a trace.
+    """Return the units of a location in the order of their names, and notes about files that were left out. Where
+    nothing is there, or nothing that is a trace, it is an `InputError`.
     """
     named, folder = _files(location)
     units: dict[str, TraceFiles] = {}
@@ -157,7 +145,11 @@ def find_units(
     records = False
     for file in named:
         try:
-            head = _head(file)
+            with opened(file) as stream, reading(file):
+                head = Head(stream.head())
+            if head.text.startswith(SQLITE_MAGIC):
+                with local_copy(file) as path, closing(Database(path, file)) as database:
+                    head = head._replace(tables=frozenset(database.tables))
         except InputError as error:
             if not folder:
                 raise
@@ -197,8 +189,15 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
     classifier, place = NameClassifier(unit.comm_patterns), unit.files[0]
     with ExitStack() as stack, reading(place):
         streams = {file: stack.enter_context(opened(file)) for file in unit.files}
-        if unit.format == TAR:
-            yield from _of_archive(streams[place], place, classifier, unit.headers)
+        if unit.format == TAR:  # no formats that need more than one file, or a file on a disk
+            seen = 0
+            for where, content in members(streams[place], place):
+                reader = reader_of(Head(content.head()))
+                if reader is not None and reader.together is None:
+                    seen += 1
+                    yield from reader.read(TraceInput({where: content}, classifier, unit.headers))
+            if not seen:
+                raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
             return
         database = None
         if streams[place].head().startswith(SQLITE_MAGIC):
@@ -207,24 +206,22 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
         yield from READERS[_NAMES.index(unit.format)].read(TraceInput(streams, classifier, unit.headers, database))
 
 
-def _of_archive(
-    archive: Peekable, place: str, classifier: NameClassifier, headers: Sequence[Header]
-) -> Iterator[Trace]:
-    """Yield the traces in an archive, but of formats that need more than one file, or a file on a disk."""
-    seen = 0
-    for where, content in members(archive, place):
-        reader = reader_of(Head(content.head()))
-        if reader is not None and reader.together is None:
-            seen += 1
-            yield from reader.read(TraceInput({where: content}, classifier, headers))
-    if not seen:
-        raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
-
-
 def _files(location: str) -> tuple[list[str], bool]:
     """Return files of a location, and whether they were searched for; unrelated files beside them are then no error."""
     if is_url(location):
-        return _remote(location)
+        try:
+            system, path = remote_files(location).core.url_to_fs(location)
+            if any(mark in path for mark in "*?["):
+                names = sorted(system.glob(path))
+            elif system.isdir(path):
+                names = sorted(system.find(path))
+            else:
+                return [location], False
+        except (ImportError, ValueError, OSError) as error:
+            raise InputError(f"{location}: cannot be listed: {error}") from error
+        if not names:
+            raise InputError(f"{location}: no file there")
+        return [system.unstrip_protocol(name) for name in names], True
     path = Path(location)
     if path.is_dir():
         return _walk(path), True
@@ -247,28 +244,3 @@ def _walk(folder: Path) -> list[str]:
         if len(found) > LARGEST_FOLDER:
             raise InputError(f"{folder}: more than {LARGEST_FOLDER} files; give the folder of one run")
     return found
-
-
-def _remote(location: str) -> tuple[list[str], bool]:
-    try:
-        system, path = remote_files(location).core.url_to_fs(location)
-        if any(mark in path for mark in "*?["):
-            names = sorted(system.glob(path))
-        elif system.isdir(path):
-            names = sorted(system.find(path))
-        else:
-            return [location], False
-    except (ImportError, ValueError, OSError) as error:
-        raise InputError(f"{location}: cannot be listed: {error}") from error
-    if not names:
-        raise InputError(f"{location}: no file there")
-    return [system.unstrip_protocol(name) for name in names], True
-
-
-def _head(file: str) -> Head:
-    with opened(file) as stream, reading(file):
-        text = stream.head()
-    if not text.startswith(SQLITE_MAGIC):
-        return Head(text)
-    with local_copy(file) as path, closing(Database(path, file)) as found:
-        return Head(text, frozenset(found.tables))

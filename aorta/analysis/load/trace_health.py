@@ -58,7 +58,9 @@ _SIZES: Final = frozenset({"rows", "events", "kernels_lost", "same_stream_overla
 
 @dataclass(frozen=True)
 class TraceFacts:
-    """Facts about one trace, without its rows: small enough to be sent between processes."""
+    """Facts about one trace, without its rows: small enough to be sent between processes. `devices`: those that its
+    rows are on, unknown ones left out.
+    """
 
     path: str
     format: str
@@ -67,7 +69,6 @@ class TraceFacts:
     world_size: int | None
     host: str | None
     devices: tuple[int, ...]
-    """Those that its rows are on; unknown devices are left out."""
     steps: int
     counters: Mapping[str, int]
     notes: tuple[str, ...]
@@ -93,7 +94,15 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
     }
     bad = np.any(list(left_out.values()), axis=0)
     clean = table.take(~bad) if bad.any() else table
-    overlaps, overlapping_ns = _same_stream(clean)
+    # Rows that begin while an earlier one of their stream still runs. Threads of the host nest their operators.
+    streams = clean.take((clean.device != NULL) & (clean.stream != NULL))
+    streams = streams.take(np.argsort(streams.start_ns, kind="stable"))
+    overlaps = overlapping_ns = 0
+    for own in Groups(streams.device, streams.stream).rows:
+        start, end = streams.start_ns[own], streams.end_ns[own]
+        shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
+        overlaps += int((shared > 0).sum())
+        overlapping_ns += int(shared[shared > 0].sum())
     counted = {
         "rows": len(table),
         **{name: int(chosen.sum()) for name, chosen in left_out.items()},
@@ -154,21 +163,6 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
 
 
-def _same_stream(table: Intervals) -> tuple[int, int]:
-    """Return the number and total overlap in ns of rows that begin while an earlier row of the same stream still runs.
-    Host threads nest their operators, so only rows on a device are checked.
-    """
-    table = table.take((table.device != NULL) & (table.stream != NULL))
-    table = table.take(np.argsort(table.start_ns, kind="stable"))
-    rows = overlapping_ns = 0
-    for own in Groups(table.device, table.stream).rows:
-        start, end = table.start_ns[own], table.end_ns[own]
-        shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
-        rows += int((shared > 0).sum())
-        overlapping_ns += int(shared[shared > 0].sum())
-    return rows, overlapping_ns
-
-
 def doubted(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of devices are counted as computation, and have a name that may communicate."""
     may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
@@ -194,13 +188,12 @@ def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
 
 
 class TraceHealth(NamedTuple):
-    """What is known of all traces of one result. `notes` are what its readers must know, the most serious first; none
-    of clean, complete traces. `document` has every fact as plain JSON values, in a stable order.
+    """What is known of all traces of one result. `notes` are what its readers must know, the most serious first.
+    `document` has every fact as plain JSON values. Ranks are None where no source says how many there were.
     """
 
     world_size: int | None
     ranks_missing: tuple[int, ...] | None
-    """None where no source says how many ranks there were."""
     notes: tuple[str, ...]
     document: dict[str, object]
 
@@ -211,12 +204,8 @@ def examine(
     measured: Collection[int] | None = None,
     claimed: Sequence[int] | None = None,
 ) -> TraceHealth:
-    """Join the facts of all traces of one result.
-
-    Args:
-        measured: ranks for which something could be measured; other ranks do not count as read. None: all ranks that a
-            trace claims to be.
-        claimed: the rank of each process, whose windows may be several traces. None: every trace is one.
+    """Join the facts of all traces of one result. Ranks for which nothing could be measured (not in `measured`) do not
+    count as read. `claimed`: the rank of each process, whose windows may be several traces; None: every trace is one.
     """
     ranks = claimed if claimed is not None else [part.rank for part in parts]
     claims = Counter(rank for rank in ranks if rank != NULL)
