@@ -16,6 +16,7 @@ import msgspec
 from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
 from aorta.analysis import collective_metrics as _straggler
+from aorta.analysis import gate
 from aorta.analysis import stats as _stats
 from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
@@ -25,7 +26,6 @@ from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry, Summary
-from aorta.analysis.gate import gate_checks, gate_command
 from aorta.analysis.metrics import metric_named
 
 
@@ -80,7 +80,7 @@ describe = by_json(_stats.describe)
 headline, numbers_line, evidence, title = map(
     by_json, (_headline.headline, _headline.numbers, _headline.evidence, _headline.title)
 )
-markdown_summary = by_json(gate_command.markdown_summary)
+markdown_summary = by_json(gate.markdown_summary)
 slower = by_json(_verdict.slower)
 summarize = by_json(_summary.summarize)
 changes_the_work = by_json(run_comparison.changes_the_work)
@@ -126,15 +126,15 @@ def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
 
 def evaluate(conditions: Any, comparison: Any) -> GateEntry:
     """What a gate says of a comparison, as the struct."""
-    return gate_checks.evaluate(conditions, built(Comparison, comparison))
+    return gate.evaluate(conditions, built(Comparison, comparison))
 
 
 def ended(options: Any, summary: MutableMapping[str, Any]) -> tuple[int, str]:
     """How a gate ends, as the command does it; its result is added to the summary."""
     document = built(Summary, summary)
-    gate_command.judge(options, document)
+    gate.judge(options, document)
     summary.update(as_json(document))
-    return gate_command.run_gate(options, document)
+    return gate.run_gate(options, document)
 
 
 def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:
@@ -144,7 +144,7 @@ def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:
 
 def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
     """The same rows as a table of Markdown."""
-    return gate_command._causes(breakdown.sentence_rows(built(Attribution, attribution)))
+    return gate.cause_table(breakdown.sentence_rows(built(Attribution, attribution)))
 
 
 cautions = by_json(_cautions.cautions)

@@ -11,7 +11,7 @@ import pytest
 
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.gate.gate_checks import parse_condition
+from aorta.analysis.gate import parse_condition
 from aorta.records.schema import Step
 from tests.analysis.by_json import evaluate, summarize
 from tests.analysis.host_bound_runs import (

@@ -14,7 +14,7 @@ from aorta.records.files import whole_file
 
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
 OTHERWISE = {
-    "analysis/gate/gate_command.py": "appends to a file of continuous integration",
+    "analysis/gate.py": "appends to a file of continuous integration",
     "analysis/load/locations.py": "unpacks into a temporary folder",
     "analysis/load/open.py": "copies into a temporary folder",
     "analysis/report/picture_drawing.py": "writes to the path that the report gives it",

@@ -19,7 +19,7 @@ from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
-from aorta.analysis.gate.gate_command import add_gate_arguments, judge, run_gate
+from aorta.analysis.gate import add_gate_arguments, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.interval_table import add_comm_pattern
 from aorta.analysis.load.locations import Location, launch_folders

@@ -19,7 +19,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json
-from aorta.analysis.gate.gate_checks import parse_condition
+from aorta.analysis.gate import parse_condition
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report.html.bokeh_chart import Chart, document
 from aorta.records.schema import DeviceSample, DeviceTelemetry

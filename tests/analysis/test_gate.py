@@ -1,8 +1,10 @@
-"""Conditions: what is read, and how two runs or two launch sets are held to them."""
+"""The gate: which conditions are read, how runs and launch sets are held to them, exit codes, the page of a CI job."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.gate.gate_checks import SINGLE, Condition, parse_condition
-from aorta.analysis.gate.gate_command import gate_text
+from aorta.analysis.documents import as_json
+from aorta.analysis.gate import (
+    LIMIT_BYTES,
+    SINGLE,
+    Condition,
+    add_gate_arguments,
+    escaped,
+    gate_text,
+    parse_condition,
+)
 from aorta.analysis.metrics import STEP_METRIC_NAMES
+from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from aorta.terminal_style import Style
-from tests.analysis.by_json import evaluate
+from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch, launch_set
-from tests.analysis.gate.comparisons import comparison, effect, metric
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def metric(reference: float | None, candidate: float | None, unit: str = "ms", **more: Any) -> dict[str, Any]:
+    """A metric of a comparison as `summary.json` holds it."""
+    return {
+        "unit": unit,
+        "better": "lower",
+        "reference": reference,
+        "candidate": candidate,
+        "difference": candidate - reference if reference is not None and candidate is not None else None,
+        "quotient": candidate / reference if reference and candidate is not None else None,
+        "judgement": "worse",
+        "judgement_reason": None,
+        **more,
+    }
+
+
+def effect(kind: str, value: float, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
+    """The keys that a comparison of launches adds to a metric. The interval of the difference is that of the effect, if
+    that is a difference, or else `difference_interval`.
+    """
+    return {
+        "difference_interval": {"low": low, "high": high} if kind == "difference" else {"low": None, "high": None},
+        "role": "primary",
+        "launches": {"reference": 4, "candidate": 4},
+        "effect": {"kind": kind, "value": value, "low": low, "high": high},
+        "margin": 0.02,
+        "p": 0.029,
+        "p_corrected": None,
+        "verdict": "regression",
+        "verdict_reason": "",
+        "launches_needed": None,
+        **more,
+    }
+
+
+def comparison(launches: int = 0, **metrics: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "reference": "cuda",
+        "candidate": "rocm",
+        "verdict": "inconclusive",
+        "verdict_reason": "1 launch a side",
+        "warnings": [],
+        "manifest_differences": [],
+        "metrics": metrics,
+    }
+    if launches:
+        side = [{"path": f"{number:02}", "run_id": "x"} for number in range(launches)]
+        found |= {"launches": {"reference": side, "candidate": side}, "alpha": 0.05, "primary": "overlap_ratio"}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -141,60 +203,62 @@ def test_milliseconds_across_platforms_are_judged_when_asked_for_and_it_is_said(
 
 # --- launches
 
-# effect, low, high, p; outcome of overlap_ratio<-0.05
-LAUNCHES = [
-    (-0.10, -0.14, -0.06, 0.029, "fail", "significant: p 0.029 is at most 0.05"),
-    (-0.10, -0.14, -0.01, 0.029, "fail", "significant"),
-    (-0.10, -0.14, -0.06, 0.1, "inconclusive", "p 0.1 is above 0.05: may be chance"),
-    (-0.10, -0.22, 0.02, 0.04, "inconclusive", "the interval holds 0"),
-    (-0.02, -0.04, 0.00, 0.2, "pass", "neither is its interval"),
-    (-0.02, -0.08, 0.04, 0.9, "inconclusive", "the interval reaches beyond it"),
-    (0.10, 0.08, 0.12, 0.029, "pass", "neither is its interval"),
-]
 
-
-@pytest.mark.parametrize(("value", "low", "high", "p", "outcome", "reason"), LAUNCHES)
-def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
-    value: float, low: float | None, high: float | None, p: float | None, outcome: str, reason: str
-) -> None:
-    entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, p=p))
-    found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
-    assert found.outcome == outcome
-    assert reason in found.reason
-
-
-@pytest.mark.parametrize(("judgement", "outcome"), [("worse", "fail"), ("not judged", "inconclusive")])
-def test_a_metric_of_the_sequence_that_was_not_judged_is_one_more_test(judgement: str, outcome: str) -> None:
-    """As milliseconds across platforms; its p counts as many times as there are tests."""
-    found = effect("quotient", 0.3, 0.2, 0.4, p=0.029) | {"role": "sequence"}
-    others = {"idle_ms": metric(1, 1, **effect("quotient", 0.0, -0.1, 0.1, p=0.9) | {"p_corrected": 0.9})}
-    entry = metric(10, 13, judgement=judgement, judgement_reason="only ratios", **found)
-    assert judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others)).outcome == outcome
+def ratio(value: float, low: float, high: float, p: float = 0.029, **more: Any) -> dict[str, Any]:
+    """The overlap ratio of four launches a side, 0.8 in the reference."""
+    return metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, p=p, **more))
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "outcome"),
+    ("text", "entry", "outcome", "reason"),
     [
-        (0.03, 0.01, 0.045, "fail"),  # certainly less than was asked for
-        (0.03, 0.01, 0.06, "inconclusive"),
-        (0.07, 0.06, 0.08, "pass"),
-        (0.06, 0.04, 0.08, "inconclusive"),
-        (0.0, -0.01, 0.01, "fail"),
+        ("<-0.05", ratio(-0.10, -0.14, -0.06), "fail", "significant: p 0.029 is at most 0.05"),
+        ("<-0.05", ratio(-0.10, -0.14, -0.01), "fail", "significant"),
+        ("<-0.05", ratio(-0.10, -0.14, -0.06, 0.1), "inconclusive", "p 0.1 is above 0.05: may be chance"),
+        ("<-0.05", ratio(-0.10, -0.22, 0.02, 0.04), "inconclusive", "the interval holds 0"),
+        ("<-0.05", ratio(-0.02, -0.04, 0.00, 0.2), "pass", "neither is its interval"),
+        ("<-0.05", ratio(-0.02, -0.08, 0.04, 0.9), "inconclusive", "the interval reaches beyond it"),
+        ("<-0.05", ratio(0.10, 0.08, 0.12), "pass", "neither is its interval"),
+        # An improvement can be asked for, and no difference is not one.
+        ("<0.05", ratio(0.03, 0.01, 0.045, 0.9), "fail", "the whole interval is beyond"),
+        ("<0.05", ratio(0.03, 0.01, 0.06, 0.9), "inconclusive", "reaches back across it"),
+        ("<0.05", ratio(0.07, 0.06, 0.08, 0.9), "pass", "neither is its interval"),
+        ("<0.05", ratio(0.06, 0.04, 0.08, 0.9), "inconclusive", "the interval reaches beyond it"),
+        ("<0.05", ratio(0.0, -0.01, 0.01, 0.9), "fail", "the whole interval is beyond"),
+        # More launches are asked for only where they are what lacks.
+        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, launches_needed=6), "inconclusive", "; 6 launches per side would be"),
+        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, launches_needed=4), "inconclusive", "may be chance"),
+        ("<-0.05", ratio(-0.1, -0.2, 0.05, 0.03, launches_needed=6), "inconclusive", "holds 0"),
+        ("<-0.05", ratio(-0.04, -0.2, 0.05, 0.3, launches_needed=6), "inconclusive", "reaches beyond it"),
+        ("<0.05", ratio(0.04, 0.01, 0.06, 0.3, launches_needed=6), "inconclusive", "reaches back across it"),
     ],
 )
-def test_an_improvement_can_be_asked_for_and_no_difference_is_not_one(
-    value: float, low: float, high: float, outcome: str
+def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
+    text: str, entry: dict[str, Any], outcome: str, reason: str
 ) -> None:
-    entry = metric(0.5, 0.5 + value, "ratio", **effect("difference", value, low, high, p=0.9))
-    assert judged("overlap_ratio<0.05", comparison(4, overlap_ratio=entry)).outcome == outcome
+    found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=entry))
+    assert found.outcome == outcome
+    assert reason in found.reason
+    assert ("would be" in reason) == ("would be needed" in found.reason)
 
 
-def test_secondary_metrics_are_held_to_the_corrected_p() -> None:
-    for role, outcome in (("secondary", "inconclusive"), ("guard", "fail"), ("primary", "fail")):
-        more = effect("quotient", 0.2, 0.1, 0.3, p=0.029, p_corrected=0.3, role=role)
-        found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=metric(10, 12, **more)))
-        assert found.outcome == outcome
-        assert found.p == (0.3 if role == "secondary" else 0.029)
+@pytest.mark.parametrize(
+    ("more", "p"),
+    [
+        ({"role": "primary", "p_corrected": 0.3}, 0.029),
+        ({"role": "guard", "p_corrected": 0.3}, 0.029),
+        ({"role": "secondary", "p_corrected": 0.3}, 0.3),
+        ({"role": "sequence"}, 0.029),
+        # Milliseconds across platforms were not judged: one more test beside the one of idle_ms.
+        ({"role": "sequence", "judgement": "not judged", "judgement_reason": "only ratios"}, 0.058),
+    ],
+)
+def test_a_condition_is_held_to_the_p_of_its_metric(more: dict[str, Any], p: float) -> None:
+    others = {"idle_ms": metric(1, 1, **effect("quotient", 0.0, -0.1, 0.1, p=0.9, p_corrected=0.9))}
+    entry = metric(10, 13, **effect("quotient", 0.3, 0.2, 0.4, p=0.029) | more)
+    found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others))
+    assert found.p == pytest.approx(p)
+    assert found.outcome == ("fail" if p <= 0.05 else "inconclusive")
 
 
 def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
@@ -205,41 +269,15 @@ def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
     assert (found.value, found.low, found.high, found.outcome) == (20, 9, 33, "fail")
     found = judged("job_step_ms>4%", comparison(4, job_step_ms=entry))
     assert (found.value, found.low, found.high) == (pytest.approx(0.1), 0.05, 0.15)
-    ratio = metric(0.5, 0.4, "ratio", **effect("difference", -0.1, -0.15, -0.05))
-    found = judged("overlap_ratio<-5%", comparison(4, overlap_ratio=ratio))
-    assert (found.value, found.low, found.high) == pytest.approx((-0.2, -0.3, -0.1))
-
-
-def test_how_many_launches_are_needed_is_said_where_nothing_can_be_decided() -> None:
-    entry = metric(0.8, 0.7, "ratio", **effect("difference", -0.1, -0.2, -0.05, p=0.3, launches_needed=6))
-    found = judged("overlap_ratio<-0.05", comparison(4, overlap_ratio=entry))
-    assert found.reason.endswith("; 6 launches per side would be needed")
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "low", "high", "more"),
-    [
-        ("overlap_ratio<-0.05", -0.1, -0.2, -0.05, {"p": 0.3, "launches_needed": 4}),  # as many are there
-        ("overlap_ratio<-0.05", -0.1, -0.2, 0.05, {"p": 0.03, "launches_needed": 6}),  # p is not what lacks
-        ("overlap_ratio<-0.05", -0.04, -0.2, 0.05, {"p": 0.3, "launches_needed": 6}),  # it asks for less than was seen
-        ("overlap_ratio<0.05", 0.04, 0.01, 0.06, {"p": 0.3, "launches_needed": 6}),  # p says nothing here
-    ],
-)
-def test_more_launches_are_asked_for_only_where_they_are_what_lacks(
-    text: str, value: float, low: float, high: float, more: dict[str, Any]
-) -> None:
-    entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, **more))
-    found = judged(text, comparison(4, overlap_ratio=entry))
-    assert found.outcome == "inconclusive"
-    assert "would be needed" not in found.reason
+    found = judged("overlap_ratio<-5%", comparison(4, overlap_ratio=ratio(-0.08, -0.12, -0.04)))
+    assert (found.value, found.low, found.high) == pytest.approx((-0.1, -0.15, -0.05))
 
 
 def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
     """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
     for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
         counts = dict(zip(("reference", "candidate"), sides, strict=True))
-        entry = metric(0.8, 0.8 + value, "ratio", **effect("difference", value, -0.02, 0.02, launches=counts))
-        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=entry))
+        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=ratio(value, -0.02, 0.02, launches=counts)))
         assert found.outcome == "inconclusive"
         assert found.reason.startswith("needs 4 launches per side for p <= 0.05")
         assert found.value == pytest.approx(value)
@@ -286,13 +324,9 @@ def test_the_text_of_the_terminal() -> None:
     narrow = gate_text(result, Style(width=60))
     assert max(map(len, narrow.splitlines()[1:])) <= 60
     assert narrow.split() == gate_text(result).split()
-
-
-def test_the_outcome_has_a_colour_where_there_is_colour() -> None:
-    result = evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], comparison(idle_ms=metric(1, 5)))
-    head, *conditions = gate_text(result, Style(enabled=True, width=300)).splitlines()
+    head, failed, _, passed = gate_text(result, Style(enabled=True, width=300)).splitlines()
     assert head.startswith("\033[1;31mgate failed")
-    assert [line[:11] for line in conditions] == ["  \033[31mFAIL", "  \033[32mpass"]
+    assert [line[:11] for line in (failed, passed)] == ["  \033[31mFAIL", "  \033[32mpass"]
 
 
 def compared(folder: Path, reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
@@ -366,3 +400,126 @@ def test_why_a_part_of_the_reference_has_no_interval(tmp_path: Path) -> None:
     assert part.outcome == "inconclusive"
     assert part.reason == "no interval: the reference is 0, or the interval would divide by 0"
     assert judged("exposed_comm_ms>1", found).outcome == "fail"
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="overlap_report.py")
+    add_gate_arguments(parser)
+    return parser.parse_args(words)
+
+
+IDLE = {"comparison": comparison(idle_ms=metric(1, 5))}
+
+
+@pytest.mark.spec("D23")
+def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
+    files = "--markdown", str(tmp_path / "page.md")
+    (tmp_path / "page.md").write_text("# an earlier step\n")
+    summary = dict(IDLE)
+    code, text = ended(options("--fail-on", "idle_ms>1", "--fail-on", "idle_ms>50", *files), summary)
+    assert code == 3
+    assert text.startswith("gate failed: 1 failed, 1 passed of 2 conditions (exit code 3)\n")
+    assert text.splitlines()[-1] == str(tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text().startswith("# an earlier step\n### ❌")
+    assert summary["gate"]["outcome"] == "fail"
+    json.dumps(summary, allow_nan=False)
+    nothing = dict(IDLE)
+    assert ended(options("--markdown", files[1]), nothing) == (0, files[1])
+    assert "gate" not in nothing, "without a condition nothing is judged"
+
+
+def test_a_condition_without_something_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overlap_report(["--reference", "cuda", "--fail-on", "idle_ms>1"]) == 2
+    assert "--fail-on judges a difference: give --reference and --candidate" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    wrong = str(tmp_path / "file" / "page.md")
+    with pytest.raises(InputError, match=r"page\.md: cannot be written: .*--markdown"):
+        ended(options("--fail-on", "idle_ms>1", "--markdown", wrong), dict(IDLE))
+
+
+ROW = {
+    "what": "reducescatter",
+    "dimension": "kind",
+    "reference_ms": 1.0,
+    "candidate_ms": 13.3,
+    "difference_ms": 12.3,
+    "share": 1.0,
+}
+MEANS = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms")
+COMPARED = {
+    **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
+    "warnings": ["EMULATED FABRIC in the candidate"],
+    "manifest_differences": [{"key": "config.fabric.kind", "reference": "none", "candidate": "emulated|x"}],
+    "attribution": {
+        "sentence": "81 % of the increase is reducescatter of 25.0 MB",
+        "causes": [ROW],
+        "reference": dict.fromkeys(MEANS, 1.0),
+        "candidate": dict.fromkeys(MEANS, 13.3),
+        "dimensions": {"kind": [ROW], "part": [{**ROW, "what": "transfer", "dimension": "part"}]},
+    },
+}
+SUMMARY = {"comparison": COMPARED}
+GATED = {"gate": as_json(evaluate([parse_condition("idle_ms>1"), parse_condition("idle_ms>500%")], COMPARED))}
+
+
+def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
+    text = markdown_summary(SUMMARY | GATED)
+    lines = text.splitlines()
+    assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
+    assert lines[2].startswith("rocm against cuda: **Not tested\\: hidden 80 % \\-&gt; 70 %\\.** Hidden 80 %")
+    assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4 ms |") for line in lines)
+    assert text.index("idle\\_ms&gt;1") < text.index("**Where:** 81 %") < text.index("<details>")
+    assert "> ⚠️ EMULATED FABRIC in the candidate" in text
+    assert "emulated\\|x" in text
+    assert text.count("<details>") == text.count("</details>") == 3
+    for title in re.findall(r"<summary>(.*)</summary>\n(.*)", text):
+        assert title[1] == ""  # without an empty line GitHub shows the table as words
+    assert "| exposed communication | 1 | 13.3 | 12.3 | 100% |" in text, "numbers of the sentence"
+    assert "| computation | 1 | 13.3 | 12.3 | - |" in text
+    assert text.index("| reducescatter | ") < text.index("| transfer | ")
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert len(tables) == 4
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, "cells of each row"
+
+
+def test_rows_of_zeros_are_left_out_and_so_are_deltas_of_other_work() -> None:
+    metrics = {"overlap_ratio": metric(0.8, 0.7, "ratio"), "exposed_send_ms": metric(0.0, 0.0001)}
+    assert "exposed\\_send" not in markdown_summary({"comparison": comparison(**metrics)})
+    unlike = {"unlike": ["header.world_size"]}
+    keys = [{"key": "header.world_size", "reference": 2, "candidate": 4}]
+    text = markdown_summary({"comparison": comparison(**metrics) | unlike | {"manifest_differences": keys}})
+    assert text.startswith("### AORTA: not comparable\n")
+    assert "| metric | reference | candidate | unit | verdict |" in text
+    assert "0.1000" not in text
+
+
+def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
+    assert markdown_summary(SUMMARY).startswith("### AORTA: not tested\n")
+    assert markdown_summary({}) == "### AORTA report\n\nNo comparison was asked for.\n"
+
+
+@given(st.text())
+def test_no_word_becomes_markup(text: str) -> None:
+    line = escaped(text)
+    assert "\n" not in line
+    assert not re.search(r"[<>]", line)
+    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*_\[\]@#]", line)
+
+
+def test_words_that_would_run_are_shown_as_they_are() -> None:
+    hostile = "</summary><script>alert(1)</script> | @everyone `x` [a](javascript:b) \n# h"
+    text = markdown_summary({"comparison": {**COMPARED, "candidate": hostile, "warnings": [hostile]}} | GATED)
+    assert "<script" not in text
+    assert "\\@everyone" in text
+    assert not re.search(r"^# h", text, re.MULTILINE)
+
+
+def test_what_github_would_refuse_for_its_size_is_cut_and_says_so() -> None:
+    text = markdown_summary({"comparison": {**COMPARED, "warnings": ["x" * (LIMIT_BYTES + 1)]}} | GATED)
+    assert len(text.encode()) < LIMIT_BYTES
+    assert text.startswith("### ❌ AORTA gate failed")
+    assert "summary.json" in text

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from aorta.analysis.gate.gate_command import add_gate_arguments
+from aorta.analysis.gate import add_gate_arguments
 from aorta.commands import COMMANDS
 from tests.runs import ROOT
 
