@@ -43,8 +43,8 @@ from aorta.distributed.topology import (
 from aorta.errors import EXIT_OK
 from aorta.gpu_check.case import PAIRS, StrategyCheck, chosen
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
-from aorta.instrument.emulation.emulated_ranks import emulated_ranks as backend_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks

@@ -1,18 +1,24 @@
-"""Interceptor for collectives of CPU tensors: issues and times each one, and returns what its caller expects.
+"""Interceptor for collectives of CPU tensors: issues and times each one, and returns what its caller expects. And the
+stall cut-off of this host: how long a backend's call may take and still only have handed a collective over.
 
 It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
 gets the original's result with a `TimedWork` in it; the recorder gets an `InFlight` row. A CPU backend runs collectives
 on its own threads, so they are timed where they run (R6); collectives of device tensors are handled in
 `device_interceptor`.
 
-Must not change a value, an exception, a dtype or an order.
+A call of the backend that takes longer than the cut-off counts as a stall of the training thread, a shorter one as host
+work. How long handing over takes is a property of the host and its load, so it is measured when a run begins, on a gloo
+group of this process alone, which wakes a worker thread as every collective does and exchanges nothing.
+
+Must not change a value, an exception, a dtype or an order, or fail a run.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -35,7 +41,7 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.event_clock import EventClock, on_host
-from aorta.instrument.in_flight import Group, InFlight, Waited, name_of
+from aorta.instrument.in_flight import Group, InFlight, KeptAlive, TimedWork, Waited, name_of
 from aorta.instrument.operators import (
     OPERATORS,
     Operator,
@@ -46,9 +52,8 @@ from aorta.instrument.operators import (
     position_of_peer,
 )
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.instrument.timed_work import KeptAlive, TimedWork
 from aorta.records.progress_file import NOWHERE, WHEN_UNKNOWN
-from aorta.records.schema import STALL_CUTOFF_NS, EndSource
+from aorta.records.schema import STALL_CUTOFF_NS, EndSource, InstrumentMode, StallCutoff
 
 _T = TypeVar("_T")
 
@@ -112,7 +117,6 @@ DTYPES: Final = tuple(
 
 
 def group_seen(process_group: dist.ProcessGroup) -> Group:
-    """Return the facts about a process group that the record needs."""
     return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
 
 
@@ -157,7 +161,6 @@ class CpuInterceptor:
         self._called_back: dict[int, InFlight] = {}
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
-        """Handle one call of an operator."""
         self._add_underway(1)
         try:
             return self._issue(name, args, original)
@@ -252,7 +255,6 @@ class CpuInterceptor:
         return False
 
     def _on_streams(self, _group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
-        """Return `on_device`, `early` and `shared` of a group's `Member`."""
         return False, False, None
 
     def _on_host(self, name: str, issued: InFlight, original: Original, *, early: bool) -> Any:
@@ -332,3 +334,75 @@ class CpuInterceptor:
         original: Original,
     ) -> Any:
         raise NotImplementedError("a collective of device tensors in a run on the CPU")
+
+
+LEAST_NS: Final = 100_000
+MOST_NS: Final = 1_000_000
+"""Bounds of a calibrated cut-off. Below: handing over to gloo was seen to take 20 to 195 us. Above: a
+call that blocks waits for peers or for a transfer, and these are to be seen."""
+TIMES: Final = 5
+"""Cut-off over the 99th percentile of the calls that are measured. They are cheaper than a run's, which pass the
+dispatcher and concern several ranks: where 0.2 ms was found to lie above a run's calls, theirs is about 40 us."""
+CALLS: Final = 1_000
+FEWEST_CALLS: Final = 200
+LIMIT_S: Final = 0.03
+LONGEST_S: Final = 0.2
+"""For the fewest calls, on a host so slow or loaded that the default would be too short for it."""
+
+
+def stall_cutoff(asked_us: float | None, device: torch.device, mode: InstrumentMode) -> StallCutoff | None:
+    """Return the cut-off of this process; None where no call on the host can stall what computes (an accelerator), or
+    where nothing is looked at.
+
+    Args:
+        asked_us: as configured; None: measured.
+    """
+    if device.type != "cpu" or mode == "off":
+        return None
+    if asked_us is not None:
+        return StallCutoff(round(asked_us * 1000), "configured")
+    try:
+        return cutoff_from(hand_over_ns())
+    except (RuntimeError, OSError, AttributeError) as error:  # no gloo here, or no network interface for it
+        return StallCutoff(STALL_CUTOFF_NS, "default", problem=f"not measured: {error}".splitlines()[0])
+
+
+def hand_over_ns() -> list[int]:
+    """Return the durations of calls that only hand a collective over to gloo.
+
+    Raises:
+        RuntimeError, OSError, AttributeError: there is no gloo in this torch, or it finds no network interface.
+    """
+    group: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=5))
+    tensor = torch.zeros(256)
+    taken: list[int] = []
+    until_ns, last_ns = (time.perf_counter_ns() + round(limit_s * 1e9) for limit_s in (LIMIT_S, LONGEST_S))
+    while len(taken) < CALLS and (now_ns := time.perf_counter_ns()) < last_ns:
+        if now_ns > until_ns and len(taken) >= FEWEST_CALLS:
+            break
+        begin_ns = time.perf_counter_ns()
+        work = group.allreduce([tensor])
+        taken.append(time.perf_counter_ns() - begin_ns)
+        work.wait()
+    return taken
+
+
+def cutoff_from(taken_ns: Sequence[int]) -> StallCutoff:
+    """Return the cut-off from durations of calls; the default where they are too few for a 99th percentile."""
+    if len(taken_ns) < FEWEST_CALLS:
+        problem = f"only {len(taken_ns)} calls in {LONGEST_S * 1000:g} ms, {FEWEST_CALLS} are needed"
+        return StallCutoff(STALL_CUTOFF_NS, "default", problem=problem)
+    high_ns = sorted(taken_ns)[len(taken_ns) * 99 // 100]
+    return StallCutoff(min(max(TIMES * high_ns, LEAST_NS), MOST_NS), "calibrated", high_ns)
+
+
+def slowest_of_host(mine: StallCutoff | None, host: str, facts: Sequence[Mapping[str, Any]]) -> StallCutoff | None:
+    """Return the largest cut-off among the ranks of a host, which all of them use: it is a property of the host.
+
+    Args:
+        facts: of every rank, each with `host` and `stall_cutoff` (JSON types).
+    """
+    if mine is None:
+        return None
+    of_host = [StallCutoff(**each["stall_cutoff"]) for each in facts if each["host"] == host and each["stall_cutoff"]]
+    return max([mine, *of_host], key=lambda each: (each.cutoff_ns, each.hand_over_ns or 0))

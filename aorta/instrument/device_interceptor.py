@@ -37,10 +37,18 @@ from aorta.instrument.dispatcher import (
 )
 from aorta.instrument.emulation.emulated_link import DelayedOnDevice, DeviceLink, HostLinks
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Waited, name_of
+from aorta.instrument.in_flight import (
+    NO_STREAM,
+    STACKED_IN_A_BATCH,
+    Group,
+    InFlight,
+    IssuedWork,
+    TimedWork,
+    Waited,
+    name_of,
+)
 from aorta.instrument.operators import Operator, tensors_in
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.instrument.timed_work import IssuedWork, TimedWork
 
 
 class _Lent:
@@ -63,7 +71,6 @@ class _Batch:
 
 
 def on_streams(group: dist.ProcessGroup, device: torch.device) -> tuple[bool, bool, bool | None]:
-    """Return `on_device`, `early` and `shared` of a group's `Member`."""
     try:
         return orders_streams(group, device), ends_on_streams(group, device), shares_communicator(group, device)
     except RuntimeError:  # the group serves CPU tensors only
@@ -163,7 +170,7 @@ class DeviceInterceptor(CpuInterceptor):
         at once if the call is synchronous, otherwise when the returned handle is waited for.
         """
         self._streams.order(self._streams.current(), side)  # the inputs must be ready (W2)
-        with self._streams.use(side):
+        with side:
             issued.start = self.clock.mark()
             result = original()
             work = work_in(result)
@@ -189,21 +196,20 @@ class DeviceInterceptor(CpuInterceptor):
             issued.untimed = NO_STREAM
             return original()
         self._streams.order(self._streams.current(), side)
-        with self._streams.use(side):
+        with side:
             issued.start = self.clock.mark()
         result = original()
         work = work_in(result)
         if work is None:  # the backend used the caller's stream after all
             self._end(None, [issued])
             return result
-        with self._streams.use(side):
+        with side:
             released = self._end(work, [issued], stacks=stacks)
         if released:
             self._hold(issued, args)
         return with_work(result, self._handle(issued, work, side))
 
     def _bracketed(self, issued: InFlight, original: Original) -> Any:
-        """Issue a collective that the backend runs on the caller's stream, between two marks on that stream."""
         computes = self._streams.computes()
         begin = self.clock.mark() if computes else None  # every user of a mark releases it once
         issued.start = self.clock.mark()
@@ -249,7 +255,7 @@ class DeviceInterceptor(CpuInterceptor):
             for issued in batch.rows:
                 issued.untimed = NO_STREAM if side is None else STACKED_IN_A_BATCH
             return work
-        with self._streams.use(side):
+        with side:
             self._end(work, batch.rows)
         self._hold(batch.rows[-1], batch.alive)
         return self._handle(batch.rows[-1], work, side)
@@ -287,7 +293,6 @@ class DeviceInterceptor(CpuInterceptor):
         self._stalling(issued, lambda: wait_unseen(self._streams.current(), done.event))
 
     def _stalling(self, issued: InFlight, wait: Callable[[], Any]) -> Any:
-        """Make the caller's stream wait; a stall if that is the compute stream."""
         computes = self._streams.computes()
         begin = self.clock.mark() if computes else None
         outcome = wait()
@@ -308,7 +313,7 @@ class DeviceInterceptor(CpuInterceptor):
         """Return the caller's handle, which waits for `done`, or for the backend's work where it was not moved."""
         if self._device_link is not None:  # the backend's stream and future do not include the emulated time
             done = done or self._done(side)
-            with self._streams.use(side):
+            with side:
                 work = cast(Work, DelayedOnDevice(work, done.event, self._device_link.devices))
 
         def wait(inner: Callable[[], bool], limited: bool) -> bool:
@@ -355,6 +360,5 @@ class DeviceInterceptor(CpuInterceptor):
             self._device_link.be_late()
 
     def _delay(self, issued: InFlight) -> None:
-        """Add the emulated time after the backend's collective on the current stream."""
         if self._device_link is not None:
             self._device_link.delay(issued, self._groups[issued.group].ranks)

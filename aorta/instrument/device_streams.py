@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -46,15 +46,12 @@ class StreamOrder:
         self._behind: dict[int, list[_Joined]] = {}
 
     def joined(self, stream: int, name: Name) -> None:
-        """Note that a stream continues after a collective."""
         self._add(stream, [_Joined(name)])
 
     def recorded(self, stream: int, event: Any) -> None:
-        """Note that an event was recorded on a stream."""
         setattr(event, _BEHIND, tuple(self._of(stream)))
 
     def passed_on(self, stream: int, event: Any) -> None:
-        """Note that a stream that does not compute waits for an event."""
         if behind := [joined for joined in getattr(event, _BEHIND, ()) if not joined.awaited]:
             known = set(map(id, self._of(stream)))
             self._add(stream, [joined for joined in behind if id(joined) not in known])
@@ -103,7 +100,6 @@ class DeviceStreams:
         self.compute = self.current()
 
     def current(self) -> torch.Stream:
-        """Return the caller's stream."""
         return torch.accelerator.current_stream(self._device)
 
     def computes(self) -> bool:
@@ -126,10 +122,6 @@ class DeviceStreams:
     def priority(self) -> int:
         """Return the priority of the caller's stream; 0 where the device has none."""
         return int(getattr(self._module.current_stream(self._device), "priority", 0))
-
-    def use(self, stream: torch.Stream) -> AbstractContextManager[Any]:
-        """Make `stream` current for a `with` block."""
-        return stream
 
     def order(self, before: torch.Stream, after: torch.Stream) -> None:
         """Make `after` wait for everything on `before` so far. One event is reused: a wait captures the event's state
@@ -186,7 +178,6 @@ class StreamWaits:
         self._replace(module.Event, "record", self._recorded(module.Event.record))
 
     def close(self) -> None:
-        """Restore the classes."""
         for owner, name, own in reversed(self._own):
             if own is None:
                 delattr(owner, name)
@@ -220,7 +211,6 @@ class StreamWaits:
         return wait
 
     def _bracketed(self, stream: Any, other: Any, wait: Callable[[], Any]) -> Any:
-        """Bracket a wait of `stream` for `other`, an event or a stream."""
         streams, order = self._streams, self._order
         if self._inside:  # `wait_stream` calls `wait_event`, and that the event's `wait`
             return wait()
@@ -230,7 +220,7 @@ class StreamWaits:
             return wait()
         self._inside = True
         try:
-            with nullcontext() if streams.computes() else streams.use(stream):  # marks go to the current stream
+            with nullcontext() if streams.computes() else stream:  # marks go to the current stream
                 begin = self._mark()
                 result = wait()
                 of_stream = isinstance(other, torch.Stream)

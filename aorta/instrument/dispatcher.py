@@ -32,7 +32,7 @@ Work: TypeAlias = dist.Work
 KNOWN_TORCH: Final = "2.11 to 2.15"
 """Oldest and newest that scripts/torch_versions has been run with."""
 STREAM_ORDERED = ("nccl", "xccl", "hccl", "fake")
-"""Backends whose `wait()` blocks the current stream and not the host (RCCL is called nccl; fake: `emulated_ranks`)."""
+"""Backends whose `wait()` blocks the current stream and not the host (RCCL is called nccl; fake: `stand_in`)."""
 _BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
@@ -78,7 +78,6 @@ class DispatcherHook:
                 )
 
     def close(self) -> None:
-        """Restore torch's own kernels."""
         self._library._destroy()  # type: ignore[no-untyped-call]
 
 
@@ -135,7 +134,6 @@ def _dispatch_key(device_type: str) -> Any:
 
 
 def first_tensor(arguments: Any) -> torch.Tensor | None:
-    """Return the first tensor in nested lists of arguments, if any."""
     for item in arguments:
         if isinstance(item, torch.Tensor):
             return item
@@ -172,17 +170,14 @@ def work_in(result: Any) -> Work | None:
 
 
 def with_work(result: Any, work: Work) -> Any:
-    """Return an operator's result with its work handle replaced by another."""
     return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
 
 
 def group_in(argument: Any) -> dist.ProcessGroup:
-    """Return the process group behind an operator's argument."""
     return dist.ProcessGroup.unbox(argument)
 
 
 def all_groups() -> list[dist.ProcessGroup]:
-    """Return every process group this process belongs to."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
@@ -293,7 +288,6 @@ class Coalescing:
         self._put({"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing})
 
     def close(self) -> None:
-        """Restore torch's methods."""
         self._put(self._originals)
 
     @staticmethod
@@ -348,7 +342,6 @@ class PrivateName(NamedTuple):
 
 
 def private_names() -> list[PrivateName]:
-    """Return everything private, or likely to move, that this package takes from torch."""
     allreduce = torch.ops.c10d.allreduce_.default if hasattr(torch.ops.c10d, "allreduce_") else None
     backend, group, work = torch._C._distributed_c10d.Backend, dist.ProcessGroup, dist.Work
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -40,29 +40,32 @@ BRACKETS = 20
 """How often an event is bracketed by two host clock readings to relate device time to host time; the narrowest wins."""
 
 
-class EventClock(Protocol):
-    """Takes and reads marks.
+class HostClock:
+    """Takes and reads marks. This one is the host's clock: a mark is its own reading; nothing is pooled or waited for.
 
     Attributes:
         bound_ns: how far the device's time and the host's may be apart, 0 where both are one clock. As events tell the
             time, an idle device reaches a mark this long after it was recorded: the same bracket gave both.
     """
 
-    bound_ns: int
+    bound_ns = 0
 
     def mark(self) -> Mark | None:
         """Return a mark in the current stream (on a CPU: now); None while a graph is being captured there."""
+        return time.perf_counter_ns()
 
     def new_epoch(self) -> None:
         """Begin an epoch, once per step: later marks are measured relative to this epoch."""
 
-    def read_ns(self, mark: Mark) -> int | None:
+    def read_ns(self, mark: Mark, /) -> int | None:
         """Return when the mark happened, or None if it has not yet."""
+        return int(mark)
 
-    def sent_ns(self, mark: Mark) -> int | None:
+    def sent_ns(self, mark: Mark, /) -> int | None:  # noqa: ARG002
         """Return when the host recorded the mark, after handing over all before it; None for a reading of its clock."""
+        return None
 
-    def release(self, mark: Mark) -> None:
+    def release(self, mark: Mark, /) -> None:
         """Return a mark that has happened and will not be read again."""
 
     def forget(self, mark: Mark | None) -> None:
@@ -73,36 +76,11 @@ class EventClock(Protocol):
 
     def facts(self) -> DeviceClockFacts | None:
         """Return how accurately device time maps to host time; None if they are one clock. Synchronises as `drain`."""
-
-
-class HostClock:
-    """The host clock: a mark is its own reading, so there is nothing to pool, chain or wait for."""
-
-    bound_ns = 0
-
-    def mark(self) -> Mark:
-        return time.perf_counter_ns()
-
-    def new_epoch(self) -> None:
-        pass
-
-    def read_ns(self, mark: Mark) -> int | None:
-        return int(mark)
-
-    def sent_ns(self, mark: Mark) -> None:  # noqa: ARG002  as EventClock's
         return None
 
-    def release(self, mark: Mark) -> None:
-        pass
 
-    def forget(self, mark: Mark | None) -> None:
-        pass
-
-    def drain(self) -> None:
-        pass
-
-    def facts(self) -> None:
-        return None
+EventClock: TypeAlias = HostClock
+"""Any clock: the host's, or a device's, which derives from it."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +131,7 @@ class _Epoch:
         self._pool.append(self.event)
 
 
-class DeviceClock:
+class DeviceClock(HostClock):
     """A clock of pooled accelerator events.
 
     `Event.elapsed_time` answers in float32 milliseconds: 100 ms resolve to 8 ns but an hour only to 0.25 s. Times are
@@ -234,5 +212,4 @@ def _start_of(epoch: _Epoch) -> int | None:
 
 
 def clock_for(device: torch.device) -> EventClock:
-    """Return the clock of a device, read through pooled events."""
     return HostClock() if device.type == "cpu" else DeviceClock(device)

@@ -1,17 +1,28 @@
-"""A collective in flight, from its issue to its line in the record, the process group it belongs to, and waits for it.
+"""A collective in flight, from its issue to its line in the record: its process group, waits for it, and the work
+handle that its caller gets, which behaves like the backend's and records when the caller was blocked.
 
 A wait on the host is bracketed where it happens. DDP waits in C++, on futures, where nothing can be bracketed: only the
 whole of it is (`compute_ranges.BlockRanges`), and the waits inside follow from the order in which DDP waits, which is
-that of issue. Must not wait for a collective, or read a mark.
+that of issue. A handle created in Python must outlive every C++ caller that may still wait on it (R1), so `KeptAlive`
+keeps references. Must not read a mark, or wait for a backend's work more than once, or unless the caller does: gloo's
+reduce-scatter copies its result out inside `wait()`, and a second wait copies again (R6).
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
 
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.dispatcher import Work, backward_pass
 from aorta.instrument.event_clock import Mark
 from aorta.records.progress_file import NOWHERE
 from aorta.records.schema import Collective, EndSource, Wait
@@ -24,13 +35,13 @@ STACKED_IN_A_BATCH: Final = (
 )
 
 
-class Completion(Protocol):
-    """The end of a collective as recorded by compiled code (`native.native_interceptor`)."""
-
-    def ended(self) -> tuple[int, EndSource] | None:
-        """Return when the collective ended, on the clock of `time.perf_counter_ns`, and what reported it; None while in
-        flight.
-        """
+_STAMPED_LATE_NS: Final = 1_000_000
+"""How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
+_LOOKS: Final = 4
+"""Handles checked whenever one is added: more than one, so that the backlog shrinks."""
+_HELD_HERE_ALONE: Final = 3
+"""Reference count of a handle that only `KeptAlive` holds: the dictionary's, a local name's, the call's."""
+_POLL_S: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -49,6 +60,8 @@ class InFlight:
         untimed: why it can have no end, if so.
         backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
         noted: its index in the rank's progress file.
+        completion: of compiled code: its `ended()` gives the end on the clock of `time.perf_counter_ns` and what
+            reported it; None while in flight.
     """
 
     kind: str
@@ -71,7 +84,7 @@ class InFlight:
     noted: int = NOWHERE
     alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
-    completion: Completion | None = field(default=None, repr=False)
+    completion: Any = field(default=None, repr=False)
 
     def look(self) -> bool:
         """Return whether its end is known; queries the backend's own time stamp if there is one."""
@@ -95,10 +108,6 @@ class Group:
     lanes: int
 
 
-_STAMPED_LATE_NS = 1_000_000
-"""How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
-
-
 class Name(NamedTuple):
     """A collective as rows name it. `kind` is that of a send or a receive, otherwise None."""
 
@@ -120,7 +129,6 @@ class Waited(NamedTuple):
 
 
 def name_of(issued: InFlight) -> Name:
-    """Return the name of a collective."""
     return Name(issued.group, issued.seq, None if issued.number is not None else issued.kind)
 
 
@@ -157,9 +165,198 @@ def tail_waits(
 
 
 def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
-    """Return the rows of a step, in order of time."""
     ordered = sorted(waits, key=lambda wait: wait[1])
     return [
         Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
         for name, (begin_ns, end_ns) in ordered
     ]
+
+
+class KeptAlive:
+    """Keeps handles that C++ may still wait for.
+
+    A Python caller holds the handle itself; a C++ caller holds only its C++ half, and waiting on that after the Python
+    half is gone would never return. A handle is released once it was waited for. DDP never waits (it keeps the future
+    and drops the handle): a handle that has completed and is referenced only here releases the backend's work, whose
+    outputs it would keep alive, and beyond `capacity` the oldest handles are dropped as well. It takes the future
+    before it issues its next collective, so the last handle of a thread stays as it is, whatever other threads issue.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._capacity = capacity
+        self._lock = threading.RLock()  # entered again where what is released here runs Python code
+        self._last_of: dict[int, int] = {}
+        self._full: OrderedDict[int, TimedWork] = OrderedDict()
+        self._completed: OrderedDict[int, TimedWork] = OrderedDict()
+
+    def hold(self, work: TimedWork) -> None:
+        """Keep `work` until it was waited for, or has completed and `capacity` newer ones have been added."""
+        with self._lock:
+            self._last_of[threading.get_ident()] = id(work)
+            self._look_at_oldest()
+            self._full[id(work)] = work
+
+    def release(self, work: TimedWork) -> None:
+        with self._lock:
+            if self._full.pop(id(work), None) is None:
+                self._completed.pop(id(work), None)
+
+    def __len__(self) -> int:
+        return len(self._full) + len(self._completed)
+
+    def _look_at_oldest(self) -> None:
+        for _ in range(min(_LOOKS, len(self._full))):
+            number, oldest = next(iter(self._full.items()))
+            if sys.getrefcount(oldest) > _HELD_HERE_ALONE or number in self._last_of.values():
+                # Its caller may still use it; check the ones after it, which may be as old.
+                self._full.move_to_end(number)
+                continue
+            if not oldest.is_completed():
+                return
+            oldest.let_go()
+            self._completed[number] = self._full.pop(number)
+            if len(self._completed) > self._capacity:
+                self._completed.popitem(last=False)
+
+
+class _Done:
+    """Replaces a backend's work that has completed and that no Python code can query any more."""
+
+    def wait(self, _timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+class IssuedWork:
+    """Handle of a collective that was issued synchronously on AORTA's stream: what the backend's own would have been.
+
+    Args:
+        done: the event behind it.
+        outputs: the tensors that it writes.
+        device: theirs. The future records its event on the current stream.
+    """
+
+    def __init__(self, done: torch.Event, outputs: list[torch.Tensor], device: torch.device) -> None:
+        self._done, self._outputs = done, outputs
+        self._future: Any = torch.futures.Future(devices=[device])
+        self._future.set_result(outputs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait on the host, with a limit. Without one there is nothing to wait for: see `DeviceInterceptor._join`."""
+        if timeout is None:
+            return True
+        limit_s = time.monotonic() + timeout.total_seconds()
+        while not self._done.query():
+            if time.monotonic() > limit_s:
+                raise dist.DistBackendError("a collective on AORTA's stream timed out in a blocking wait")
+            time.sleep(_POLL_S)
+        self._done.synchronize()  # returns at once; what the host does next is ordered behind it
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.query()
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def source_rank(self) -> int:
+        return -1
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class TimedWork(dist._Work):
+    """Wraps the backend's work.
+
+    Args:
+        work: the backend's handle.
+        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a timeout.
+            Called once, unless `repeatable`.
+        kept: keeps this handle until it was waited for.
+        waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
+            tensor's first use waits on it in C++.
+        repeatable: a device's wait orders streams, so every stream that waits needs it; gloo's must not be repeated.
+        in_place: whether its outputs are written on completion; gloo's reduce-scatter writes them in its wait.
+        issued: its collective, if it is one of the record.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        wait: Callable[[Callable[[], bool], bool], bool],
+        kept: KeptAlive,
+        waiters: int = 1,
+        *,
+        repeatable: bool = False,
+        in_place: bool = False,
+        issued: InFlight | None = None,
+    ) -> None:
+        super().__init__()
+        self._work: Any = work
+        self._issued = issued
+        self._wait, self._kept, self._repeatable = wait, kept, repeatable
+        self._waiters, self._in_place = waiters, in_place
+        self._once = threading.Lock()
+        self._waited, self._answer = False, True
+        kept.hold(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        limited = bool(timeout)  # C++ callers pass 0 for "no limit"
+        with self._once:
+            if self._repeatable or not self._waited:
+                self._answer = self._wait(
+                    lambda: bool(self._work.wait(timeout) if limited else self._work.wait()), limited
+                )
+                self._waited = True
+            self._waiters -= 1
+            if self._waiters <= 0:
+                self._kept.release(self)
+        return self._answer
+
+    def let_go(self) -> None:
+        """Release, when it has completed and only C++ may still wait for it, what only Python could query, and the
+        events and marks that a wait uses.
+        """
+        if self._in_place:
+            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        if self._repeatable:
+            self.wait()
+        else:
+            self._work.block_current_stream()
+
+    def is_completed(self) -> bool:
+        return (self._waited and not self._repeatable) or bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._work.is_success())
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return list(self._work.result())
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def get_future(self) -> Any:
+        if self._issued is not None and backward_pass() != -1:
+            self._issued.by_future = True
+        return self._work.get_future()

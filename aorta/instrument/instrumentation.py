@@ -18,20 +18,24 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.instrument.compute_ranges import BlockRanges
+from aorta.instrument.compute_ranges import BlockRanges, GradientOrder
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
 from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
-from aorta.instrument.emulation.emulated_ranks import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
 from aorta.instrument.event_clock import clock_for
-from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, NativeDeviceClock, NativeDeviceInterceptor
-from aorta.instrument.native.ranges import NativeRanges, compiled_algebra
+from aorta.instrument.native.native_interceptor import (
+    NativeCpuInterceptor,
+    NativeDeviceClock,
+    NativeDeviceInterceptor,
+    NativeRanges,
+    compiled_algebra,
+)
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.step_builder import StepBuilder
@@ -191,7 +195,6 @@ class Instrumentation:
             self._interception = self._opened()
 
     def watch_backward(self, module: nn.Module) -> None:
-        """Mark the end of every backward pass that starts at or after `module`'s outputs."""
         self._outputs.append(module)
         if self._interception is not None:
             self._ranges.watch_backward(module)

@@ -42,7 +42,6 @@ class Operator:
         return self.kind in ("send", "recv")
 
     def full_array_bytes(self, args: Arguments, group_size: int) -> int:
-        """Return the size of the full array in bytes."""
         if self.argument is None:
             return 0
         return _bytes(args[self.argument]) * (group_size if self.one_part else 1)
@@ -74,7 +73,6 @@ OPERATORS: dict[str, Operator] = {
 
 
 def offered() -> dict[str, Operator]:
-    """Return those of `OPERATORS` that this torch has."""
     return {name: operator for name, operator in OPERATORS.items() if hasattr(torch.ops.c10d, name)}
 
 
@@ -89,7 +87,6 @@ def position_of_async_op(name: str) -> int | None:
 
 @cache
 def position_of_group(name: str) -> int:
-    """Return the position of the process group among the operator's arguments."""
     return next(i for i, argument in enumerate(_arguments(name)) if str(argument.type).endswith("ProcessGroup"))
 
 
@@ -103,7 +100,6 @@ def _arguments(name: str) -> Any:
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:
-    """Return the tensors of an argument: itself, or those of nested lists, in order."""
     if isinstance(argument, torch.Tensor):
         return [argument]
     if not isinstance(argument, (list, tuple)):

@@ -12,13 +12,11 @@ from typing import Any
 
 import msgspec
 
-from aorta.instrument.device_pace import Stretch, lead_ms, nearly_all
+from aorta.instrument.compute_ranges import gradient_rows
 from aorta.instrument.event_clock import EventClock, on_host
-from aorta.instrument.gradient_order import gradient_rows
 from aorta.instrument.in_flight import Group, tail_waits, wait_rows
 from aorta.instrument.open_step import OpenStep
-from aorta.instrument.step_marks import MarkReader, ReadMarks
-from aorta.instrument.user_marks import MarksOfStep
+from aorta.instrument.step_marks import MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
@@ -35,7 +33,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Certain, Overlap, Unseen, copy_rates, measure_lanes
+from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Certain, Unseen, copy_rates, measure_lanes
 
 _NOT_READ = "not read in this step: see training.log_interval, or recording.note"
 _NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
@@ -76,7 +74,6 @@ class StepBuilder:
         self._ahead = (0, 0)
 
     def line(self, step: OpenStep) -> Step:
-        """Return the step's line; its marks are returned to the clock."""
         start_ns, end_ns = self._marks.read_ns(step.start), self._marks.read_ns(step.end)
         assert start_ns is not None  # a step is written only after its end
         assert end_ns is not None
@@ -111,7 +108,12 @@ class StepBuilder:
         unseen = step.unseen
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
-        pace = _pace_of(marked, overlap, unseen)
+        pace: dict[str, float | None] = {}
+        host_lead_ms = lead_ms(stretch for _, _, stretch in marked.blocks)
+        blind = unseen is not None and unseen.compute
+        if host_lead_ms is not None and not blind:
+            least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
+            pace = {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
         kernels = None if step.kernels is None or unseen is not None else step.kernels.within(marked, window)
         if kernels is not None:
             assert step.kernels is not None
@@ -159,8 +161,9 @@ class StepBuilder:
             {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
         )
         window_ms = metrics["window_ms"]
-        blind = unseen is not None and unseen.compute
-        line = Step(
+        ranges, left_out = ([], {}) if step.user_marks is None else step.user_marks.rows(start_ns)
+        reasons |= left_out
+        return Step(
             rank=self._rank,
             world_size=self._world_size,
             epoch=step.facts.epoch,
@@ -199,9 +202,9 @@ class StepBuilder:
             gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
+            ranges=ranges or msgspec.UNSET,
             measured_by=msgspec.UNSET if kernels is None else "kernels",
         )
-        return line if step.user_marks is None else _with_user_marks(line, step.user_marks)
 
     def _blocked(
         self,
@@ -210,7 +213,6 @@ class StepBuilder:
         comm: Mapping[str, list[Interval]],
         window: Interval,
     ) -> Any:
-        """Return when what computes was blocked: `blocked`, and `possibly_blocked` where it meets communication."""
         algebra = self._algebra
         certain = algebra.lane(blocked, window)
         if not possibly_blocked:
@@ -253,7 +255,6 @@ class StepBuilder:
         )
 
     def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
-        """Return a step's stalls: those of waiting, and calls of backends longer than `factor` times the cut-off."""
         longer = self._longer(calls, factor)
         return self._algebra.union([blocked, self._algebra.lane(longer, window)]) if longer else blocked
 
@@ -262,17 +263,11 @@ class StepBuilder:
         return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
 
     def _stall_rows(self, blocked: Any, calls: list[Interval], window: Interval) -> list[Stall]:
-        """Return the stalls of a step with their causes: inside a long call the thread hands over, whatever is waited
-        for round it.
-        """
+        # Inside a long call the thread hands over, whatever is waited for round it.
         algebra, origin_ns = self._algebra, window[0]
         handing = algebra.lane(self._longer(calls), window)
         causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
-        rows = [
-            Stall(low - origin_ns, high - origin_ns, cause)
-            for cause, spans in causes
-            for low, high in algebra.pairs(spans)
-        ]
+        rows = [Stall(low - origin_ns, high - origin_ns, why) for why, of in causes for low, high in algebra.pairs(of)]
         return sorted(rows, key=lambda row: row.start_ns)
 
     def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
@@ -305,16 +300,11 @@ class StepBuilder:
         timed = [(low, high) for _, low, high in read if low is not None and high is not None]
         spans = [*self._copying, *timed]
         self._copying = [span for span in spans if span[1] > window[1]]
-        origin_ns = window[0]
-        rows = [
-            Copy(
-                copied.direction,
-                copied.bytes,
-                None if low is None else low - origin_ns,
-                None if high is None else high - origin_ns,
-            )
-            for copied, low, high in read
-        ]
+
+        def offset(at_ns: int | None) -> int | None:
+            return None if at_ns is None else at_ns - window[0]
+
+        rows = [Copy(copied.direction, copied.bytes, offset(low), offset(high)) for copied, low, high in read]
         if step.captured:
             return rows, None, "a CUDA graph was captured, whose replays do not show their copies"
         if untimed := len(read) - len(timed):
@@ -325,7 +315,10 @@ class StepBuilder:
     def _coverage(self, step: OpenStep, rows: list[Collective]) -> Coverage:
         # Collectives that the backend does not count itself are left out of the comparison.
         seen = sum(issued.counted for issued in step.collectives)
-        issued = self._issued_between(step)
+        issued: int | None = 0
+        for group, after in step.issued_after.items():
+            before = step.issued_before.get(group, 0)
+            issued = None if after is None or before is None or issued is None else issued + after - before
         covered = partial(Coverage, outside=step.outside, unwatched=step.unwatched)
         if step.unseen is not None:
             self._ahead = step.ahead_after
@@ -359,25 +352,6 @@ class StepBuilder:
         self._ahead = found if accounted else step.ahead_after
         return accounted
 
-    @staticmethod
-    def _issued_between(step: OpenStep) -> int | None:
-        total = 0
-        for group, after in step.issued_after.items():
-            before = step.issued_before.get(group, 0)
-            if after is None or before is None:
-                return None
-            total += after - before
-        return total
-
-
-def _pace_of(marked: ReadMarks, overlap: Overlap, unseen: Unseen | None) -> dict[str, float | None]:
-    """Return how far the host is ahead of the device, and how much computation that leaves open; {} on a CPU."""
-    host_lead_ms = lead_ms(stretch for _, _, stretch in marked.blocks)
-    if host_lead_ms is None or (unseen is not None and unseen.compute):
-        return {}
-    least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
-    return {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
-
 
 def _spans(stretches: Iterable[Stretch]) -> list[Interval]:
     return [stretch.span for stretch in stretches]
@@ -388,8 +362,3 @@ def _by_kind(spans: Iterable[tuple[str, list[Interval]]]) -> dict[str, list[Inte
     for kind, of_one in spans:
         comm.setdefault(kind, []).extend(of_one)
     return comm
-
-
-def _with_user_marks(line: Step, marks: MarksOfStep) -> Step:
-    ranges, left_out = marks.rows(line.start_mono_ns)
-    return msgspec.structs.replace(line, ranges=ranges or msgspec.UNSET, reasons={**line.reasons, **left_out})

@@ -15,14 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
-from aorta.instrument.compute_ranges import Range
+from aorta.instrument.compute_ranges import GradientOrder, Range
 from aorta.instrument.dispatcher import backward_pass
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.gradient_order import GradientOrder
 from aorta.instrument.in_flight import InFlight, Name, Waited
-from aorta.instrument.open_step import OpenStep, Scalar, StepFacts
+from aorta.instrument.open_step import OpenStep, Scalar, StepFacts, UserMarks
 from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.user_marks import UserMarks
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
@@ -266,7 +264,6 @@ class StepRecorder:
         return _Bracket(self._clock, None if self._current is None else self._current.pipeline, group, "pipeline")
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
-        """Return a `with` block of computation that no hook of a module brackets."""
         # Unobserved steps have no such ranges: with the instrument off nothing is recorded.
         rows = None if self._current is None or self.unseen is not None else self._current.compute
         return _Bracket(self._clock, rows, block, phase)
@@ -279,7 +276,6 @@ class StepRecorder:
             self._underway += calls
 
     def on_issue(self, issued: InFlight) -> None:
-        """Note that a collective is about to be issued."""
         with self._lock:
             if self._current is None:
                 self.outside += 1
@@ -332,7 +328,6 @@ class StepRecorder:
         self._forget(begin, end)
 
     def on_bucket_ready(self, size_bytes: int) -> None:
-        """Note that the gradients of a bucket are ready, which is reduced later."""
         if self._current is not None and self.unseen is None:
             self._current.ready.append((self._clock.mark(), size_bytes))
 
@@ -341,7 +336,6 @@ class StepRecorder:
         self._captured += 1
 
     def on_range(self, opened: Range) -> None:
-        """Record that a block began to compute."""
         if self._current is not None:
             self._current.compute.append(opened)
 
@@ -381,7 +375,6 @@ class StepRecorder:
         return sent_ns
 
     def _forget(self, *marks: Mark | None) -> None:
-        """Drop marks taken outside a step, or in one that is not recorded."""
         for mark in marks:
             self._clock.forget(mark)
 

@@ -60,7 +60,6 @@ class WindowKernels:
         self._stream: int | None = None
 
     def arrived(self, kernels: Iterable[DeviceKernel]) -> None:
-        """Take the kernels of the profiler, which has stopped."""
         for kernel in kernels:
             (self._comm if communicates(kernel.name) else self._compute).append(kernel)
         self.known = True

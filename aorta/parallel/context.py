@@ -88,7 +88,6 @@ def split(attentions: Iterable[nn.Module], mesh: DeviceMesh) -> None:
 
 
 def own_chunks(tensor: torch.Tensor, dim: int, rank: int, ranks: int) -> torch.Tensor:
-    """Return the two chunks of a rank along `dim`, whose length is a multiple of 2 x ranks."""
     chunks = tensor.chunk(2 * ranks, dim)
     return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
 

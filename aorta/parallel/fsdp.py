@@ -169,7 +169,6 @@ class WaitedReduceScatter:
         self._compute = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate its input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

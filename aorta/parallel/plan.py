@@ -75,7 +75,6 @@ class ParallelizedModel:
 
 
 def autocast(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Return the autocast context of a precision; a null context for `none`."""
     if precision is Precision.none:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=DTYPES[precision.value])
@@ -90,7 +89,6 @@ def sharding_dtypes(settings: FSDP | FSDP1, precision: Precision) -> tuple[torch
 
 
 def sharding_facts(blocks: Blocks, settings: FSDP | FSDP1, precision: Precision) -> dict[str, object]:
-    """Return the effective settings of sharding, for the manifest."""
     names = ("param_dtype", "reduce_dtype")
     dtypes = (None if dtype is None else str(dtype) for dtype in sharding_dtypes(settings, precision))
     return {

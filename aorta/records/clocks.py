@@ -83,7 +83,6 @@ class RankClock(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def known(self) -> bool:
-        """Return whether anything was measured."""
         return self.start is not None or self.end is not None
 
     @property
@@ -174,11 +173,9 @@ class ClockSync(msgspec.Struct, frozen=True):
     ranks: list[RankClock]
 
     def of(self, rank: int) -> RankClock | None:
-        """Return what is known of `rank`; None if it is not listed."""
         return next((entry for entry in self.ranks if entry.rank == rank), None)
 
     def with_ranks(self, ranks: Iterable[RankClock]) -> ClockSync:
-        """Return the same run's file with these ranks in place of its own."""
         return msgspec.structs.replace(self, ranks=sorted(ranks, key=lambda entry: entry.rank))
 
     def summary(self) -> dict[str, object]:

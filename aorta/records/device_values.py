@@ -93,12 +93,10 @@ def megahertz(value: object) -> float | None:
 
 
 def whole(value: float | None, factor: float = 1) -> int | None:
-    """Return `value * factor` as an integer."""
     return None if value is None or not math.isfinite(value * factor) else round(value * factor)
 
 
 def first(*values: float | None) -> float | None:
-    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 

@@ -458,7 +458,6 @@ def _facts(path: Path, data: bytes) -> ProgressFacts:
 def _collectives(
     words: memoryview, again: memoryview, facts: ProgressFacts, groups: tuple[ProgressGroup, ...]
 ) -> tuple[tuple[ProgressCollective, ...], int]:
-    """Return the collectives in the ring, and how many slots between them could not be read."""
     found = []
     for slot in range(SLOTS):
         at = _RING_AT // _WORD + slot * SLOT_WORDS

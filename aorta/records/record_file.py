@@ -227,7 +227,6 @@ class Problems:
     more: int = 0
 
     def add(self, number: int, what: str) -> None:
-        """Note what is wrong with line `number`."""
         if len(self.sentences) < PROBLEM_LIMIT:
             self.sentences.append(f"{self.name}:{number}: {what}; ignored")
         else:
@@ -326,18 +325,14 @@ def raw_lines(path: Path, problems: Problems, buffer_bytes: int = 1 << 20) -> It
 
 
 def no_footer(path: Path) -> str:
-    """Return the sentence for a record that ends without a footer."""
     return f"{path.name}: no footer: the process was killed, or still runs"
 
 
 def second_header(path: Path, number: int, line: Header) -> InputError:
-    """Return the error for a header that is not the first line."""
     return InputError(f"{path.name}:{number}: a second header (run {line.run_id}): two runs are mixed in one file")
 
 
 class _Version(msgspec.Struct, tag_field="record", tag="header"):
-    """As much of a header as every version of the schema has."""
-
     schema_version: int
 
 

@@ -265,14 +265,12 @@ class Variable:
 
     @property
     def allowed(self) -> str:
-        """Its values in words."""
         if self.choices:
             named = " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
             return f"{named}; with ^ before it all others" if self.excludes else named
         return f"a whole number from {self.least}" + ("" if self.most is None else f" to {self.most}")
 
     def takes(self, value: str) -> bool:
-        """Return whether it can have this value."""
         if self.choices:
             named = value.removeprefix("^") if self.excludes else value
             return named.upper() in {choice.upper() for choice in self.choices}

@@ -48,11 +48,11 @@ from aorta.distributed.output_folder import (
 )
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label, device_name, platform_of
+from aorta.instrument.cpu_interceptor import slowest_of_host, stall_cutoff
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
-from aorta.instrument.stall_cutoff import slowest_of_host, stall_cutoff
 from aorta.loggers import Logger, Place
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress_file import Progress

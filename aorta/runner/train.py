@@ -29,8 +29,8 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, backend_for, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.emulation.emulated_ranks import emulated_ranks as backend_of_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
+from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.trace_files import Counters

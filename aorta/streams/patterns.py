@@ -168,7 +168,6 @@ PATTERNS: Mapping[str, Pattern] = {
 
 
 def waits(kernels: list[Kernel]) -> Iterator[int]:
-    """Yield the places of the kernels that another stream waits for."""
     yield from sorted({n for kernel in kernels for n in kernel.after if kernels[n].stream != kernel.stream})
 
 
@@ -202,7 +201,6 @@ def ran_together(one: Interval, other: Interval) -> bool:
 
 
 def elapsed_ns(kernels: Sequence[Interval]) -> int:
-    """Return the time from the first begin to the last end."""
     return max(end for _, end in kernels) - min(begin for begin, _ in kernels)
 
 

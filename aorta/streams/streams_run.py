@@ -55,7 +55,6 @@ _log = logging.getLogger(__name__)
 
 
 def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str:
-    """Return the whole text; the knee's cell has a star, and is bold on a terminal."""
     counts = sorted({point.streams for pattern in report.patterns for point in pattern.points})
     variables = ", ".join(f"{name} {report.environment.get(name, 'not set')}" for name in QUEUE_VARIABLES)
     heads = ("streams", *(f"{count} " for count in counts), "knee", "mean", "most")

@@ -46,8 +46,6 @@ ISSUES: Final = frozenset(
 
 
 class Faults:
-    """The faults of one rank."""
-
     def __init__(
         self,
         planned: Sequence[PlannedFault],

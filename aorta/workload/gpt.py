@@ -131,7 +131,6 @@ class GptModel(Model):
                 nn.init.normal_(parameter, std=into_residual if name.endswith(_INTO_RESIDUAL) else INITIAL_STD)
 
     def keep(self, layers: range) -> None:
-        """Drop every other layer; the embedding stays with the first one, norm and head with the last one."""
         last = max(map(int, self.layers))
         for name in list(self.layers):
             if int(name) not in layers:
@@ -222,7 +221,6 @@ class MixtureOfExperts(nn.Module):
         self._capacity_factor, self._balance_weight = settings.capacity_factor, balance_weight
 
     def capacity(self, tokens: int) -> int:
-        """Return the rows of an expert for so many tokens on a rank."""
         return math.ceil(self._capacity_factor * self._top_k * tokens / self._count)
 
     def forward(self, hidden_BSD: torch.Tensor) -> torch.Tensor:  # noqa: N803
@@ -298,7 +296,6 @@ class MoeModel(GptModel):
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part, where a strategy has distributed the experts."""
     part: torch.Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return part
 

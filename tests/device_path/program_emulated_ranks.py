@@ -17,8 +17,8 @@ import torch
 
 from aorta.config.groups.fabric import EmulatedFabric
 from aorta.distributed.topology import Topology, process_group, read_topology
-from aorta.instrument.emulation.emulated_ranks import emulated_ranks
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.emulation.stand_in import emulated_ranks
 from aorta.records.schema import Step
 from tests.device_path.program_overlap import MATH, SHAPE
 from tests.device_path.witness import clipped, length

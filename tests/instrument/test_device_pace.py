@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.instrument.device_pace import DevicePace, Stretch, lead_ms, nearly_all
+from aorta.instrument.step_marks import DevicePace, Stretch, lead_ms, nearly_all
 from aorta.timeline.intervals import intersect, measure, merge
 
 programs = st.lists(st.none() | st.integers(0, 30), min_size=2, max_size=25)

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
-from aorta.instrument.in_flight import InFlight
+from aorta.instrument.in_flight import InFlight, KeptAlive, TimedWork
 from aorta.instrument.operators import OPERATORS
-from aorta.instrument.timed_work import KeptAlive, TimedWork
 from tests.instrument.taps import CPU, Answer, Tap, answering
 from tests.runs import HANGS_S
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.instrument.emulation.emulated_ranks import NO_VALUES
+from aorta.instrument.emulation.stand_in import NO_VALUES
 from tests.runs import record, train
 from tests.trained_ways import TINY
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
-from aorta.instrument.native.ranges import compiled_algebra
+from aorta.instrument.native.native_interceptor import compiled_algebra
 from aorta.timeline.overlap import PAIRS, Algebra, measure_lanes
 from tests.instrument.taps import compiled_part
 from tests.strategies import bases, collectives, interval_lists

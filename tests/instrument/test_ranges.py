@@ -13,8 +13,7 @@ from torch import nn
 from aorta.instrument.compute_ranges import BlockRanges, Range
 from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.native.ranges import NativeRanges
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, NativeRanges
 from aorta.instrument.open_step import Pass
 from tests.instrument.steps import recorded_by
 from tests.instrument.taps import compiled_part

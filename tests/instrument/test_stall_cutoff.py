@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.analysis.report.report_folder import write_report
-from aorta.instrument import stall_cutoff as measuring
-from aorta.instrument.stall_cutoff import cutoff_from, slowest_of_host, stall_cutoff
+from aorta.instrument import cpu_interceptor as measuring
+from aorta.instrument.cpu_interceptor import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff
 from tests.instrument.steps import MS, Rig

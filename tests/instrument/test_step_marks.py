@@ -14,13 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import ConfigError
-from aorta.instrument import user_marks as module
+from aorta.instrument import open_step as module
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.device_pace import Stretch
 from aorta.instrument.in_flight import Group, InFlight, Name, Waited
-from aorta.instrument.open_step import Copied, OpenStep, StepFacts
-from aorta.instrument.step_marks import GlooWorkers, MarkReader, ReadMarks
-from aorta.instrument.user_marks import MOST_NAME_CHARS, OTHER_NAMES, UserMarks
+from aorta.instrument.open_step import MOST_NAME_CHARS, OTHER_NAMES, Copied, OpenStep, StepFacts, UserMarks
+from aorta.instrument.step_marks import GlooWorkers, MarkReader, ReadMarks, Stretch
 from aorta.records.schema import UserRange
 from tests.instrument.steps import Pending, SetClock
 

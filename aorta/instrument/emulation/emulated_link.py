@@ -77,7 +77,6 @@ class Transfer:
     gate: torch.futures.Future[None] = field(default_factory=torch.futures.Future)
 
     def backend_done(self, _future: Any) -> None:
-        """Note that the backend has completed."""
         self.backend_ns = time.perf_counter_ns()
         self.backend.set()
 
@@ -90,7 +89,6 @@ class Tally:
         self._lock = threading.Lock()
 
     def count(self, *, carried: int = 0, slow: int = 0) -> None:
-        """Add a collective to the counts."""
         with self._lock:
             self.carried += carried
             self.slow += slow
@@ -123,17 +121,13 @@ class Link:
         self.arrivals, self._tally = arrivals, tally
         self._shared, self._spans_nodes = shared, spans_nodes
         self._queue: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self.put: Callable[[Transfer], None] = self._queue.put  # behind the earlier ones
         self._free_at_ns = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="emulated link", daemon=True)
         self._thread.start()
 
-    def put(self, transfer: Transfer) -> None:
-        """Queue a transfer behind the earlier ones."""
-        self._queue.put(transfer)
-
     def close(self) -> None:
-        """Finish the queue, without waiting for ranks that have not arrived."""
         self._closed.set()
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
@@ -251,7 +245,6 @@ class HostLinks:
         self._tally = Tally()
 
     def be_late(self) -> None:
-        """Sleep as the configured straggler does, before a collective is issued."""
         if self._fabric.late_ns:
             time.sleep(self._fabric.late_ns / 1e9)
 
@@ -282,7 +275,6 @@ class HostLinks:
         return transfer.gate
 
     def close(self) -> None:
-        """Stop the links, and report how often the backend was slower than the emulation."""
         for link in self._links.values():
             link.close()
         if self._shared is not None:
@@ -313,9 +305,6 @@ class DeviceLink:
         self._ended: dict[str, torch.Event] = {}
 
     def be_late(self) -> None:
-        """Delay the caller's stream, which is current, as the configured straggler does, before a collective is
-        issued.
-        """
         if self._fabric.late_ns:
             self._sleep(self._fabric.late_ns)
 

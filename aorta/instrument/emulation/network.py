@@ -164,7 +164,6 @@ class SharedLinks:
             self._free_at[at] = max(self._free_at[at], end_ns)
 
     def close(self) -> None:
-        """Release every link; nothing is held from now on."""
         with self._thread:
             if self._lock is not None:
                 self._lock.close()
@@ -245,7 +244,6 @@ class EmulatedNetwork:
         return round(cost * self._jitter(ranks, number))
 
     def spans_nodes(self, ranks: Sequence[int]) -> bool:
-        """Return whether the slowest link of the group with these global ranks is one between nodes."""
         return spans_nodes(ranks, self._world_size, self.settings)
 
     def shared_links(self) -> SharedLinks | None:

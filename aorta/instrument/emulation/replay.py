@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from aorta.instrument.dispatcher import Original, Work, first_tensor, with_work, work_in
+from aorta.instrument.in_flight import KeptAlive, TimedWork
 from aorta.instrument.operators import OPERATORS, tensors_in
-from aorta.instrument.timed_work import KeptAlive, TimedWork
 
 _ALIGNMENT = 512
 """Bytes: the alignment of torch's allocators, so that views of a buffer are aligned as they were in the step."""
@@ -38,7 +38,6 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
-        """Return the layout of `tensor` as it is now."""
         return cls(
             tensor.untyped_storage().data_ptr(),
             tensor.device,
@@ -95,7 +94,6 @@ class Rehearsal:
             self.current_stream = lambda: torch.accelerator.current_stream(self.device)
 
     def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
-        """Handle one call of an operator."""
         number, self._calls = self._calls, self._calls + 1
         stream = self._stream()
         self.events.append(ReplayedCall(name, _without_memory(args), stream, self._needed(number, args, stream)))

@@ -139,7 +139,6 @@ def _build_in_child(path: Path) -> None:
 
 
 def _failure(path: Path) -> Path:
-    """Return the file that says why building this library failed."""
     return path.with_suffix(".failed")
 
 

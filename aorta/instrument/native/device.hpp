@@ -226,7 +226,7 @@ class Device {
   std::deque<std::shared_ptr<Held>> held_;
 };
 
-// Handle of a collective that was issued synchronously on AORTA's stream, as `timed_work.IssuedWork`: its future records
+// Handle of a collective that was issued synchronously on AORTA's stream, as `in_flight.IssuedWork`: its future records
 // its event on the current stream.
 class IssuedWork final : public Work {
  public:

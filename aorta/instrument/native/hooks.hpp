@@ -189,7 +189,7 @@ inline PyObject* after_watched_forward(PyObject* self, PyObject* const* argument
 inline py::object as_hook(PyMethodDef& method, std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
   const py::object self = py::cast(std::make_unique<Hook>(Hook{std::move(ranges), module.ptr(), block}));
   return py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.ranges").ptr()));
+      PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.native_interceptor").ptr()));
 }
 
 template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>

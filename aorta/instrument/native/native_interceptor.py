@@ -1,35 +1,108 @@
 """Compiled interceptors: collectives of CPU tensors timed without the interpreter, those of an accelerator's tensors
-issued, marked, waited for and ended without Python. Events are fetched once per step.
+issued, marked, waited for and ended without Python; block ranges, marked without Python; interval arithmetic.
 
-They become `InFlight` rows, stalls and passes of blocks (`ranges`), in the order in which they happened. The rules on a
-device are those of `device_interceptor` and are explained there; the same tests run against both. Must not be on the
-path of a collective (except once for each process group, each stream, and each batch that a backend coalesces).
+Events are fetched once per step, and become `InFlight` rows, stalls and passes of blocks in the order in which they
+happened. The rules on a device are those of `device_interceptor` and are explained there; the same tests run against
+both. Must not be on the path of a collective (except once for each process group, each stream, and each batch that a
+backend coalesces), or run Python code in a backward pass.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name, group_seen
 from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, counts_point_to_point
-from aorta.instrument.event_clock import Mark
+from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited
-from aorta.instrument.native.ranges import NativeRanges
-from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep
+from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep, Pass
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Algebra
+
+
+def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
+    """Return the operations of `module`, which give what `overlap.PAIRS` gives for nanoseconds that fit in int64.
+
+    Their results are opaque, except those of `pairs`.
+    """
+    return Algebra(
+        module.lane,
+        module.unite,
+        module.intersect,
+        module.subtract,
+        module.measure,
+        module.tile,
+        module.pairs,
+    )
+
+
+class NativeRanges:
+    """Compiled counterpart of `compute_ranges.BlockRanges`.
+
+    Args:
+        module: of `build.load`.
+        tap: its `Tap`, notified when a backward pass has ended.
+    """
+
+    def __init__(self, module: Any, tap: Any) -> None:
+        self.compiled: Any = module.Ranges(tap)
+        self._names: list[str] = []
+        self._handles: list[Any] = []
+
+    def watch(self, name: str, block: nn.Module) -> None:
+        number = self.compiled.add_block()
+        self._names.append(name)
+        self._handles += [
+            block.register_forward_pre_hook(self.compiled.before_forward(block, number), with_kwargs=True),
+            block.register_forward_hook(self.compiled.after_forward(block, number), prepend=True),
+        ]
+        self.compiled.look()
+
+    def watch_backward(self, module: nn.Module) -> None:
+        """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
+        hook = self.compiled.after_watched_forward(module)
+        self._handles.append(module.register_forward_hook(hook, prepend=True))
+        self.compiled.look()
+
+    def begin(self) -> None:
+        """Start recording events."""
+        self.compiled.begin()
+
+    def end(self) -> Any:
+        """Stop recording; returns the events since `begin`, for `read`."""
+        return self.compiled.end()
+
+    def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
+        rows, tails = noted.rows()
+        names = self._names
+        return [(names[block], "backward" if back else "forward", low, high) for block, back, low, high in rows], tails
+
+    def forget(self) -> None:
+        """Stop recording, and discard the events since `begin`."""
+        self.compiled.begin()
+        self.compiled.end()
+
+    def close(self) -> None:
+        self.compiled.ignore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
 
 _CPU = torch.device("cpu")
 
@@ -163,7 +236,6 @@ class NativeCpuInterceptor:
         issued.completion = source
 
     def close(self) -> None:
-        """Once no further collective will arrive, release the compiled object, which references this one."""
         self._tap = None
 
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
@@ -183,7 +255,7 @@ _OF_THE_GROUP, _UNKNOWN = -1, -2  # step.hpp
 _UNTIMED = (None, NO_STREAM, STACKED_IN_A_BATCH)
 
 
-class NativeDeviceClock:
+class NativeDeviceClock(HostClock):
     """Compiled counterpart of `event_clock.DeviceClock`; a mark is an integer, negative where it is an event.
 
     Args:
