@@ -5,21 +5,18 @@
 Ranks are forked from this process, which has imported torch once; those that hang sleep, so that several trainings fit
 a core. Standard output has a table, and as its last line a JSON object: how often exactly the right ranks were accused,
 healthy ones were, the phase and the kind of verdict were right, and the autopsy abstained; and the seconds from the
-last progress to the evidence. Kinds and layouts that were held out while the first rules were written, and seen since,
-are summed up apart.
+last progress to the evidence.
 
 Beside it, of the same runs: what the autopsy makes of torch's own dumps, which each rank that can takes when it hangs
-or ends, and what torchfrtrace makes of those and of the dumps that the autopsy writes.
+or ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import statistics
@@ -37,12 +34,11 @@ from unittest.mock import patch
 
 import torch
 import torch._dynamo  # DDP imports it: once, before the ranks are forked
-from torch.distributed.flight_recorder import fr_trace
 
 import aorta.parallel.fsdp
 import aorta.parallel.plan  # noqa: F401
 from aorta.autopsy.evidence import RankEvidence, Verdict
-from aorta.autopsy.flight_recorder import PREFIX, read_dumps, write_dumps
+from aorta.autopsy.flight_recorder import PREFIX, read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
@@ -55,8 +51,6 @@ from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
 
 PIPELINES: Final = ("pp", "fsdp_pp")
-HELD_OUT_LAYOUTS: Final = frozenset({"fsdp_tp"})
-"""Not run while the first rules were written; seen since."""
 STEP: Final = 9
 WARMUP_STEPS: Final = 2
 GRACE_S: Final = 30.0
@@ -85,7 +79,6 @@ LIGHT: Final = (
 )
 """A model that computes for some milliseconds: what is asked is who waits for whom."""
 _ASKED: Final = "dumps_wanted"
-_NAMED: Final = re.compile(r"Culprit rank (\d+)|missing ranks: \{([\d, ]+)\}")
 
 
 class Planned(NamedTuple):
@@ -136,7 +129,7 @@ def run(planned: Planned) -> dict[str, Any]:
             for child in children:
                 end(child)
         scores = _scores(planned, evidence) if evidence else {"missed": True}
-        return planned._asdict() | scores | _by_dumps(folder, evidence, planned.culprits)
+        return planned._asdict() | scores | _by_dumps(folder, planned.culprits)
 
 
 def _scores(planned: Planned, evidence: list[RankEvidence]) -> dict[str, Any]:
@@ -246,46 +239,14 @@ def _take_dumps(folder: Path, children: list[int]) -> None:
     within(DUMPS_WITHIN_S, lambda: len(list((folder / "dumps").iterdir())) == len(children))
 
 
-def _by_dumps(folder: Path, evidence: list[RankEvidence], culprits: Collection[int]) -> dict[str, Any]:
-    """What is made of torch's dumps, and of ours: by the autopsy, and by torchfrtrace."""
-    own, written = folder / "dumps", folder / "written"
+def _by_dumps(folder: Path, culprits: Collection[int]) -> dict[str, Any]:
+    """What the autopsy makes of torch's dumps."""
+    dumps = folder / "dumps"
     try:
-        by_autopsy = _accused(judge(read_dumps([own])), culprits)
+        accused = _accused(judge(read_dumps([dumps])), culprits)
     except InputError:
-        by_autopsy = _against(set(), culprits)
-    write_dumps(evidence, written)
-    return {
-        "torch_dumps": len(list(own.iterdir())),
-        "torch_dumps_autopsy": by_autopsy,
-        "torch_dumps_frtrace": _torchfrtrace(own, culprits),
-        "our_dumps_frtrace": _torchfrtrace(written, culprits),
-    }
-
-
-class _Said(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-def _torchfrtrace(folder: Path, culprits: Collection[int]) -> dict[str, Any]:
-    """The ranks that torch's analyzer names in any collective, with the dumps that are there."""
-    said, logger = _Said(), logging.getLogger("Flight Recorder")
-    logger.handlers, logger.propagate = [said], False
-    crashed = None
-    try:
-        fr_trace.main([str(folder), "--allow-incomplete-ranks"])
-    except Exception as error:  # noqa: BLE001  whatever it ends with
-        crashed = f"{type(error).__name__}: {error}"[:80]
-    named = {
-        int(rank)
-        for one, several in _NAMED.findall("\n".join(said.lines))
-        for rank in re.findall(r"\d+", one or several)
-    }
-    return _against(named, culprits) | {"crashed": crashed}
+        accused = _against(set(), culprits)
+    return {"torch_dumps": len(list(dumps.iterdir())), "torch_dumps_autopsy": accused}
 
 
 def _reported(folder: Path, ranks: int) -> list[RankEvidence]:
@@ -329,10 +290,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "phases": len(phases),
         "after_s_p90": round(statistics.quantiles(after, n=10, method="inclusive")[-1], 1) if len(after) > 1 else None,
         "after_s_max": max(after, default=None),
-        **{
-            who: _counts([row[who] for row in rows]) | {"crashed": sum(bool(row[who].get("crashed")) for row in rows)}
-            for who in ("torch_dumps_autopsy", "torch_dumps_frtrace", "our_dumps_frtrace")
-        },
+        "torch_dumps_autopsy": _counts(row["torch_dumps_autopsy"] for row in rows),
     }
 
 
@@ -341,26 +299,18 @@ def _counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     return {what: sum(row.get(what, 0) for row in rows) for what in ("exact", "healthy_accused", "abstained")}
 
 
-def _is_held_out(row: dict[str, Any]) -> bool:
-    kinds = row["kind"].split("+")
-    return any(FAULTS[kind].held_out for kind in kinds) or row["layout"] in HELD_OUT_LAYOUTS
-
-
 def _table(rows: list[dict[str, Any]]) -> str:
     """One line for each layout, number of ranks and kind."""
     names = ["layout", "ranks", "kind", "runs", "exact", "healthy", "abstained", "phase", "p90 s"]
-    names += ["torchfrtrace, torch's dumps", "torchfrtrace, ours", "autopsy, torch's dumps"]
+    names += ["of torch's dumps"]
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for layout, ranks, kind in sorted({(row["layout"], row["ranks"], row["kind"]) for row in rows}):
         of = [row for row in rows if (row["layout"], row["ranks"], row["kind"]) == (layout, ranks, kind)]
         one = _summary(of)
-        others = [
-            f"{one[who]['exact']} exact, {one[who]['healthy_accused']} healthy, {one[who]['crashed']} crashed"
-            for who in ("torch_dumps_frtrace", "our_dumps_frtrace", "torch_dumps_autopsy")
-        ]
+        dumps = f"{one['torch_dumps_autopsy']['exact']} exact, {one['torch_dumps_autopsy']['healthy_accused']} healthy"
         phase = f"{one['phase_right']}/{one['phases']}"
         cells = [layout, ranks, kind, one["runs"], one["exact"], one["healthy_accused"], one["abstained"], phase]
-        lines.append(f"| {' | '.join(map(str, [*cells, one['after_s_p90'], *others]))} |")
+        lines.append(f"| {' | '.join(map(str, [*cells, one['after_s_p90'], dumps]))} |")
     return "\n".join(lines)
 
 
@@ -398,11 +348,8 @@ def main() -> int:
             if options.rows is not None:
                 with options.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-    held_out = [row for row in rows if _is_held_out(row)]
-    developed = [row for row in rows if not _is_held_out(row)]
     sys.stdout.write(_table(rows) + "\n")
-    scores = {"developed": _summary(developed), "held_out": _summary(held_out), "broken": broken}
-    sys.stdout.write(json.dumps(scores) + "\n")
+    sys.stdout.write(json.dumps(_summary(rows) | {"broken": broken}) + "\n")
     return 1 if broken else 0
 
 

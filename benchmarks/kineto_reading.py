@@ -1,19 +1,15 @@
-"""Reading traces, beside merely parsing them: `python -m benchmarks.kineto_reading [--hta-python PYTHON]`.
+"""Reading traces, beside merely parsing them: `python -m benchmarks.kineto_reading`.
 
 Regime: the same generated run in every layout (`LAYOUTS`: Kineto of several years, with Python stacks and without, as
-other tools write its JSON again, and rocprofv3's JSON), gzip, of some 54 MB of text in Kineto's form. For each layout,
-in this one process and in turns, `--repeats` times: AORTA from the compressed file to classified rows and the metrics
-of every step and of the whole; and gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the
-least processor times, which other load on the machine disturbs least. The tables that are read have to be equal, to
-the last value, in all layouts of one resolution. Memory is the peak above what the imports take, in a fresh process.
+other tools write its JSON again), gzip, of some 54 MB of text. For each layout, in this one process and in turns,
+`--repeats` times: AORTA from the compressed file to classified rows and the metrics of every step and of the whole; and
+gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the least processor times, which other
+load on the machine disturbs least. The tables that are read have to be equal, to the last value, in all layouts of one
+resolution. Memory is the peak above what the imports take, in a fresh process. With `--ranks N` also a folder of N
+traces, one process a file.
 
-With `--ranks N` also a folder of N traces, one process a file; with `--hta-python` also HolisticTraceAnalysis with its
-overlap and its breakdown. It brings 90 packages, so it gets an environment of its own (`python -m venv DIR &&
-DIR/bin/pip install HolisticTraceAnalysis "pandas<3"`; its 0.5.0 fails with pandas 3).
-
-Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (rocprofv3: 0.6,
-many operators: 0.5), 0.45 of their memory, or a twelfth of HolisticTraceAnalysis' time, or where two layouts give
-different tables.
+Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (many operators:
+0.5) or 0.45 of their memory, or where two layouts give different tables.
 """
 
 from __future__ import annotations
@@ -31,14 +27,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from benchmarks import kineto_with_hta
 from benchmarks.kineto_traces import Plan, write_traces
-from benchmarks.rocprof_traces import RocprofPlan, write_results
 
 if TYPE_CHECKING:  # loaded where it is measured
     from aorta.analysis.load.trace_tables import TraceTables
 
-TIME_LIMIT, OPERATORS_TIME_LIMIT, ROCPROF_TIME_LIMIT, MEMORY_LIMIT, HTA_FACTOR = 0.35, 0.5, 0.6, 0.45, 12.0
+TIME_LIMIT, OPERATORS_TIME_LIMIT, MEMORY_LIMIT = 0.35, 0.5, 0.45
 Read = TypeVar("Read")
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "current": {},
@@ -54,11 +48,6 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "indented, Python stacks": {"form": "indented", "stacks": True},
     "one line": {"form": "compact line"},
     "one line, Python stacks": {"form": "compact line", "stacks": True},
-}
-ROCPROF: Final[dict[str, dict[str, Any]]] = {
-    "rocprofv3": {},
-    "rocprofv3, many symbols": {"symbols": 20_000},
-    "rocprofv3, indented": {"indented": True},
 }
 OPERATORS: Final[dict[str, dict[str, Any]]] = {
     "current, many operators": {"operators": 40},
@@ -81,17 +70,12 @@ def memory_mib(what: str) -> float:
     raise ValueError(what)
 
 
-def format_of(path: str) -> str:
-    """What a generated file is."""
-    return "rocprofv3-json" if "rocprof" in Path(path).name else "kineto"
-
-
 def scanned(path: str) -> list[TraceTables]:
     """From the file to the metrics of its windows."""
     from aorta.analysis.load.trace_files import TraceFiles
     from aorta.analysis.load.trace_tables import read_trace_tables
 
-    return read_trace_tables(TraceFiles((path,), format_of(path)))
+    return read_trace_tables(TraceFiles((path,), "kineto"))
 
 
 def parsed(path: str) -> Any:
@@ -109,7 +93,7 @@ def table_of(path: str) -> str:
     from aorta.analysis.load.trace_files import TraceFiles, read_unit
 
     digest = hashlib.sha256()
-    for trace in read_unit(TraceFiles((path,), format_of(path))):
+    for trace in read_unit(TraceFiles((path,), "kineto")):
         table = trace.intervals
         for _, column in sorted(vars(table).items()):
             if isinstance(column, np.ndarray):
@@ -182,9 +166,6 @@ def generated(words: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Pa
         )
         yield name, _kineto(replace(plan, layers=fewer, **what), folder / name), 0
     yield "current, whole microseconds", _kineto(replace(plan, whole_microseconds=True), folder / "whole"), 1000
-    rocprof = RocprofPlan(dispatches=max(int(words.megabytes * 700), words.steps), steps=words.steps)
-    for number, (name, what) in enumerate(ROCPROF.items()):
-        yield name, write_results(replace(rocprof, **what), folder / f"rocprof{number}_results.json.gz"), 0
 
 
 def _kineto(plan: Plan, folder: Path) -> Path:
@@ -206,10 +187,7 @@ def in_turns(path: Path, repeats: int) -> dict[str, float]:
 
 def in_fresh_process(way: str, path: Path) -> dict[str, Any]:
     """One way, alone."""
-    return _last_line([sys.executable, "-m", __spec__.name, "--way", way, "--path", str(path)])
-
-
-def _last_line(command: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", __spec__.name, "--way", way, "--path", str(path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert isinstance(found, dict)
@@ -232,25 +210,15 @@ def measure(words: argparse.Namespace) -> int:
             found = {"ratio": taken["aorta"] / taken["orjson"], "memory_ratio": memory["aorta"] / memory["orjson"]}
             layouts[layout] = {**found, "cpu_seconds": taken, "peak_mib": memory}
             sys.stderr.write(f"{layout}: {found['ratio']:.3f} of the time, {found['memory_ratio']:.3f} of the memory\n")
-            limit = TIME_LIMIT if unit_ns else ROCPROF_TIME_LIMIT
-            limit = OPERATORS_TIME_LIMIT if layout in OPERATORS else limit
+            limit = OPERATORS_TIME_LIMIT if layout in OPERATORS else TIME_LIMIT
             targets[f"{layout}: time <= {limit} of gunzip + orjson"] = found["ratio"] <= limit
             targets[f"{layout}: memory <= {MEMORY_LIMIT} of gunzip + orjson"] = found["memory_ratio"] <= MEMORY_LIMIT
-            if layout == "current" and words.hta_python is not None:
-                hta = _last_line([str(words.hta_python), kineto_with_hta.__file__, str(path.parent)])
-                figures |= {"holistic_trace_analysis": hta, "times_as_fast": hta["seconds"] / taken["aorta"]}
-                targets[f">= {HTA_FACTOR:.0f} times as fast as HolisticTraceAnalysis"] = (
-                    figures["times_as_fast"] >= HTA_FACTOR
-                )
             path.unlink()
         targets["every layout of one resolution gives the same table"] = all(len(each) == 1 for each in tables.values())
         if words.ranks > 1:
             (folder / "ranks").mkdir()
             list(write_traces(Plan(ranks=words.ranks, megabytes=words.megabytes, steps=words.steps), folder / "ranks"))
             figures["folder"] = {"ranks": words.ranks, **in_fresh_process("folder", folder / "ranks")}
-    if words.hta_python is None:
-        figures["holistic_trace_analysis"] = None
-        figures["holistic_trace_analysis_reason"] = "no --hta-python given"
     from benchmarks import plans  # with it comes torch, which the ways must not load
 
     return plans.say("kineto_reading", figures, targets)
@@ -263,7 +231,6 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float, default=54.0, help="size of a trace's text")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--hta-python", type=Path, help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
     words = parser.parse_args()

@@ -1,9 +1,7 @@
-"""Noise of identical launches, recorded: `python -m benchmarks.launch_noise` writes `data/launch_noise.json`.
+"""Noise of identical launches: `python -m benchmarks.launch_noise FOLDER ...` writes `data/launch_noise.json`.
 
-Regime: `--launches` (16) independent launches of one small configuration on this machine's CPU, two gloo ranks, DDP,
-40 steps after 5 of warm-up, one after the other. Kept of each: a few metrics of every step that is not warm-up, of both
-ranks, four digits. `benchmarks.verdict_error_rates` draws A/A plans from them. With `--from FOLDER` launches that
-are there already (a launch set; repeatable) are taken instead.
+FOLDERs are launch sets of one configuration, as `aorta ab --aa` makes them. Kept of each launch: a few metrics of every
+step that is not warm-up, of all ranks, four digits. `benchmarks.verdict_error_rates` draws A/A plans from them.
 """
 
 from __future__ import annotations
@@ -12,9 +10,7 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,6 @@ from aorta.analysis.compare.launch_set import incomplete
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.load.records import load_run
 from aorta.analysis.metrics import JOB_STEP
-from tests.runs import command, environment
 
 DATA = Path(__file__).parent / "data" / "launch_noise.json"
 METRICS = (
@@ -37,26 +32,6 @@ METRICS = (
     "compute_stall_ms",
     "idle_ms",
 )
-WORDS = ("training.device=cpu", "training.max_steps=45", "telemetry.warmup_steps=5")
-RANKS = 2
-
-
-def record(launches: int, folder: Path) -> list[Path]:
-    """Make the launches; returns their run folders."""
-    folders = [folder / f"{number:02}" for number in range(launches)]
-    for place in folders:
-        done = subprocess.run(
-            command(RANKS, *WORDS, f"training.output_dir={place}"),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{place}: exit {done.returncode}\n{done.stderr[-4000:]}")
-        sys.stderr.write(f"{place.name} ")
-        sys.stderr.flush()
-    return folders
 
 
 def of_launch(folder: Path) -> dict[str, list[list[float]]]:
@@ -77,18 +52,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--launches", type=int, default=16)
-    parser.add_argument("--from", dest="sets", type=Path, action="append", default=[], metavar="FOLDER")
+    parser.add_argument("sets", type=Path, nargs="+", metavar="FOLDER")
     words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folders = [folder for each in words.sets for folder in launch_folders(each)]
-        folders = folders or record(words.launches, Path(scratch))
-        launches = [of_launch(folder) for folder in folders]
+    launches = [of_launch(folder) for each in words.sets for folder in launch_folders(each)]
     made: dict[str, Any] = {
         "made_by": " ".join(["python -m benchmarks.launch_noise", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "words": list(WORDS) if not words.sets else [],
-        "ranks": RANKS,
         "launches": launches,
     }
     DATA.parent.mkdir(exist_ok=True)

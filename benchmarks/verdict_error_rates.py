@@ -9,7 +9,6 @@ Regime: seeded simulation, one process, no training. The functions that decide a
                10 %, effect 2 to 50 %, 40 steps of 10 % noise (one value a step; normal).
     interval   how often the interval holds the true effect, and how often an effect as large as the margin is called
                `equivalent`.
-    drift      false findings when the machine slows down during a plan, interleaved A B B A and not.
     order      false regressions when the machine wanders during a plan (autocorrelation 0.9 from launch to launch), by
                the order of the launches; which orders `launch_order` takes for interleaved, and their worst.
 
@@ -155,17 +154,6 @@ def interval(launches: int, plans: int, variation: float, noise: float) -> dict[
     return {"launches": launches, "variation": variation, "step_noise": noise, "plans": plans, **rates}
 
 
-def drift(launches: int, plans: int, per_launch: float = 0.01) -> dict[str, float]:
-    """False findings when every launch of a plan is slower than the one before by `per_launch`; variation 1 %."""
-    generator = np.random.default_rng([SEED, 7])
-    orders = {"a_b_b_a": np.resize([0, 1, 1, 0], 2 * launches), "a_then_b": np.repeat([0, 1], launches)}
-    rates: dict[str, float] = {"launches": launches, "per_launch": per_launch}
-    for name, side in orders.items():
-        slower = medians(generator, plans, 2 * launches, 0.01) * (1 + per_launch * np.arange(2 * launches))
-        rates[name] = sum(found(row[side == 0], row[side == 1]) != "inconclusive" for row in slower) / plans
-    return rates
-
-
 def wandering(generator: np.random.Generator, plans: int, launches: int) -> Floats:
     """Launch values of machines that wander round 1: a stationary first-order autoregression of `WANDER`, and noise of
     the launch's own. Shape (plans, launches).
@@ -223,7 +211,6 @@ def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:
         "a_a": rates,
         "power": power(1000 // part),
         "interval": [interval(launches, 500 // part, *noises) for noises in NOISES for launches in (4, 5, 8, 10)],
-        "drift": [drift(launches, 2000 // part) for launches in (4, 8)],
         "order": [order(launches, 2000 // part) for launches in (4, 5, 8)],
     }
     targets = {}

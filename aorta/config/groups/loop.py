@@ -242,28 +242,24 @@ class FaultFacts(NamedTuple):
         verdict: what an autopsy should find; one of `aorta.autopsy.evidence.Kind`.
         phase: where the rank is then, as `records.progress_file.PHASES`; None: anywhere.
         aspect: of a signature mismatch.
-        held_out: not looked at while the first rules of the autopsy were written; seen since.
     """
 
     does: str
     verdict: str
     phase: str | None = None
     aspect: str | None = None
-    held_out: bool = False
 
 
 FAULTS: Final[dict[str, FaultFacts]] = {
     "workload_exception": FaultFacts("raises RuntimeError in its forward pass", "dead", "forward"),
-    "async_exception": FaultFacts(
-        "another thread raises RuntimeError in the one that trains", "dead", "forward", held_out=True
-    ),
-    "signal_exception": FaultFacts("a handler of SIGALRM raises RuntimeError", "dead", "forward", held_out=True),
-    "sigint": FaultFacts("gets SIGINT twice, the second of which ends it at once", "dead", None, held_out=True),
-    "sigterm": FaultFacts("gets SIGTERM without a handler", "dead", "forward", held_out=True),
+    "async_exception": FaultFacts("another thread raises RuntimeError in the one that trains", "dead", "forward"),
+    "signal_exception": FaultFacts("a handler of SIGALRM raises RuntimeError", "dead", "forward"),
+    "sigint": FaultFacts("gets SIGINT twice, the second of which ends it at once", "dead", None),
+    "sigterm": FaultFacts("gets SIGTERM without a handler", "dead", "forward"),
     "sigkill": FaultFacts("gets SIGKILL", "dead", "forward"),
     "sigstop": FaultFacts("gets SIGSTOP", "stopped", "forward"),
-    "segfault": FaultFacts("reads address 0", "dead", "forward", held_out=True),
-    "abort": FaultFacts("calls abort()", "dead", "forward", held_out=True),
+    "segfault": FaultFacts("reads address 0", "dead", "forward"),
+    "abort": FaultFacts("calls abort()", "dead", "forward"),
     "lock_gil": FaultFacts("deadlocks in compiled code that holds the interpreter lock", "stuck_outside", "forward"),
     "stuck_forward": FaultFacts("sleeps in its forward pass without end", "stuck_outside", "forward"),
     "link_stalled": FaultFacts("loses all that its peers send, without an error", "stuck_inside"),
@@ -272,20 +268,16 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     ),
     "swapped_order": FaultFacts("issues two all-reduces the other way round", "signature_mismatch", "forward", "size"),
     "wrong_size": FaultFacts("reduces three times as many elements", "signature_mismatch", "forward", "size"),
-    "wrong_dtype": FaultFacts("reduces float64 for float32", "signature_mismatch", "forward", "dtype", held_out=True),
+    "wrong_dtype": FaultFacts("reduces float64 for float32", "signature_mismatch", "forward", "dtype"),
     "wrong_kind": FaultFacts("broadcasts instead of reducing", "signature_mismatch", "forward", "kind"),
-    "wrong_group": FaultFacts(
-        "reduces in another group of the same ranks", "signature_mismatch", "forward", "group", held_out=True
-    ),
+    "wrong_group": FaultFacts("reduces in another group of the same ranks", "signature_mismatch", "forward", "group"),
     "rank_dependent_branch": FaultFacts(
-        "waits in a barrier that only it calls", "signature_mismatch", "forward", "kind", held_out=True
+        "waits in a barrier that only it calls", "signature_mismatch", "forward", "kind"
     ),
     "slow_data": FaultFacts("waits three seconds for each batch", "slow", "data"),
     "stuck_data": FaultFacts("waits for a batch without end", "stuck_outside", "data"),
     "stuck_optimizer": FaultFacts("sleeps in its optimizer without end", "stuck_outside", "optimizer"),
-    "stuck_checkpoint": FaultFacts(
-        "sleeps while it writes a checkpoint, without end", "stuck_outside", "checkpoint", held_out=True
-    ),
+    "stuck_checkpoint": FaultFacts("sleeps while it writes a checkpoint, without end", "stuck_outside", "checkpoint"),
     "slow_rank": FaultFacts("takes three seconds longer for each forward pass", "slow", "forward"),
 }
 """Kind -> what it is, for one rank of a data-parallel run."""

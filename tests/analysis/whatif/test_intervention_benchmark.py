@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.whatif_interventions import DONE, errors, rows
-from benchmarks.whatif_plan import RANKS, Regime, bandwidths, stragglers, worlds
+from benchmarks.whatif_interventions import DONE, RANKS, Regime, bandwidths, errors, rows, stragglers, worlds
 from tests.analysis.whatif.network_law import Network
 from tests.analysis.whatif.simulated_job import MS, Job
 from tests.analysis.whatif.simulated_record import record
