@@ -30,8 +30,8 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.rocpd import ROCPD, RPD
+from aorta.analysis.load.rocprof import ROCPROF_JSON
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
-from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_source import Head, Reader, TraceInput
 from aorta.errors import InputError
 from aorta.records.files import remote_files

@@ -17,8 +17,8 @@ from aorta.analysis.load.interval_table import Trace
 from aorta.analysis.load.kernels import kernel_facts
 from aorta.analysis.load.nsys import NSYS
 from aorta.analysis.load.rocpd import ROCPD
+from aorta.analysis.load.rocprof import ROCPROF_JSON
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
-from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_health import check_rows
 from aorta.analysis.load.trace_tables import device_timelines
 from aorta.errors import InputError

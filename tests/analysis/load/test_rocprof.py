@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis.load import rocprof_json
+from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Trace
 from aorta.analysis.load.rocpd import ROCPD
+from aorta.analysis.load.rocprof import ROCPROF_JSON
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
-from aorta.analysis.load.rocprof_json import ROCPROF_JSON
 from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
@@ -217,7 +217,7 @@ def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies
 
 def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO(b" " * (3 << 20))
-    monkeypatch.setattr(rocprof_json, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(rocprof, "LARGEST_BYTES", 1000)
     with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
         read_with(ROCPROF_JSON, {"out.json": stream})
     assert stream.tell() <= 1 << 20
