@@ -16,8 +16,7 @@ from typing import Final
 
 import msgspec
 
-from aorta.analysis.load import microseconds
-from aorta.analysis.load.chrome_json import Event
+from aorta.analysis.load.chrome_json import Event, ns_of_value
 from aorta.analysis.merge.trace_choice import TraceFile, describe, scanning
 from aorta.errors import InputError
 from aorta.records.files import decode_json, open_regular, read_small
@@ -234,10 +233,8 @@ def _operator(event: Event, trace: TraceFile) -> RemoteOperator | None:
     name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
     if not mark:
         name, call_id = TO_HERE if is_wait(event) else call_id, ""
-    start = (trace.base_ns or 0) + microseconds.of_value(bytes(event["ts"]))
-    return RemoteOperator(
-        name, bytes(event["tid"]), start, start + microseconds.of_value(bytes(event["dur"])), call_id or None
-    )
+    start = (trace.base_ns or 0) + ns_of_value(bytes(event["ts"]))
+    return RemoteOperator(name, bytes(event["tid"]), start, start + ns_of_value(bytes(event["dur"])), call_id or None)
 
 
 def _nest(operators: list[RemoteOperator]) -> None:

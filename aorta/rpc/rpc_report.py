@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.load import microseconds
+from aorta.analysis.load.chrome_json import ns_as_text, ns_of_value
 from aorta.analysis.merge.alignment import RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.analysis.merge.trace_choice import scanning
 from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
@@ -66,7 +66,7 @@ def write_trace(
                         title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
                         if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
                             call_id = _mark(event, title, worker, calls, memory)
-                            length = microseconds.of_value(bytes(event["dur"]))
+                            length = ns_of_value(bytes(event["dur"]))
                             slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
                     except (KeyError, ValueError, TypeError, RecursionError) as error:
                         raise InputError(
@@ -119,7 +119,7 @@ def _write_calls(
     arrow = _FIRST_ARROW
 
     def us(instant_ns: int) -> msgspec.Raw:
-        return msgspec.Raw(microseconds.as_text(instant_ns - base_ns))
+        return msgspec.Raw(ns_as_text(instant_ns - base_ns))
 
     for call in run.calls:
         if call.reply_ns is None or call.caller not in alignments:

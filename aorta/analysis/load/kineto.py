@@ -21,8 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.load import microseconds
-from aorta.analysis.load.chrome_json import EventArray
+from aorta.analysis.load.chrome_json import LARGEST_NS, EventArray, ns_of_values
 from aorta.analysis.load.interval_table import (
     NULL,
     Clock,
@@ -193,7 +192,7 @@ class _Kept:
 
     def _take_calls(self, events: list[Event]) -> None:
         """Keep when calls began, what they launched, and for which operator."""
-        start, known = microseconds.of_values([call.ts for call in events])
+        start, known = ns_of_values([call.ts for call in events])
         arguments = arguments_of(events)
         ident = idents([said.correlation for said in arguments])
         launching = np.array(self._launching.of([call.name for call in events]), np.int64)
@@ -372,7 +371,7 @@ def _trace(
         )
     base = metadata.base_ns or 0
     low, high = int(rows["start_ns"].min()) + base, int(rows["start_ns"].max()) + base
-    if not -microseconds.LARGEST_NS < low <= high < microseconds.LARGEST_NS:
+    if not -LARGEST_NS < low <= high < LARGEST_NS:
         raise InputError(f"{path}: times from {low} to {high} ns, which no clock shows: baseTimeNanoseconds is {base}")
     config = distributed.pg_config if isinstance(distributed.pg_config, list) else []
     stated = {str(e["pg_name"]): group_ranks(e.get("ranks")) for e in config if isinstance(e, dict) and "pg_name" in e}

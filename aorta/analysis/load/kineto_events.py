@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar, Union
 import msgspec
 import numpy as np
 
-from aorta.analysis.load import microseconds
+from aorta.analysis.load.chrome_json import Exact, ns_of_values
 from aorta.analysis.load.interval_table import NULL, Gemm, Gemms, Interner, kind_of, known_dtype
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
@@ -114,7 +114,7 @@ def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
 
 
 _DECODERS: Final = {
-    (kind, digits): _decoder(kind, msgspec.Raw if digits else microseconds.Exact)
+    (kind, digits): _decoder(kind, msgspec.Raw if digits else Exact)
     for kind in ("untimed", "timed", "whole")
     for digits in (False, True)
 }
@@ -179,8 +179,8 @@ def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict
 
 def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
     """Return the events with usable times, their starts and their ends in ns. The others are counted (W16)."""
-    start, begins = microseconds.of_values([event.ts for event in events])
-    length, lasts = microseconds.of_values([event.dur for event in events])
+    start, begins = ns_of_values([event.ts for event in events])
+    length, lasts = ns_of_values([event.dur for event in events])
     known = begins & lasts
     keep = known & (length >= 0)
     counters["without_times"] += int((~known).sum())

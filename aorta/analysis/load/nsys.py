@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.load.chrome_json import LARGEST_NS
 from aorta.analysis.load.interval_table import NULL, Clock, IntervalClass, Intervals, Trace, kind_of, look_up
-from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.open import Database, coded, rows_of
 from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.errors import InputError

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aorta.analysis.load.chrome_json import LARGEST_NS
 from aorta.analysis.load.interval_table import (
     NO_WINDOWS,
     NULL,
@@ -39,7 +40,6 @@ from aorta.analysis.load.interval_table import (
     step_of,
     windows,
 )
-from aorta.analysis.load.microseconds import LARGEST_NS
 from aorta.analysis.load.open import Database
 from aorta.errors import InputError
 from aorta.records.record_file import header_of

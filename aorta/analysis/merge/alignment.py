@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from aorta.analysis.load import microseconds
-from aorta.analysis.load.chrome_json import Event
+from aorta.analysis.load.chrome_json import Event, ns_as_text, ns_of_value
 from aorta.analysis.merge.trace_choice import TraceFile, scanning, time_ns
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, RankClock, read_clock_sync
@@ -75,12 +74,12 @@ class RankAlignment:
         """
         if "ts" not in event:
             return None
-        begin = base_ns + microseconds.of_value(bytes(event["ts"]))
+        begin = base_ns + ns_of_value(bytes(event["ts"]))
         moved = self.to_reference(begin)
-        event["ts"] = type(event["ts"])(microseconds.as_text(moved - new_base_ns))
+        event["ts"] = type(event["ts"])(ns_as_text(moved - new_base_ns))
         if "dur" in event:
-            end = self.to_reference(begin + microseconds.of_value(bytes(event["dur"])))
-            event["dur"] = type(event["dur"])(microseconds.as_text(end - moved))
+            end = self.to_reference(begin + ns_of_value(bytes(event["dur"])))
+            event["dur"] = type(event["dur"])(ns_as_text(end - moved))
         return moved
 
 

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.load.chrome_json import Event, NoEventArray, RawEvents
-from aorta.analysis.load.microseconds import LARGEST_NS, of_value
+from aorta.analysis.load.chrome_json import LARGEST_NS, Event, NoEventArray, RawEvents, ns_of_value
 from aorta.analysis.load.open import is_tar, members, opened
 from aorta.analysis.load.trace_source import ranks_in_path
 from aorta.errors import InputError
@@ -204,7 +203,7 @@ def time_ns(event: Event, key: str, path: Path) -> int:
         InputError: it is not a number; names the file.
     """
     try:
-        return of_value(bytes(event[key]))
+        return ns_of_value(bytes(event[key]))
     except ValueError as error:
         raise InputError(f"{path}: not a trace event: its {key}: {error}") from error
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.groups import Groups
-from aorta.analysis.load import microseconds
+from aorta.analysis.load.chrome_json import ns_as_text
 from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.trace_writer import PIDS_PER_RANK, TIDS_PER_RANK, named_process, named_thread
 from aorta.records.clocks import WallTime
@@ -162,7 +162,7 @@ class RecordTracks:
         return track if not lane else f"{track} ({lane + 1})"
 
     def _us(self, instant_ns: int) -> msgspec.Raw:
-        return msgspec.Raw(microseconds.as_text(instant_ns - self.base_ns))
+        return msgspec.Raw(ns_as_text(instant_ns - self.base_ns))
 
 
 def _slices(step: Step, lanes: Sequence[str]) -> Iterator[_Slice]:
