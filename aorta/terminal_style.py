@@ -145,16 +145,6 @@ def _shown_width(text: str) -> int:
     return len(_ESCAPE.sub("", text))
 
 
-def filled(lines: Iterable[str]) -> str:
-    """Return lines no wider than a terminal; a table, whose rows are indented, stays as it is."""
-    return "\n".join(line if line.startswith("  ") else paragraph(line) for line in lines)
-
-
-def paragraph(line: str) -> str:
-    """Return one line no wider than a terminal, what follows its first break indented."""
-    return textwrap.fill(line, LEAST_WIDTH, subsequent_indent="  ")
-
-
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:
     """Return each line in at most `width` columns, continued with an indent."""
     return "\n".join(

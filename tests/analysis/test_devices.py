@@ -8,8 +8,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.report.figure_data import Series
-from aorta.analysis.report.html.step_charts import step_charts
+from aorta.analysis.report.html.charts import step_charts
 from aorta.analysis.report.report_folder import write_report
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
@@ -124,7 +123,7 @@ def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
     assert "! rank 0 THROTTLED (power_cap in 1 of 4 samples); clock 1980 MHz, at least 1200" in words
     assert "devices (nvml, 6 samples): 1978 MHz (at least 1200), 67 C, throttled: yes" in words
     assert json.loads((tmp_path / "report/summary.json").read_text())["datasets"]["a"]["devices"] == devices
-    charts, _ = step_charts({"a": Series(LabelledRun("a", aorta.analysis.load_run(tmp_path / "a")))})
+    charts = step_charts({"a": LabelledRun("a", aorta.analysis.load_run(tmp_path / "a"))})
     (clock,) = (each for each in as_bokeh(charts) if each.name == "steps-device_sclk_mhz")
     marks = [each.data_source.data for each in clock.renderers if "marker" in each.data_source.data]
     assert [each["x"].tolist() for each in marks] == [[2]]

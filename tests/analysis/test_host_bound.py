@@ -15,7 +15,7 @@ from aorta.analysis.cautions import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.load.records import load_run
-from aorta.analysis.report.figure_data import parts
+from aorta.analysis.report.html.charts import parts
 from aorta.analysis.whatif.read_program import read_program
 from aorta.errors import InputError
 from aorta.records.schema import CalibrationPlan, Step

@@ -17,7 +17,7 @@ OTHERWISE = {
     "analysis/gate.py": "appends to a file of continuous integration",
     "analysis/load/locations.py": "unpacks into a temporary folder",
     "analysis/load/open.py": "copies into a temporary folder",
-    "analysis/report/picture_drawing.py": "writes to the path that the report gives it",
+    "analysis/report/pictures.py": "writes to the path that the report gives it",
     "analysis/report/html/page_content.py": "writes to the path that the report gives it",
     "analysis/table_files.py": "writes to the path that the report gives it",
     "autopsy/processes.py": "a file that stays open, for a process that may die",

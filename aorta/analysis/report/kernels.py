@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from aorta.analysis.documents.dataset import (
     CounterEntry,
@@ -20,8 +21,8 @@ from aorta.analysis.documents.dataset import (
     TraceEntries,
 )
 from aorta.analysis.load.engines import Local
-from aorta.analysis.load.interval_table import add_comm_pattern
-from aorta.analysis.report.tables import IN_FILE, PEOPLE, Column, Table, shortened, text_lines
+from aorta.analysis.load.kernel_classifier import add_comm_pattern
+from aorta.analysis.report.tables import PEOPLE, Column, Table, file_columns, shortened, text_lines
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError
 from aorta.terminal_style import PLAIN, Style, style_of, wrapped
@@ -40,12 +41,6 @@ _NOT_COMPARED: Final = {
     "compute": "not among the kernels that were compared",
     "unknown": "whether it is computation is not known",
 }
-_COUNTS: Final = frozenset(
-    {"rank", "device", "stream", "count", "kernels", "gaps", "gaps_known", "launch_bound", "batch", "m", "n", "k"}
-    | {"alone_count", "overlapped_count", "partly_count"}
-)
-_TEXTS: Final = frozenset({"name", "cls", "operator", "dtype", "counter", "derived_from", "reason"})
-_KERNEL: Final = Column("name", "kernel", "text", media=PEOPLE, cut=True)
 _KINDS: Final = {"totals": "Kernels", "gemms": "GEMMs", "gaps": "Gaps", "counters": "Hardware counters"}
 
 
@@ -62,99 +57,64 @@ def shape_of(row: GemmEntry) -> str:
     return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"
 
 
-def _reason(row: Any) -> str | None:
-    return getattr(row, "reason", None)
-
-
-def _count(key: str, title: str | None = None, tip: str | None = None, drop: int = 0) -> Column:
-    return Column(key, title, "count", tip=tip, why=_reason, media=PEOPLE, drop=drop)
-
-
-def _ms(key: str, title: str | None = None, tip: str | None = None, drop: int = 0) -> Column:
-    return Column(key, title, "ms", tip=tip, why=_reason, media=PEOPLE, drop=drop)
-
-
-def _in_files(keys: Sequence[str]) -> tuple[Column, ...]:
-    """Return the columns of a file, with the values of rows under the same names."""
-    return tuple(Column(key, unit=_unit(key), media=(IN_FILE,)) for key in keys)
-
-
-def _unit(key: str) -> str:
-    return "count" if key in _COUNTS else "text" if key in _TEXTS or key.endswith("_reason") else ""
-
-
-_PLACE: Final = Column("of", "of", "text", place_of, media=PEOPLE)
-_MEAN: Final = (_ms("mean_ms"), _ms("std_ms", "±", "sample standard deviation", 3))
+_shown = partial(Column, media=PEOPLE, why=lambda row: getattr(row, "reason", None))
+_KERNEL: Final = _shown("name", "kernel", cut=True)
+_PLACE: Final = _shown("of", unit="text", of=place_of)
+_MEAN: Final = (_shown("mean_ms"), _shown("std_ms", "±", tip="sample standard deviation", drop=3))
 _TOTALS: Final = (
     _KERNEL,
-    Column("cls", "class", "text", media=PEOPLE, drop=2),
-    _count("count"),
-    _ms("total_ms"),
+    _shown("cls", "class", drop=2),
+    _shown("count"),
+    _shown("total_ms"),
     *_MEAN,
-    Column("share", unit="ratio", media=PEOPLE, tip="of the summed time of all kernels; shares add up to 100 %"),
+    _shown("share", unit="ratio", tip="of the summed time of all kernels; shares add up to 100 %"),
 )
+_HALF: Final = "kernels that overlapped communication for at least half of their time"
 _SLOWDOWNS: Final = (
     _KERNEL,
     _PLACE,
-    _count("alone_count", "n alone", "kernels that did not overlap communication", 3),
-    _count(
-        "overlapped_count", "n overlapped", "kernels that overlapped communication for at least half of their time", 3
-    ),
-    _ms("alone_mean_ms", "alone", "mean"),
-    _ms("overlapped_mean_ms", "overlapped", "mean"),
-    Column("mean_ratio", "ratio", "", tip="mean overlapped / mean alone", media=PEOPLE),
-    Column("mean_ratio_low", "from", "", tip="95 % interval of the ratio", media=PEOPLE),
-    Column("mean_ratio_high", "to", "", tip="95 % interval of the ratio", media=PEOPLE),
-    _ms("excess_ms", "excess", "time of overlapped kernels beyond the median alone", 2),
+    _shown("alone_count", "n alone", tip="kernels that did not overlap communication", drop=3),
+    _shown("overlapped_count", "n overlapped", tip=_HALF, drop=3),
+    _shown("alone_mean_ms", "alone", tip="mean"),
+    _shown("overlapped_mean_ms", "overlapped", tip="mean"),
+    _shown("mean_ratio", "ratio", tip="mean overlapped / mean alone"),
+    _shown("mean_ratio_low", "from", tip="95 % interval of the ratio"),
+    _shown("mean_ratio_high", "to", tip="95 % interval of the ratio"),
+    _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
 )
 _GEMMS: Final = (
-    Column("product", None, "text", shape_of, media=PEOPLE),
-    Column("operator", None, "text", media=PEOPLE),
-    _count("count"),
-    _ms("total_ms", drop=2),
+    _shown("product", unit="text", of=shape_of),
+    _shown("operator"),
+    _shown("count"),
+    _shown("total_ms", drop=2),
     *_MEAN,
-    Column("tflops", "TFLOP/s", "", media=PEOPLE, tip="2 x batch x m x n x k / mean"),
-    *_in_files(GemmEntry.__struct_fields__),
+    _shown("tflops", "TFLOP/s", tip="2 x batch x m x n x k / mean"),
+    *file_columns(*GemmEntry.__struct_fields__),
 )
+_LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
 _GAPS: Final = (
     _PLACE,
-    _count("stream"),
-    _count("kernels"),
-    _ms("busy_ms"),
-    _count("gaps"),
-    _ms("gap_ms", "gaps"),
-    _count("gaps_known", "launch known", "gaps before a kernel whose launch is known", 1),
-    _count("launch_bound", "launch-bound", "gaps that ended with a kernel launched after the one before it had ended"),
-    _ms("launch_bound_ms", "launch-bound"),
-    *_in_files(StreamGapsEntry.__struct_fields__),
+    *(_shown(key) for key in ("stream", "kernels", "busy_ms", "gaps")),
+    _shown("gap_ms", "gaps"),
+    _shown("gaps_known", "launch known", tip="gaps before a kernel whose launch is known", drop=1),
+    _shown("launch_bound", "launch-bound", tip=_LATE),
+    _shown("launch_bound_ms", "launch-bound"),
+    *file_columns(*StreamGapsEntry.__struct_fields__),
 )
 _COUNTERS: Final = (
     _KERNEL,
     _PLACE,
-    Column("counter", unit="text", media=PEOPLE),
-    Column("derived_from", "derived from", "text", media=PEOPLE, drop=3),
-    _count("count", "kernels"),
-    *(Column(key, unit="", media=PEOPLE) for key in ("mean", "min", "max")),
-    Column("comm_share", "overlapped", "ratio", media=PEOPLE, tip="share of these kernels' time"),
-    *_in_files(CounterEntry.__struct_fields__),
+    _shown("counter"),
+    _shown("derived_from", "derived from", drop=3),
+    _shown("count", "kernels"),
+    *(_shown(key) for key in ("mean", "min", "max")),
+    _shown("comm_share", "overlapped", tip="share of these kernels' time"),
+    *file_columns(*CounterEntry.__struct_fields__),
 )
-
-
-class _Kernel(NamedTuple):
-    """A kernel on one device, with its slowdown where it is computation."""
-
-    total: KernelTotalEntry
-    slowdown: SlowdownEntry | None
-
-    @property
-    def slowdown_reason(self) -> str | None:
-        return _NOT_COMPARED[self.total.cls] if self.slowdown is None else self.slowdown.reason
-
-
 _KERNELS: Final = (
-    *(Column(key, unit=_unit(key), of=f"total.{key}", media=(IN_FILE,)) for key in KernelTotalEntry.__struct_fields__),
-    *(Column(key, unit=_unit(key), of=f"slowdown.{key}", media=(IN_FILE,)) for key in _COMPARED),
-    Column("slowdown_reason", media=(IN_FILE,)),
+    *file_columns(*KernelTotalEntry.__struct_fields__, of="total."),
+    *file_columns(*_COMPARED, of="slowdown."),
+    *file_columns("slowdown_reason"),
 )
 
 
@@ -166,35 +126,34 @@ def kernel_files(traces: TraceEntries) -> dict[str, Table]:
         traces: the entry `traces` of a dataset in `summary.json`.
     """
     slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
-    totals = [
-        _Kernel(total, slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None)
-        for total in traces.kernels.totals
-    ]
-    found = {"kernels": (_KERNELS, totals)} | {
-        name: (columns, getattr(traces.kernels, name))
-        for name, columns in (("gemms", _GEMMS), ("gaps", _GAPS), ("counters", _COUNTERS))
+    totals = []
+    for total in traces.kernels.totals:
+        slowdown = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
+        reason = _NOT_COMPARED[total.cls] if slowdown is None else slowdown.reason
+        totals.append({"total": total, "slowdown": slowdown, "slowdown_reason": reason})
+    kernels = traces.kernels
+    return {
+        "kernels": Table("kernels", "kernels", _KERNELS, totals),
+        "gemms": Table("gemms", "gemms", _GEMMS, kernels.gemms),
+        "gaps": Table("gaps", "gaps", _GAPS, kernels.gaps),
+        "counters": Table("counters", "counters", _COUNTERS, kernels.counters),
     }
-    return {name: Table(name, name, columns, rows) for name, (columns, rows) in found.items()}
 
 
 def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
     """Return the tables that people read, all devices together, and none without rows."""
     found = traces.kernels
-    told = (
+    against = "kernels overlapped with communication vs. alone, the largest excess first"
+    tables = (
         ("kernels", "kernels of all devices, the largest total first", _TOTALS, found.by_name),
-        (
-            "slowdowns",
-            "kernels overlapped with communication vs. alone, the largest excess first",
-            _SLOWDOWNS,
-            traces.slowdowns,
-        ),
+        ("slowdowns", against, _SLOWDOWNS, traces.slowdowns),
         ("gemms", "GEMMs, batch x [m, k] x [k, n]", _GEMMS, found.by_shape),
         ("gaps", "gaps between the kernels of a stream", _GAPS, found.gaps),
         ("counters", "hardware counters by kernel", _COUNTERS, found.counters),
     )
     return [
         Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
-        for key, caption, columns, rows in told
+        for key, caption, columns, rows in tables
         if rows
     ]
 
@@ -215,11 +174,8 @@ def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: 
         return wrapped(
             [f"{label}: no kernels: {'; '.join(traces.kernels.reasons.get('totals', ['the traces are empty']))}"]
         )
-    blocks = ["\n".join(text_lines(told, style, most=shown)) for told in kernel_tables(label, traces)]
+    blocks = ["\n".join(text_lines(each, style, most=shown)) for each in kernel_tables(label, traces)]
     return "\n\n".join([*blocks, wrapped(kernel_notes(traces), style.width)])
-
-
-TOP: Final = 15
 
 
 @command()
@@ -233,9 +189,8 @@ def main(arguments: Sequence[str]) -> int:
     run = load_traces(options.traces, Local(), options.comm_pattern)
     traces = run.traces
     assert traces is not None, "load_traces gives them"
-    blocks = [kernel_block(options.traces, traces, style_of(sys.stdout), options.top)]
-    blocks.append("\n".join(f"  ! {note}" for note in run.health.notes()))
-    to_stdout("\n".join(filter(None, blocks)))
+    block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
+    to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes())]))
     return EXIT_OK
 
 
@@ -248,7 +203,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
     parser.add_argument(
-        "--top", type=int, default=TOP, metavar="N", help="rows of each kind to print (default: %(default)s)"
+        "--top", type=int, default=15, metavar="N", help="rows of each kind to print (default: %(default)s)"
     )
     add_comm_pattern(parser)
     return parser

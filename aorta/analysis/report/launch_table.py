@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,42 +21,28 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents.comparison import SIDES, Comparison, Effect, Side
+from aorta.analysis.documents import as_json
+from aorta.analysis.documents.comparison import SIDES, Comparison, Effect
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.locations import launch_folders
 from aorta.analysis.locate import OUTPUTS
 from aorta.analysis.metrics import JOB_STEP, metric_named
+from aorta.analysis.report.tables import Column, Table, text_column, text_lines
 from aorta.command_line import shown_path
 from aorta.errors import InputError
 from aorta.records.files import decode_json, read_lines, read_small, write_whole
 from aorta.redaction import shown_variables
-from aorta.terminal_style import filled, paragraph, table
+from aorta.terminal_style import wrapped
 from aorta.version import __version__
 
 REFERENCE, CANDIDATE = SIDES
 SWEEP_FILE: Final = "sweep.jsonl"
 CANDIDATES_FILE: Final = "candidates.json"
 CANDIDATES_VERSION: Final = 1
-_PLAN_FILE: Final = "plan.json"
 _MANY: Final = 2.0
 """From three times the reference on a change is shown as a factor: +2343.7 % is 24x."""
-OVERLAP: Final = "overlap_ratio"
-_METRICS: Final = (JOB_STEP, OVERLAP)
-_KEPT: Final = (
-    *(
-        "verdict",
-        "verdict_reason",
-        "headline",
-        "numbers",
-        "warnings",
-        "launches",
-        "launch_order",
-        "left_out",
-        "primary",
-    ),
-    *("alpha", "margin", "interval_level"),
-)
-"""Of a comparison, besides its metrics of step time and overlap."""
+_METRICS: Final = (JOB_STEP, "overlap_ratio")
+_MOST_KEYS: Final = 100
 
 
 class SweptJob(msgspec.Struct, frozen=True):
@@ -130,24 +116,21 @@ class Candidates:
         from aorta.analysis.compare.launch_comparison import compare_launches
         from aorta.analysis.compare.launch_set import read_subjects
 
-        asked = _asked(folder)
+        changes = _changes(folder)
         found = [path.name for path in folder.iterdir() if path.name.startswith(f"{CANDIDATE}-")]
-        names = sorted({*asked, *found} - {REFERENCE}, key=lambda name: (len(name), name))
-        rules = replace(rules, primary=JOB_STEP, alpha=rules.alpha / len(names))
+        sides = sorted({*changes, *found} - {REFERENCE}, key=lambda name: (len(name), name))
+        rules = replace(rules, primary=JOB_STEP, alpha=rules.alpha / len(sides))
         reference = read_subjects({REFERENCE: folder / REFERENCE}, rules)[REFERENCE]
         comparisons: dict[str, Comparison | str] = {}
-        for name in names:
+        for name in sides:
             try:
                 candidate = read_subjects({name: folder / name}, rules)[name]
-                comparisons[name] = compare_launches(
-                    (reference.dataset, candidate.dataset),
-                    (reference.as_set(), candidate.as_set()),
-                    ([], []),  # not shown
-                    rules,
-                )
+                runs, sets = (reference.dataset, candidate.dataset), (reference.as_set(), candidate.as_set())
+                comparisons[name] = compare_launches(runs, sets, ([], []), rules)  # their collectives are not shown
             except InputError as error:
                 comparisons[name] = str(error)
-        return cls(folder, {name: _changes(asked, name) for name in (REFERENCE, *names)}, comparisons, rules)
+        names = {REFERENCE: changes.get(REFERENCE, REFERENCE)} | {name: changes.get(name) or name for name in sides}
+        return cls(folder, names, comparisons, rules)
 
     @property
     def judged(self) -> dict[str, Comparison]:
@@ -163,53 +146,61 @@ class Candidates:
     def text(self) -> str:
         """Return the table, with what it needs to be understood."""
         judged = self.judged
-        rows = [("", JOB_STEP, "delta, interval", "overlap", "verdict")]
-        if judged:
-            of_all = next(iter(judged.values()))  # every comparison has the same reference
-            rows.append((REFERENCE, _cell(of_all, JOB_STEP, REFERENCE), "", _cell(of_all, OVERLAP, REFERENCE), ""))
-        for name, found in judged.items():
-            step, effect = _cell(found, JOB_STEP, CANDIDATE), format_effect(found.metrics[JOB_STEP].effect)
-            rows.append((self.names[name], step, effect, _cell(found, OVERLAP, CANDIDATE), str(found.verdict)))
-        count = len(self.comparisons)
-        each = f"{self.rules.alpha:.2g}: {self.rules.alpha * count:.2g} shared among {count}"
-        lines = [
-            f"{REFERENCE}: {self.names[REFERENCE] or 'train.py as it is by default'}",
-            *table(rows, indent="  "),
-            f"values: medians of launches; verdicts on step time, each candidate at {each} (Bonferroni)",
+        # Every comparison has the same reference, whose row has no effect and no verdict.
+        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": each} for each in [*judged.values()][:1]]
+        rows += [{"side": CANDIDATE, "name": self.names[name], "found": each} for name, each in judged.items()]
+
+        def measured(metric: str) -> Column:
+            def value(row: dict[str, Any]) -> float | None:
+                pair = row["found"].metrics.get(metric)
+                return None if pair is None else pair.value(row["side"])
+
+            return Column(metric, unit=metric_named(metric).unit, of=value)
+
+        def effect(row: dict[str, Any]) -> str | None:
+            return None if row["side"] == REFERENCE else format_effect(row["found"].metrics[JOB_STEP].effect)
+
+        columns = [
+            text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
+            measured(JOB_STEP),
+            text_column("effect", "change, interval", of=effect),
+            measured("overlap_ratio"),
+            text_column("verdict", of=lambda row: None if row["side"] == REFERENCE else row["found"].verdict),
         ]
-        lines += [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
-        warnings = [warning for found in judged.values() for warning in found.warnings]
-        lines += [f"note: {note}" for note in dict.fromkeys(warnings)]
+        count = len(self.comparisons)
+        level = f"{self.rules.alpha:.2g}: {self.rules.alpha * count:.2g} shared among {count}"
+        notes = [f"values: medians of launches; verdicts on step time, each candidate at {level} (Bonferroni)"]
+        notes += [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
+        notes += dict.fromkeys(f"note: {warning}" for each in judged.values() for warning in each.warnings)
         side = self.best or next(iter(self.comparisons))
         places = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
         details = shlex.join(["aorta", "report", f"--{REFERENCE}", places[0], f"--{CANDIDATE}", places[1]])
-        return f"{filled(lines)}\ndetails: {details}"
+        head = f"{REFERENCE}: {self.names[REFERENCE] or 'train.py as it is by default'}"
+        lines = text_lines(Table("candidates", "", columns, rows), titled=False)
+        return "\n".join([wrapped([head]), *lines, wrapped(notes), f"details: {details}"])
 
     def conclusion(self) -> str:
         """Return the recommendation, or that there is none."""
         best = self.best
         if best is None:
-            return paragraph(f"no recommendation: none of the {len(self.comparisons)} was shown to be better")
+            return f"no recommendation: none of the {len(self.comparisons)} was shown to be better"
         found = self.judged[best]
         others = sum(each.verdict == "improvement" for each in self.judged.values())
         more = f"; of {others} improvements it has the shortest step" if others > 1 else ""
         why = f"  step time {format_effect(found.metrics[JOB_STEP].effect)}; {found.verdict_reason}{more}"
-        return f"recommendation: {self.names[best]}\n{paragraph(why)}"
+        return f"recommendation: {self.names[best]}\n{wrapped([why])}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `candidates.json`."""
-        from aorta.analysis.documents import as_json
-
-        rows: list[dict[str, Any]] = []
-        for name, found in self.comparisons.items():
-            row = {"side": name, "changes": self.names[name]}
-            if isinstance(found, str):
-                rows.append({**row, "comparison": None, "reason": found})
-                continue
-            document = as_json(found)
-            metrics = {metric: document["metrics"][metric] for metric in _METRICS if metric in document["metrics"]}
-            kept = {key: document[key] for key in _KEPT if key in document}
-            rows.append({**row, "comparison": kept | {"metrics": metrics}, "reason": None})
+        rows = [
+            {"side": name, "changes": self.names[name]}
+            | (
+                {"comparison": None, "reason": found}
+                if isinstance(found, str)
+                else {"comparison": as_json(found), "reason": None}
+            )
+            for name, found in self.comparisons.items()
+        ]
         return {
             "candidates_version": CANDIDATES_VERSION,
             "aorta_version": __version__,
@@ -235,40 +226,23 @@ def format_effect(effect: Effect) -> str:
     return f"{shown(effect.value)} ({shown(effect.low)} to {shown(effect.high)})"
 
 
-def _cell(comparison: Comparison, metric: str, side: Side) -> str:
-    pair = comparison.metrics.get(metric)
-    return _number(None if pair is None else pair.value(side), metric)
-
-
-def _number(value: float | None, metric: str) -> str:
-    return "-" if value is None else TEXT.number(value, metric_named(metric).unit)
-
-
-def _asked(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what `plan.json` says of each side; nothing where it cannot be read: folders have names too."""
+def _changes(folder: Path) -> dict[str, str]:
+    """Return what each side changes by `plan.json`, of candidates against the reference; nothing where it cannot be
+    read: folders have names too.
+    """
     try:
-        plan = decode_json(read_small(folder / _PLAN_FILE), msgspec.json.Decoder(dict[str, Any]))
-        shared = list(plan["asked"]["words"])
-        sides = dict(plan["asked"]["sides"])
-        own = {
-            name: {"words": list(side["words"]), "environment": dict(side["environment"])}
-            for name, side in sides.items()
-        }
-        own[REFERENCE]["words"] = [*shared, *own[REFERENCE]["words"]]
-        return own
+        asked = decode_json(read_small(folder / "plan.json"), msgspec.json.Decoder(dict[str, Any]))["asked"]
+        sides, shared = dict(asked["sides"]), dict(asked["sides"][REFERENCE]["environment"])
+        changes = {}
+        for name, side in sides.items():
+            own = dict(side["environment"])
+            if name != REFERENCE:
+                own = {key: value for key, value in own.items() if shared.get(key) != value}
+            words = [*(asked["words"] if name == REFERENCE else ()), *side["words"]]
+            changes[name] = " ".join([*shown_variables(own), *words])
+        return changes
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _changes(asked: Mapping[str, dict[str, Any]], name: str) -> str:
-    """Return the words of a side, those of the reference left out."""
-    own, base = asked.get(name), asked.get(REFERENCE)
-    if own is None or base is None:
-        return name
-    environment = own["environment"]
-    if name != REFERENCE:
-        environment = {key: value for key, value in environment.items() if base["environment"].get(key) != value}
-    return " ".join([*shown_variables(environment), *own["words"]]) or ("" if name == REFERENCE else name)
 
 
 def _sweep_text(folder: Path, primary: str) -> str:
@@ -292,37 +266,40 @@ def _sweep_text(folder: Path, primary: str) -> str:
         raise InputError(f"{path}: no job of a sweep in it; {missing[0] if missing else 'it is empty'}")
     keys = {job.job: dict(word.partition("=")[::2] for word in job.words) for job in jobs}
     names = dict.fromkeys(key for words in keys.values() for key in words)
-    if len(names) > 100:
-        raise InputError(f"{path}: its jobs set {len(names)} keys; 100 are possible")
+    if len(names) > _MOST_KEYS:
+        raise InputError(f"{path}: its jobs set {len(names)} keys; {_MOST_KEYS} are possible")
     swept = [key for key in names if len({words.get(key) for words in keys.values()}) > 1]
     metrics = tuple(dict.fromkeys((primary, *_METRICS)))
-    rows: list[Sequence[str]] = [("job", *swept, *metrics, "status")]
+    rows: list[dict[str, Any]] = []
     emulated = False
     for job in jobs:
-        values: dict[str, float | None] = {}
-        status = "done" if job.reason is None else "failed"
+        row: dict[str, Any] = {"job": job.job, "status": "done" if job.reason is None else "failed"}
+        row |= {f"set {key}": keys[job.job].get(key) for key in swept} | dict.fromkeys(metrics)
+        rows.append(row)
         if job.reason is not None:
             missing.append(f"{job.job}: {job.reason}")
-        else:
-            try:
-                dataset = LabelledRun(job.job, load_run(folder / job.job, Local(1)))
-                emulated |= dataset.run.health.fabric is not None
-                described = step_entry(dataset).described
-                values = {name: entry.median for name, entry in described.items()}
-                absent = [name for name in metrics if values.get(name) is None]
-                missing += [f"{job.job} {name}: {_reason(described.get(name))}" for name in absent]
-            except InputError as error:
-                status = "unreadable"
-                missing.append(f"{job.job}: {error}")
-        numbers = (_number(values.get(name), name) for name in metrics)
-        rows.append((job.job, *(keys[job.job].get(key, "-") for key in swept), *numbers, status))
-    lines = [f"sweep {shown_path(folder)}: {len(jobs)} jobs"]
-    if emulated:
-        lines.append("EMULATED FABRIC: times are the emulation's, not a network's")
-    lines += table(rows, right=range(1, len(rows[0]) - 1), indent="  ")
-    lines.append("values: medians over the steps of each job, warm-up left out; one launch a job is no verdict")
-    return filled([*lines, *missing])
-
-
-def _reason(entry: Any) -> str:
-    return "not in the record" if entry is None else str(entry.reason)
+            continue
+        try:
+            dataset = LabelledRun(job.job, load_run(folder / job.job, Local(1)))
+            emulated |= dataset.run.health.fabric is not None
+            described = step_entry(dataset).described
+        except InputError as error:
+            row["status"] = "unreadable"
+            missing.append(f"{job.job}: {error}")
+            continue
+        for name in metrics:
+            entry = described.get(name)
+            row[name] = None if entry is None else entry.median
+            if row[name] is None:
+                missing.append(f"{job.job} {name}: {'not in the record' if entry is None else entry.reason}")
+    columns = [
+        text_column("job"),
+        *(text_column(f"set {key}", key) for key in swept),
+        *(Column(name, unit=metric_named(name).unit) for name in metrics),
+        text_column("status"),
+    ]
+    fabric = ["EMULATED FABRIC: times are the emulation's, not a network's"] if emulated else []
+    lines = text_lines(Table("sweep", "", columns, rows), titled=False)
+    values = "values: medians over the steps of each job, warm-up left out; one launch a job is no verdict"
+    head = wrapped([f"sweep {shown_path(folder)}: {len(jobs)} jobs", *fabric])
+    return "\n".join([head, *lines, wrapped([values, *missing])])

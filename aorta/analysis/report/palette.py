@@ -1,20 +1,16 @@
 """Which colour means what: in the pictures and on the page. Nothing else defines a colour.
 
-`MEANINGS` has one entry for each thing that a colour stands for, and no two share one; `SURFACES` are backgrounds,
-lines and text. Each is a pair: on white, and on the dark page. Pictures take `light(name)`, the page's styles and
-scripts get all of them (`html.page_content`).
-
-The colours were chosen by a search that keeps what stands in one chart apart for normal vision and for the three common
-kinds of colour blindness; `tests/analysis/report/test_palette.py` holds the distances and the contrasts. Must not carry
-meaning by colour alone: every use has a label, a dash, a shape or a place of its own beside it.
+`MEANINGS` has an entry for what a colour stands for, `SURFACES` for backgrounds, lines and text: a pair, on white and
+on the dark page. The colours were chosen by a search that keeps what stands in one chart apart for normal vision and
+for the three common kinds of colour blindness; `tests/analysis/report/test_palette.py` holds the distances and the
+contrasts. Must not carry meaning by colour alone: every use has a label, a dash, a shape or a place of its own beside
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
-
-from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY
 
 
 class Shade(NamedTuple):
@@ -86,37 +82,16 @@ QUIET: Final = light("quiet")
 """Text that is less important than other text: 6:1 on white."""
 GRID: Final = light("grid")
 BAND: Final = light("band")
-
-_KINDS: Final = ("allreduce", "reducescatter", "allgather", "alltoall")
-_LANES: Final = {COMPUTE: "compute", COPY: "other-work", AUX: "other-work", BUBBLE: "idle"}
-
-
-SERIES: Final = tuple(
-    (light(name), dash)
-    for name, dash in zip(
-        ("reference", "candidate", "run-3", "run-4", "run-5", "run-6", "run-7"),
-        ("-", "--", "-.", ":", "-", "--", "-."),
-        strict=True,
-    )
+SERIES: Final = (
+    (light("reference"), "solid"),
+    (light("candidate"), "dashed"),
+    (light("run-3"), "dashdot"),
+    (light("run-4"), "dotted"),
+    (light("run-5"), "solid"),
+    (light("run-6"), "dashed"),
+    (light("run-7"), "dashdot"),
 )
 """Colour and dash of the first dataset, the second, ..."""
-
-
-RAMP: Final = (
-    *("#00204C", "#002C6A", "#0E376D", "#31446B", "#45506B", "#565C6C", "#666870", "#757575"),
-    *("#848178", "#958F78", "#A69C75", "#B8AB70", "#CAB969", "#DDC95F", "#F0D951", "#FFE945"),
-)
-"""From a low value to a high one: cividis, which everybody sees alike (https://doi.org/10.1371/journal.pone.0199239)."""
-
-
-def lane_color(lane: str) -> str:
-    """Return the colour of a lane of a timeline: computation, a kind of collective, or the rest."""
-    return light(_LANES.get(lane) or (lane if lane in _KINDS else "other-kind"))
-
-
-def phase_color(phase: str) -> str:
-    """Return the colour of a phase of a block: that of computation if it is neither forward nor backward."""
-    return light(phase if phase in ("forward", "backward") else "compute")
 
 
 def luminance(color: str) -> float:

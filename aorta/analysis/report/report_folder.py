@@ -1,34 +1,43 @@
-"""Where a report is put together: runs are read and compared, then `summary.json`, pictures and the page are written.
+"""Where a report is put together: runs are read and compared, then `summary.json`, pictures, the page and tables for
+spreadsheets are written.
 
     report = write_report({"base": "artifacts/base", "new": "artifacts/new"}, Path("out"), "base", "new")
     print(report.text)
 
-Must not leave a picture or a table of an earlier report beside the numbers of this one.
+Files of tables always have the same columns (artifacts/README.md); what a source does not have is missing. Must not
+leave a file of an earlier report beside the numbers of this one, or hold more than one launch for a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pandas as pd
 
+from aorta.analysis import steps as steps_of
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.dataframes import FRAME_ROWS, RATIO_BOUNDS, STEP_COLUMNS, STEP_MS, iter_collectives
+from aorta.analysis.devices import STEP_COLUMNS as DEVICE_COLUMNS
 from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.load.engines import Engine
 from aorta.analysis.load.locations import Archives, Location
+from aorta.analysis.metrics import METRICS_OF_STEPS
 from aorta.analysis.report.html.page_content import PAGE_FILE, write_page
+from aorta.analysis.report.kernels import kernel_files
 from aorta.analysis.report.pictures import pictures
-from aorta.analysis.report.report_tables import remove_tables, write_tables
-from aorta.analysis.report.source_facts import notes_of
+from aorta.analysis.report.run_tables import METRICS, comparison_table, metric_row, notes_of, pair_row
+from aorta.analysis.report.tables import Column, Table, file_columns, frame, typed
 from aorta.analysis.report.terminal_text import brief_text, full_text
+from aorta.analysis.run import Run
 from aorta.analysis.summary import SUMMARY_FILE, summarize
-from aorta.analysis.table_files import FORMATS
+from aorta.analysis.table_files import FORMATS, write_table
 from aorta.command_line import to_stderr
 from aorta.errors import InputError
 from aorta.records.files import decode_json, json_text, read_small, whole_file
@@ -36,7 +45,18 @@ from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
 from aorta.terminal_style import PLAIN, Style, wrapped
 
 TABLES_DIR: Final = "tables"
-_SUMMARY: Final = msgspec.json.Decoder(dict[str, Any])
+TABLES: Final = ("steps", "collectives", "metrics", "comparison", "kernels", "gemms", "gaps", "counters")
+STEPS: Final = file_columns(
+    *("label", "launch", *STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *METRICS_OF_STEPS, *DEVICE_COLUMNS)
+)
+COLLECTIVES: Final = file_columns(
+    *("label", "launch", "rank", "global_step", "warmup", "kind", "group", "group_size", "seq", "instance"),
+    *("bytes", "dtype", "issue_ns", "start_ns", "end_ns", "end_source", "duration_ms", "queued_ms", "transfer_ms"),
+    *("wait_ms", "arrival_skew_ms", "arrival_skew_bound_ms", "algbw_gb_per_s", "busbw_gb_per_s"),
+    *("transfer_reason", "bandwidth_reason"),
+)
+_UNKNOWN_IS_NEGATIVE: Final = ("rank", "seq", "bytes")
+"""Columns in which a source that does not say has a code below 0."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +71,8 @@ class Report:
     @property
     def summary(self) -> dict[str, Any]:
         """`summary.json` as plain JSON values."""
-        found: dict[str, Any] = as_json(self.content)
-        return found
+        content: dict[str, Any] = as_json(self.content)
+        return content
 
 
 def write_report(
@@ -101,69 +121,58 @@ def write_report(
                 raise InputError("; ".join([f"{entry.source.path}: {entry.reason}", *endings[:1]]))
         if finish is not None:
             finish(summary)
-        named = archives.as_given if html else None
-        with _writable(output):
-            folder = output / TABLES_DIR
+        datasets = {label: subject.dataset for label, subject in subjects.items()}
+        compared = None if reference is None or candidate is None else (datasets[reference], datasets[candidate])
+
+        def page(path: Path) -> str | None:
+            if not html:
+                return "not asked for"
+            write_page(datasets, summary, path, archives.as_given)
+            return None
+
+        written, not_drawn = [output / SUMMARY_FILE], dict[str, str]()
+        try:
             with ExitStack() as files:  # a disk that is full leaves the earlier report as it was
-                written, not_drawn = _files(subjects, summary, output, (reference, candidate), named, files)
-                data = [] if tables is None else write_tables(subjects, summary, folder, tables, engine, files)
-            for name in not_drawn:
-                (output / name).unlink(missing_ok=True)
-            remove_tables(folder, but=data)
-            for path in (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}"):
-                path.unlink()
-        written += data
+                output.mkdir(parents=True, exist_ok=True)
+                if others := _reported_on(written[0]) - _runs(as_json(summary)):
+                    to_stderr(f"{output}: replaces the report on {', '.join(sorted(others))}; --output DIR keeps both")
+                files.enter_context(whole_file(written[0])).write_text(json_text(as_json(summary)), encoding="utf-8")
+                for name, draw in (*pictures([*datasets.values()], compared), (PAGE_FILE, page)):
+                    reason = draw(files.enter_context(whole_file(output / name)))
+                    if reason is None:
+                        written.append(output / name)
+                    else:
+                        not_drawn[name] = reason
+                if tables is not None:
+                    (output / TABLES_DIR).mkdir(exist_ok=True)
+                    for name, frames in _frames(subjects, summary, engine).items():
+                        written.append(output / TABLES_DIR / f"{name}.{tables}")
+                        write_table(frames, files.enter_context(whole_file(written[-1])))
+            earlier = [output / TABLES_DIR / f"{name}.{form}" for name in TABLES for form in FORMATS]
+            earlier += [output / name for name in not_drawn]
+            earlier += (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}")
+            for path in set(earlier).difference(written):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # not there, or something of the user's is in it
+                (output / TABLES_DIR).rmdir()
+        except OSError as error:
+            raise InputError(
+                f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
+                "--output DIR"
+            ) from error
         if brief:
-            notes = {label: notes_of(each.dataset, summary.datasets[label]) for label, each in subjects.items()}
+            notes = {label: notes_of(dataset, summary.datasets[label]) for label, dataset in datasets.items()}
             text = brief_text(summary, written, notes, style)
         else:
-            datasets = {label: subject.dataset for label, subject in subjects.items()}
             text = full_text(datasets, summary, _files_block(written, not_drawn), style)
         text = archives.as_given(text)
     return Report(text, summary, tuple(written), not_drawn)
 
 
-def _files(
-    subjects: Mapping[str, Subject],
-    summary: Summary,
-    output: Path,
-    compared: tuple[str | None, str | None],
-    named: Callable[[Any], Any] | None,
-    files: ExitStack,
-) -> tuple[list[Path], dict[str, str]]:
-    """Write every file of a report, under their names once `files` closes; returns those written, and why others were
-    not. `named`: puts what was given in place of a temporary folder; None: no page.
-    """
-    not_drawn: dict[str, str] = {}
-    output.mkdir(parents=True, exist_ok=True)
-    written = [output / SUMMARY_FILE]
-    if others := _reported_on(written[0]) - _runs(as_json(summary)):
-        to_stderr(f"{output}: replaces the report on {', '.join(sorted(others))}; --output DIR keeps both")
-    files.enter_context(whole_file(written[0])).write_text(json_text(as_json(summary)), encoding="utf-8")
-    datasets = {label: subject.dataset for label, subject in subjects.items()}
-
-    def page(path: Path) -> str | None:
-        if named is None:
-            return "not asked for"
-        write_page(datasets, summary, path, named)
-        return None
-
-    reference, candidate = compared
-    sides = None if reference is None or candidate is None else (datasets[reference], datasets[candidate])
-    for name, draw in (*pictures([*datasets.values()], sides), (PAGE_FILE, page)):
-        reason = draw(files.enter_context(whole_file(output / name)))
-        if reason is None:
-            written.append(output / name)
-        else:
-            not_drawn[name] = reason
-    return written, not_drawn
-
-
 def _reported_on(path: Path) -> set[str]:
     """Return the runs of an earlier report; none where there is none, or it cannot be read."""
     try:
-        earlier = decode_json(read_small(path), _SUMMARY)
-        return _runs(earlier)
+        return _runs(decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any])))
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return set()
 
@@ -174,21 +183,77 @@ def _runs(summary: Mapping[str, Any]) -> set[str]:
     return {str(source.get("run_id") or source["path"]) for source in sources}
 
 
-@contextmanager
-def _writable(output: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{error.filename or output}: cannot be written: {error.strerror or error}. Choose another folder with "
-            "--output DIR"
-        ) from error
-
-
 def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
     """Return where each file is, the page first, and which pictures there are none of."""
     kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
-    ordered = sorted(written, key=lambda path: [*kinds].index(path.name) if path.name in kinds else len(kinds))
-    others = {True: "table", False: "picture"}
-    lines = [f"{kinds.get(path.name) or others[path.name.endswith(FORMATS)]:<9}{path}" for path in ordered]
-    return "\n".join([*lines, *(wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items())])
+    named = [(kinds.get(path.name, "table" if path.name.endswith(FORMATS) else "picture"), path) for path in written]
+    named.sort(key=lambda each: ("page", "summary", "picture", "table").index(each[0]))
+    missing = [wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items()]
+    return "\n".join([*(f"{kind:<9}{path}" for kind, path in named), *missing])
+
+
+def _frames(
+    subjects: Mapping[str, Subject], summary: Summary, engine: Engine | None
+) -> dict[str, Iterator[pd.DataFrame]]:
+    """Return every table of a report by its name, its rows frame by frame: `steps`, `collectives`, `metrics`, where two
+    were compared `comparison`, and where there are traces those of kernels.
+
+    Args:
+        engine: where launches of a set are read again, one at a time, as the frames are asked for.
+    """
+    described = [
+        metric_row(label, name, entry)
+        for label, dataset in summary.datasets.items()
+        for name, entry in dataset.described.items()
+    ]
+    tables = {
+        "steps": _steps(subjects, engine),
+        "collectives": _collectives(subjects, engine),
+        "metrics": iter([frame(Table("metrics", "", METRICS, described))]),
+    }
+    compared = known(summary.comparison)
+    if compared is not None:
+        pairs = [pair_row(name, pair, compared) for name, pair in compared.metrics.items()]
+        tables["comparison"] = iter([frame(replace(comparison_table(compared), rows=pairs))])
+    traces = {label: kernel_files(each.traces) for label, each in summary.datasets.items() if each.traces}
+    return tables | {name: _kernels(traces, name) for name in next(iter(traces.values()), {})}
+
+
+def _kernels(traces: Mapping[str, Mapping[str, Table]], name: str) -> Iterator[pd.DataFrame]:
+    for label, found in traces.items():
+        rows = frame(found[name])
+        rows.insert(0, "label", pd.Series(label, index=rows.index, dtype="string"))
+        yield rows
+
+
+def _launches(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[tuple[Run, dict[str, str | None]]]:
+    """Yield each run with its label and the name of the launch in its set (None for a single run)."""
+    for label, subject in subjects.items():
+        for dataset in subject.datasets(engine):
+            launch = None if subject.launches is None else Path(dataset.run.location).name
+            yield dataset.run, {"label": label, "launch": launch}
+
+
+def _steps(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[pd.DataFrame]:
+    yield _file_rows(pd.DataFrame(), STEPS)  # a file has its columns even where nobody made a step
+    for run, names in _launches(subjects, engine):
+        longest = max((len(tables.steps) for tables in run.ranks.values()), default=0)
+        together = max(1, FRAME_ROWS // max(1, longest))
+        for first in range(0, len(run.ranks), together):
+            yield _file_rows(steps_of(run.of_ranks(first, first + together)).assign(**names), STEPS)
+
+
+def _collectives(subjects: Mapping[str, Subject], engine: Engine | None) -> Iterator[pd.DataFrame]:
+    yield _file_rows(pd.DataFrame(), COLLECTIVES)  # a file has its columns even where nothing communicated
+    for run, names in _launches(subjects, engine):
+        for rows in iter_collectives(run, rows=FRAME_ROWS):
+            yield _file_rows(rows.assign(**names), COLLECTIVES)
+
+
+def _file_rows(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """Return the columns of a file with their types; a code below 0 of a source that does not say is missing."""
+    rows = rows.reindex(columns=[column.key for column in columns])
+    for name in _UNKNOWN_IS_NEGATIVE:
+        if name in rows:
+            rows[name] = rows[name].astype("Int64").mask(rows[name].lt(0).fillna(value=False))
+    return typed(rows, columns)

@@ -1,5 +1,5 @@
-"""The tables of runs and comparisons: metrics, ranks, collectives, where communication is exposed, what would gain,
-what differs. Terminal, page and files show the same ones; those of kernels are in `kernels`.
+"""The tables of runs and comparisons, and the facts and notes about their sources: what terminal, page and files show
+alike. The tables of kernels are in `kernels`.
 
 Must not compute anything but the duration that transfer and wait add up to, or show a difference of other work.
 """
@@ -7,34 +7,32 @@ Must not compute anything but the duration that transfer and wait add up to, or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.aggregate import NO_PIPELINE
+from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
+from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
+from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.comparison import (
-    SIDES,
-    AttributionRow,
-    ComparedCollective,
-    ComparedMetric,
-    Comparison,
-    Effect,
-    MetricDefinition,
-)
+from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Effect
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
 from aorta.analysis.formatting import PAGE, TEXT, group_title, is_zero, json_text
+from aorta.analysis.load.run_facts import config_of
 from aorta.analysis.metrics import JOB_STEP, metric_named
-from aorta.analysis.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table
+from aorta.analysis.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table, file_columns, text_column
+from aorta.analysis.straggler import sentences
 from aorta.analysis.summary import SHOWN_MARGINALS
+from aorta.records.run_files import flatten
 from aorta.terminal_style import mark_of
 from aorta.timeline.classes import KINDS
 
-_FILE: Final = (IN_FILE,)
 _PAGE: Final = (ON_PAGE,)
+_SAME_IN_FILES: Final = (TERMINAL, ON_PAGE, IN_FILE)
 _LONGEST_LABEL: Final = 16
 """Above a column; a longer label is not that of a column."""
 _DENOMINATORS: Final = {
@@ -45,38 +43,28 @@ _DENOMINATORS: Final = {
 }
 
 
-def _text(key: str, title: str | None = None, of: Any = None, **more: Any) -> Column:
-    return Column(key, title, "text", of, **more)
-
-
-def _in_files(prefix: str, *keys: str, unit: str = "") -> list[Column]:
-    return [Column(key, unit=unit, of=f"{prefix}{key}", media=_FILE) for key in keys]
-
-
-def _statistic(key: str, title: str | None = None, media: Sequence[str] = PEOPLE, **more: Any) -> Column:
+def _statistic(key: str, title: str | None = None, media: Sequence[str] = _SAME_IN_FILES, **more: Any) -> Column:
     """Return the column of a statistic, in the unit of the metric."""
     return Column(key, title, itemgetter("unit"), f"entry.{key}", media=media, **more)
 
 
 METRICS: Final = (
-    *_in_files("", "label", unit="text"),
-    _text("metric", why="definition"),
-    *_in_files("", "unit", "better", unit="text"),
+    *file_columns("label"),
+    Column("metric", why="definition"),
+    *file_columns("unit", "better"),
     Column("median", None, itemgetter("unit"), "middle", why="basis", media=PEOPLE),
     _statistic("over_all", "over all", (TERMINAL,), drop=1),
     _statistic("p5"),
     _statistic("p95"),
     _statistic("mean", drop=2),
-    _statistic("min", media=_PAGE),
-    _statistic("max", media=_PAGE),
+    _statistic("min", media=(ON_PAGE, IN_FILE)),
+    _statistic("max", media=(ON_PAGE, IN_FILE)),
     _statistic("rank_spread", "rank spread", drop=1, tip="largest minus smallest of the medians of the ranks"),
-    _statistic("ratio_of_sums", "ratio of sums", _PAGE, tip="of milliseconds summed over steps"),
-    Column("count", "values", "count", "entry.count", media=(ON_PAGE, IN_FILE)),
-    Column("nulls", None, "count", "entry.nulls", media=(ON_PAGE, IN_FILE)),
-    *_in_files("entry.", "median", "p5", "p95", "mean", "min", "max", "rank_spread", "ratio_of_sums"),
-    *_in_files("entry.", "source", unit="text"),
-    *_in_files("entry.bounds.", "at_least", "at_most"),
-    *_in_files("entry.", "reason", unit="text"),
+    _statistic("ratio_of_sums", "ratio of sums", (ON_PAGE, IN_FILE), tip="of milliseconds summed over steps"),
+    Column("count", "values", of="entry.count", media=(ON_PAGE, IN_FILE)),
+    Column("nulls", of="entry.nulls", media=(ON_PAGE, IN_FILE)),
+    *file_columns("median", "source", "reason", of="entry."),
+    *file_columns("at_least", "at_most", of="entry.bounds."),
 )
 
 
@@ -94,15 +82,17 @@ def metric_row(label: str, name: str, entry: Described) -> dict[str, Any]:
 def metrics_table(label: str, entry: DatasetEntry) -> Table:
     """Return every metric of one dataset over its steps and ranks."""
     rows = [metric_row(label, name, each) for name, each in entry.shown.items()]
-    told = {row["metric"]: row["entry"] for row in rows if row["shown"]}
-    exposed = sum(told[name].mean or 0 for kind in KINDS if (name := f"exposed_{kind}_ms") in told)
-    notes = _unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None})
-    notes += _listed("0 throughout", [row["metric"] for row in rows if row["zero"]])
-    by_kernels = [name for name, each in told.items() if each.source == "kernels"]
-    notes += _listed("Of the steps measured by kernels alone", by_kernels)
-    if "exposed_comm_ms" in told and exposed > 1.001 * (told["exposed_comm_ms"].mean or 0) > 0:
+    shown: dict[str, Described] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
+    by_kernels = [name for name, each in shown.items() if each.source == "kernels"]
+    notes = [
+        *_unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None}),
+        *_listed("0 throughout", [row["metric"] for row in rows if row["zero"]]),
+        *_listed("Of the steps measured by kernels alone", by_kernels),
+    ]
+    kinds = sum(shown[name].mean or 0 for kind in KINDS if (name := f"exposed_{kind}_ms") in shown)
+    if "exposed_comm_ms" in shown and kinds > 1.001 * (shown["exposed_comm_ms"].mean or 0) > 0:
         notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
-    notes += _denominators(told)
+    notes += _denominators(shown)
     columns = [column for column in METRICS if column.key != "over_all" or entry.few_steps]
     caption = f"{label}: metrics over steps and ranks"
     return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
@@ -117,24 +107,28 @@ def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
     return [f"Not available: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
 
 
-def _listed(what: str, names: Sequence[str]) -> list[str]:
-    return [f"{what}: {', '.join(names)}."] if names else []
+def _listed(what: str, names: Sequence[str], between: str = ", ") -> list[str]:
+    return [f"{what}: {between.join(names)}."] if names else []
 
 
-def _denominators(names: Collection[str]) -> list[str]:
-    told = "; ".join(f"{name} = {_DENOMINATORS[name]}" for name in names if name in _DENOMINATORS)
-    return [f"{told}."] if told else []
+def _denominators(names: Mapping[str, Any]) -> list[str]:
+    stated = [f"{name} = {_DENOMINATORS[name]}" for name in names if name in _DENOMINATORS]
+    return [f"{'; '.join(stated)}."] if stated else []
 
 
-_SIGNS: Final = {"improvement": "▲", "regression": "▼", "better": "▲", "worse": "▼", "equivalent": "=", "equal": "="}
-_SIGNS_OF_THE_OPEN: Final = {"inconclusive": "?", "not tested": "○", "not comparable in time": "?"}
+_SIGNS: Final = {
+    **dict.fromkeys(("improvement", "better"), "▲"),
+    **dict.fromkeys(("regression", "worse"), "▼"),
+    **dict.fromkeys(("equivalent", "equal"), "="),
+    **dict.fromkeys(("inconclusive", "not comparable in time"), "?"),
+    "not tested": "○",
+}
 _TONES: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
 
 
 def signed(word: str) -> str:
     """Return a verdict or a direction with the sign that says the same without colour."""
-    sign = (_SIGNS | _SIGNS_OF_THE_OPEN).get(word)
-    return word if sign is None else f"{sign}\u00a0{word}"
+    return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
 
 
 def change_of(pair: ComparedMetric) -> Effect | None:
@@ -153,31 +147,29 @@ def pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[st
     change = change_of(pair) if is_comparable(comparison) else None
     verdict, corrected = known(pair.verdict), known(pair.p_corrected)
     word = verdict or ("not judged" if pair.tested else str(pair.judgement))
-    values: dict[str, Any] = {side: pair.value(side) if pair.ends(side) is None else pair.ends(side) for side in SIDES}
-    for side in SIDES:
-        if values[side] is None and f"{side}: {NOT_USED}" in (pair.judgement_reason or ""):
-            values[side] = "none"  # this kind of communication
-    return values | {
+    row: dict[str, Any] = {
         "metric": name,
         "pair": pair,
         "unit": pair.unit,
         "definition": metric_named(name).definition,
         "change": change,
         "interval": None if change is None or change.low is None else change,
-        "p": known(pair.p) if verdict else None,
+        "tested_p": known(pair.p) if verdict else None,
         "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
         "signed": signed(word) + (verdict_label(pair)[len(word) :] if verdict else ""),
         "marked": f"{mark_of(verdict)} {word}".strip(),
         "tone": _TONES.get(word, "open" if verdict else None),
         "reason": pair.verdict_reason or pair.judgement_reason,
-        "labels": {f"{side}_label": comparison.label(side) for side in SIDES},
-        "launches": {f"{side}_launches": (pair.launches or {}).get(side) for side in SIDES},
-        "interval_of_difference": {
-            f"difference_{end}": pair.difference_interval and getattr(pair.difference_interval, end)
-            for end in ("low", "high")
-        },
         "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
     }
+    for side in SIDES:
+        unused = f"{side}: {NOT_USED}" in (pair.judgement_reason or "")  # this kind of communication
+        value, ends = pair.value(side), pair.ends(side)
+        row[side] = value if value is not None else "none" if unused and ends is None else ends
+        row |= {f"{side}_label": comparison.label(side), f"{side}_launches": (pair.launches or {}).get(side)}
+    for end in ("low", "high"):
+        row[f"difference_{end}"] = pair.difference_interval and getattr(pair.difference_interval, end)
+    return row
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -186,51 +178,41 @@ def comparison_table(comparison: Comparison) -> Table:
     labels = {side: comparison.label(side) for side in SIDES}
     titles = {side: label if len(label) <= _LONGEST_LABEL else side for side, label in labels.items()}
     tip = None if tested else "of the difference; not tested for significance"
-    verdict = partial(_text, "told", "verdict" if tested else "direction", tone=itemgetter("tone"), tip=tip)
+    verdict = partial(text_column, "told", "verdict" if tested else "direction", tone=itemgetter("tone"), tip=tip)
     columns = (
-        *_in_files("labels.", "reference_label", "candidate_label", unit="text"),
-        _text("metric", why="definition"),
-        verdict("signed", why="reason", media=_PAGE),
-        *_in_files("pair.", "unit", "better", "role", unit="text"),
-        *_in_files("pair.", *SIDES, "difference"),
-        *_in_files("interval_of_difference.", "difference_low", "difference_high"),
-        *_in_files("pair.", "quotient", "p", "p_corrected", "margin"),
+        *file_columns("reference_label", "candidate_label"),
+        Column("metric", why="definition"),
+        verdict(of="signed", why="reason", media=_PAGE),
+        *file_columns("unit", "better", "role", *SIDES, "difference", of="pair."),
+        *file_columns("difference_low", "difference_high"),
+        *file_columns("quotient", "p", "p_corrected", "margin", of="pair."),
         *(Column(side, titles[side], itemgetter("unit"), why="pair.judgement_reason", media=PEOPLE) for side in SIDES),
         Column("change", unit="effect", media=PEOPLE, why="pair.quotient_reason"),
         Column("interval", unit="interval", media=PEOPLE),
-        Column("p", unit="p", media=PEOPLE, drop=1, tip="of the metric alone", why="corrected"),
-        verdict("marked", media=(TERMINAL,)),
-        *_in_files("launches.", "reference_launches", "candidate_launches", unit="count"),
-        *_in_files("pair.", "verdict", unit="text"),
-        *_in_files("", "reason", unit="text"),
-        _text("role", of="pair.role", media=_PAGE if tested else ()),
+        Column("p", unit="p", of="tested_p", media=PEOPLE, drop=1, tip="of the metric alone", why="corrected"),
+        verdict(of="marked", media=(TERMINAL,)),
+        *file_columns("reference_launches", "candidate_launches"),
+        *file_columns("verdict", of="pair."),
+        *file_columns("reason"),
+        Column("role", of="pair.role", media=_PAGE if tested else ()),
     )
-    primary = comparison.deciding
-    order = sorted(metrics, key=lambda name: (name != primary, name != JOB_STEP, known(metrics[name].verdict) is None))
-    rows = [pair_row(name, metrics[name], comparison) for name in order]
-    zeros = [name for name in order if is_zero(metrics[name])]
+
+    def importance(name: str) -> tuple[bool, bool, bool]:
+        return name != comparison.deciding, name != JOB_STEP, known(metrics[name].verdict) is None
+
+    rows = [pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
+    zeros = [row["metric"] for row in rows if is_zero(row["pair"])]
     absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
     needs = [needed for pair in metrics.values() if (needed := known(pair.needs_launches)) is not None]
-    notes = _listed("0 on both sides", zeros) + _unavailable({name: metrics[name].judgement_reason for name in absent})
-    notes += [f"Not tested: needs {max(needs)} launches per side."] if needs else []
-    notes += _denominators([row["metric"] for row in rows if row["shown"]])
-    of = (
-        MEANS.rstrip(",")
-        if comparison.statistic == MEANS
-        else "medians of the medians of launches"
-        if tested
-        else "medians"
-    )
+    notes = [
+        *_listed("0 on both sides", zeros),
+        *_unavailable({name: metrics[name].judgement_reason for name in absent}),
+        *([f"Not tested: needs {max(needs)} launches per side."] if needs else []),
+        *_denominators({row["metric"]: row for row in rows if row["shown"]}),
+    ]
+    medians = "medians of the medians of launches" if tested else "medians"
+    of = MEANS.rstrip(",") if comparison.statistic == MEANS else medians
     return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, itemgetter("shown"))
-
-
-_RANK_COLUMNS: Final = (
-    Column("compute_ms"),
-    Column("idle_ms"),
-    Column("wait_ms", tip="blocked on a collective"),
-    Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"),
-    Column("exposed_ms"),
-)
 
 
 def named_ranks(entry: DatasetEntry) -> list[Straggler]:
@@ -242,10 +224,17 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
     """Return where the step of each rank goes, the named stragglers first; None for one rank."""
     late = {each.rank for each in named_ranks(entry)}
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
-    times = [column for column in _RANK_COLUMNS if any(column.value(row) is not None for row in rows)]
-    rank = _text("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
-    told = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows)
-    return told if times and len(rows) > 1 else None
+    times = [
+        Column("compute_ms"),
+        Column("idle_ms"),
+        Column("wait_ms", tip="blocked on a collective"),
+        Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"),
+        Column("exposed_ms"),
+    ]
+    times = [column for column in times if any(column.value(row) is not None for row in rows)]
+    rank = text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
+    ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows)
+    return ranks if times and len(rows) > 1 else None
 
 
 def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
@@ -254,10 +243,15 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
     The duration is what mean transfer and mean wait add up to; where either is unknown, the mean duration.
     """
     rows: list[dict[str, Any]] = []
+    reasons = set[str]()
     for label, dataset in entries.items():
         for entry in sorted(dataset.matched, key=lambda row: (row.duration_ms.mean or 0) * row.rows, reverse=True):
             transfer, wait, whole = entry.transfer_ms.mean, entry.wait_ms.mean, entry.duration_ms.mean
             bound = f"transfer is an upper bound: {entry.why_upper_bound}" if entry.transfer_is_upper_bound else None
+            if entry.transfer_ms.reason:
+                reasons.add(f"No transfer time of {entry.kind}: {entry.transfer_ms.reason}.")
+            elif bound:
+                reasons.add(f"{entry.kind}: {bound}.")
             rows.append(
                 {
                     "run": label,
@@ -278,12 +272,12 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
         return Column(name, title, of=f"entry.{name}.{of}", why=why or f"entry.{name}.reason", tip=tip, drop=drop)
 
     columns = (
-        _text("kind", of="entry.kind"),
-        _text("run", media=PEOPLE if len(entries) > 1 else _PAGE),
-        _text("group", drop=1),
+        Column("kind", of="entry.kind"),
+        text_column("run", media=PEOPLE if len(entries) > 1 else _PAGE),
+        Column("group", drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
         Column("bytes", "size", lambda row: "B" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
-        Column("count", unit="count", of="entry.collectives", drop=2),
+        Column("count", of="entry.collectives", drop=2),
         Column("duration_ms", "duration", why="all"),
         statistic("transfer_ms", "= transfer", why="bound"),
         statistic("wait_ms", "+ wait"),
@@ -291,14 +285,6 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
         statistic("algbw_gb_per_s", "algbw", "median", drop=3),
         statistic("busbw_gb_per_s", "busbw", "median"),
     )
-    reasons = {
-        f"No transfer time of {row['entry'].kind}: {row['entry'].transfer_ms.reason}."
-        for row in rows
-        if row["entry"].transfer_ms.reason
-    }
-    reasons |= {
-        f"{row['entry'].kind}: {row['bound']}." for row in rows if row["bound"] and not row["entry"].transfer_ms.reason
-    }
     caption = "Collectives: means per collective and rank, bandwidths medians, after warm-up"
     return Table("collectives", caption, columns, rows, " ".join(sorted(reasons)) or None)
 
@@ -308,11 +294,15 @@ def pairs_table(comparison: Comparison) -> Table | None:
     found = comparison.collectives
     if not found:
         return None
+
+    def change(name: str) -> Column:
+        return Column("change", unit="effect", of=lambda row: change_of(getattr(row, name)), drop=2)
+
     columns = [
-        _text("kind"),
-        _text("group", of=lambda row: group_title(row.group).removeprefix("group "), drop=3),
+        Column("kind"),
+        Column("group", of=lambda row: group_title(row.group).removeprefix("group "), drop=3),
         Column("ranks", unit="count", of="group_size"),
-        Column("bytes", "size", "bytes"),
+        Column("bytes", "size"),
     ]
     for name, title, drop in (("transfer_ms", "transfer", 0), ("wait_ms", "wait", 0), ("busbw_gb_per_s", "busbw", 1)):
         why = f"{name}.judgement_reason"
@@ -320,15 +310,11 @@ def pairs_table(comparison: Comparison) -> Table | None:
             Column(name, f"{title} {comparison.label(side)}", unit="", of=f"{name}.{side}", why=why, drop=drop)
             for side in SIDES
         ]
-        columns.append(Column("change", unit="effect", of=partial(_change_in, name), drop=2))
+        columns.append(change(name))
     alone = comparison.collectives_on_one_side
     note = f"On one side only: {alone['reference']} of the reference, {alone['candidate']} of the candidate."
     caption = "The same collectives on both sides: medians, in ms and GB/s"
     return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
-
-
-def _change_in(name: str, row: ComparedCollective) -> Effect | None:
-    return change_of(getattr(row, name))
 
 
 _EXPOSED: Final = {
@@ -350,32 +336,74 @@ def exposed_rows(entry: DatasetEntry, name: str) -> list[ExposedRow]:
 
 def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
     """Return the exposed communication in every way that the summary breaks it down."""
-    made = []
+    tables = []
     for name, title in _EXPOSED.items():
         # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
         times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
-        columns = (
-            _text("what", title.lower()),
-            Column("exposed_ms", "exposed", of=partial(_times, times)),
-            Column("share", unit="ratio"),
-        )
-        rows = exposed_rows(entry, name)
-        made += [Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per {per}", columns, rows)] if rows else []
-    return made
-
-
-def _times(times: int, row: ExposedRow) -> float:
-    return row.exposed_ms * times
+        columns = text_column("what", title.lower()), Column("exposed_ms", "exposed"), Column("share", unit="ratio")
+        rows = [
+            {"what": row.what, "exposed_ms": times * row.exposed_ms, "share": row.share}
+            for row in exposed_rows(entry, name)
+        ]
+        if rows:
+            tables.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per {per}", columns, rows))
+    return tables
 
 
 def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *, shares: bool = True) -> Table:
     """Return parts of a difference in exposed communication, mean ms per step and rank; `shares`: of the difference."""
     columns = [
-        _text("what"),
+        text_column("what"),
         *(Column(f"{side}_ms", side) for side in SIDES),
         Column("difference_ms", "difference", signed=True),
         *([Column("share", unit="ratio")] if shares else []),
     ]
+    return Table(key, caption, columns, rows)
+
+
+def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
+    """Return the changes that would gain most, and what a step would gain were one part of the communication free."""
+    gain = Column("gain_ms", "gain per step", unit="gain", of=lambda row: row)
+    changes = (
+        text_column("words", title="change", of=lambda row: row.words + ("" if row.setting else " (hypothetical)")),
+        gain,
+        Column("share", "of a step", unit="ratio"),
+        text_column(
+            "significant", of=lambda row: "upper bound" if row.upper_bound else "yes" if row.significant else "no"
+        ),
+        text_column("change", title="--set"),
+    )
+    noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
+    note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
+    free = (text_column("name", title="what is free"), text_column("what", title="is", media=_PAGE), gain)
+    parts = [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds]
+    return (
+        Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),
+        Table(
+            f"marginals-{label}", "By how much a step would be shorter, if one part were free; then bounds", free, parts
+        ),
+    )
+
+
+def gains_basis(gains: WhatIf) -> str:
+    """Return what the gains rest on."""
+    return (
+        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks. Intervals: {PAGE.percent(gains.level, 0)}; "
+        "a gain is significant where its whole interval is one. Gains overlap: do not add them up."
+    )
+
+
+def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
+    """Return the facts of several datasets beside each other, one row a fact; `mark`: name the rows whose values
+    differ.
+    """
+    rows = []
+    for name in dict.fromkeys(name for facts in sides.values() for name in facts):
+        texts = {label: json_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
+        rows.append({"": name, "differs": "yes" if len(set(texts.values())) > 1 else ""} | texts)
+    columns = [text_column(name) for name in ("", *sides)]
+    if mark:
+        columns.append(text_column("differs", tone=lambda row: "open" if row["differs"] else None))
     return Table(key, caption, columns, rows)
 
 
@@ -388,55 +416,91 @@ def differences_table(comparison: Comparison) -> Table:
     return facts_table("differences", "What differs between the runs", sides)
 
 
-def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
-    """Return the facts of several datasets beside each other, one row a fact; `mark`: name the rows whose values
-    differ.
-    """
-    rows = []
-    for name in dict.fromkeys(name for facts in sides.values() for name in facts):
-        texts = {label: json_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
-        rows.append({"": name, "differs": "yes" if len(set(texts.values())) > 1 else ""} | texts)
-    columns = [
-        _text(""),
-        *map(_text, sides),
-        *([_text("differs", tone=lambda row: "open" if row["differs"] else None)] if mark else []),
-    ]
-    return Table(key, caption, columns, rows)
-
-
 def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     """Return what each metric is."""
     rows = [{"metric": name, "better": "neither"} | as_json(each) for name, each in definitions.items()]
-    return Table("definitions", "What each metric is", [*map(_text, ("metric", "unit", "better", "definition"))], rows)
+    columns = [text_column(key) for key in ("metric", "unit", "better", "definition")]
+    return Table("definitions", "What each metric is", columns, rows)
 
 
-def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
-    """Return the changes that would gain most, and what a step would gain were one part of the communication free."""
-    gain = Column("gain_ms", "gain per step", unit="gain", of=lambda row: row)
-    changes = (
-        _text("words", title="change", of=lambda row: row.words + ("" if row.setting else " (hypothetical)")),
-        gain,
-        Column("share", "of a step", unit="ratio"),
-        _text("significant", of=lambda row: "upper bound" if row.upper_bound else "yes" if row.significant else "no"),
-        _text("change", title="--set"),
-    )
-    noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
-    note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
-    free = (_text("name", title="what is free"), _text("what", title="is", media=_PAGE), gain)
-    return (
-        Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),
-        Table(
-            f"marginals-{label}",
-            "By how much a step would be shorter, if one part were free; then bounds",
-            free,
-            [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds],
-        ),
-    )
+def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
+    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
+    nothing = [f"nothing to measure: {entry.reason}"] if entry.reason else []
+    health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
+    said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
+    found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
+    return [*autopsy_notes(entry), *nothing, *sentences(entry), *found, *health]
 
 
-def gains_basis(gains: WhatIf) -> str:
-    """Return what the gains rest on."""
-    return (
-        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks. Intervals: {PAGE.percent(gains.level, 0)}; "
-        "a gain is significant where its whole interval is one. Gains overlap: do not add them up."
-    )
+def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
+    """Return what was read of a run, and how completely."""
+    health, steps, source = dataset.run.health, entry.steps, entry.source
+    calibrated, gaps = steps.rank_steps_left_out_as_calibration, sum(health.uncovered_steps.values())
+    coverage = f"{gaps} gaps" if gaps else "complete"
+    facts: dict[str, Any] = {
+        "folder": source.path,
+        "run": source.run_id,
+        "platform": source.platform,
+        "strategy": source.parallel,
+        "backend": source.backend,
+        "instrument mode": ", ".join(health.instrument_modes),
+        "hosts": source.hosts,
+        "ranks read": health.ranks,
+        "used": TEXT.steps_used(entry),
+        "left out as warm-up": TEXT.count(steps.rank_steps_left_out_as_warmup, "record"),
+        "measured by kernels": TEXT.count(calibrated, "record") if calibrated else None,
+        "isolated baselines": ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items()),
+        "coverage": "not known: a trace does not count what was issued" if entry.traces else coverage,
+        "launches": entry.launches or None,
+        "this launch": entry.representative or None,
+        "launches left out": [f"{each.path}: {each.reason}" for each in entry.left_out or ()],
+        "devices": device_line(entry.devices),
+        "stalls": cutoff_line(entry),
+    }
+    return {name: fact for name, fact in facts.items() if fact or name in ("run", "platform", "strategy", "backend")}
+
+
+def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
+    """Return which launch stands for each launch set where the page shows one; empty without a set."""
+    sets = {label: entry for label, entry in entries.items() if entry.launches}
+    if not sets:
+        return ""
+    rules = dict.fromkeys(entry.representative_rule for entry in sets.values())
+    stated = [
+        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
+        for label, entry in sets.items()
+    ]
+    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(stated)}."
+
+
+_DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
+"""Facts of ranks that differ from rank 0, and what they are of."""
+_ENVIRONMENT: Final = (
+    *("versions", "environment", "collective_library", *_DIFFERENCES),
+    *("host_facts", "devices", "plan", "command"),
+)
+
+
+def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
+    """Return what the manifests say, side by side, and what they warn of."""
+    facts: dict[str, dict[str, object]] = {}
+    config: dict[str, dict[str, object]] = {}
+    notes = []
+    for label, dataset in datasets.items():
+        manifest = dataset.run.manifest or {}
+        if dataset.run.manifest is None:
+            notes.append(f"{label}: there is no manifest (run.json) beside its records")
+        facts[label] = dict(flatten({name: manifest[name] for name in _ENVIRONMENT if name in manifest}))
+        config[label] = dict(flatten(config_of(dataset.run.manifest)))
+        for name, what in _DIFFERENCES.items():
+            others = manifest.get(name)
+            if isinstance(others, dict) and others:
+                notes.append(f"{label}: another {what} than that of rank 0 on rank {', '.join(others)}")
+        warned = manifest.get("warnings")
+        notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
+    both = len(datasets) > 1
+    return {
+        "notes": notes,
+        "facts": facts_table("environment", "Versions, variables, hosts, devices", facts, mark=both),
+        "config": facts_table("configuration", "Resolved configuration", config, mark=both),
+    }

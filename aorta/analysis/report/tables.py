@@ -1,8 +1,8 @@
 """One table, and its three renderers: lines of a terminal (`text_lines`), cells of the page (`page_table`) and a data
 frame that `table_files` writes (`frame`).
 
-    TABLE = Table("gaps", "Gaps between kernels", (Column("stream", unit="count"), Column("gap_ms", "gaps")), rows)
-    print("\\n".join(text_lines(TABLE, style)))
+    gaps = Table("gaps", "Gaps between kernels", (Column("stream"), Column("gap_ms", "gaps")), rows)
+    print("\\n".join(text_lines(gaps, style)))
 
 A column says where its value is in a row and in which unit it is written; `aorta.analysis.formatting` writes it. Must
 not compute a value, or leave a row out without a sentence that says how many.
@@ -11,9 +11,10 @@ not compute a value, or leave a row out without a sentence that says how many.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Effect
@@ -30,9 +31,27 @@ ROW_LIMIT: Final = 400
 """Rows that the page lists; a browser sorts that many without a pause."""
 _LEAST_NAME: Final = 24
 _LEAST_HEAD: Final = 4
+_CELLS: Final = replace(TEXT, unknown="-")
 _TYPES: Final = {"text": "string", "count": "Int64", "bytes": "Int64", "flag": "bool"}
 """Unit -> type of a column in a file; a number otherwise."""
-_SUFFIXES: Final = {"_ms": "ms", "_gb_per_s": "GB/s", "_share": "ratio", "_reason": "text"}
+_UNITS: Final = {
+    **dict.fromkeys(("label", "launch", "kind", "group", "dtype", "end_source", "name", "cls", "operator"), "text"),
+    **dict.fromkeys(("counter", "derived_from", "reason", "metric", "better", "source", "role", "verdict"), "text"),
+    **dict.fromkeys(("rank", "device", "stream", "count", "nulls", "kernels", "gaps", "gaps_known"), "count"),
+    **dict.fromkeys(("launch_bound", "batch", "m", "n", "k", "epoch", "step", "global_step"), "count"),
+    **dict.fromkeys(("group_size", "seq", "instance"), "count"),
+    **dict.fromkeys(("warmup", "by_kernels"), "flag"),
+    "unit": "text",
+    "bytes": "bytes",
+}
+_SUFFIXES: Final = {
+    **dict.fromkeys(("_ns", "_count", "_launches"), "count"),
+    **dict.fromkeys(("_reason", "_label"), "text"),
+    "_ms": "ms",
+    "_gb_per_s": "GB/s",
+    "_share": "ratio",
+}
+"""Unit of a column by its key, or by the end of its key; a plain number otherwise."""
 _VERDICTS: Final = {"bad": "regression", "good": "improvement", "even": "equivalent", "open": "inconclusive"}
 """Tone -> the verdict whose colour a terminal shows."""
 
@@ -45,7 +64,7 @@ class Column:
         key: its name in files, and by default the attribute of a row that holds the value.
         title: above the column, where people read it; by default the key without its unit.
         unit: `text`, `count`, `bytes`, `flag`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
-            default from the end of the key. A function of a row where rows differ: cells then name their unit.
+            default from the key. A function of a row where rows differ: cells then name their unit.
         of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
         tip: says more about the column.
         why: says more about a cell; of an unknown value, why.
@@ -71,16 +90,13 @@ class Column:
         """Return the value of a row; None where it is unknown."""
         return _at(row, self.of or self.key)
 
-    def unit_of(self, row: Any) -> str:
-        """Return the unit of the value of a row."""
-        return self.unit(row) if callable(self.unit) else self.kind
-
     @property
     def kind(self) -> str:
         """Its unit, where all rows have the same; empty otherwise."""
-        if self.unit is None:
-            return next((unit for end, unit in _SUFFIXES.items() if self.key.endswith(end)), "text")
-        return "" if callable(self.unit) else self.unit
+        if self.unit is not None:
+            return "" if callable(self.unit) else self.unit
+        ends = (unit for end, unit in _SUFFIXES.items() if self.key.endswith(end))
+        return _UNITS.get(self.key) or next(ends, "")
 
     @property
     def heading(self) -> str:
@@ -92,6 +108,40 @@ class Column:
     def numeric(self) -> bool:
         """Whether its cells stand to the right, and are sorted as numbers."""
         return self.kind not in ("text", "flag")
+
+    def cell(self, row: Any, form: NumberFormat) -> tuple[str, float | str | None]:
+        """Return the value of a row as a person writes it, and what the column is sorted by; None sorts last."""
+        value, named = self.value(row), callable(self.unit)
+        unit = self.unit(row) if callable(self.unit) else self.kind
+        match value:
+            case None:
+                return form.unknown, None
+            case str():
+                return value, value.casefold()
+            case Ends():
+                return form.bounds(value, unit, named=named), value.at_most
+            case Effect():
+                if unit == "interval":
+                    return form.interval(value), value.low
+                return form.effect(value.value, value.kind), value.value
+            case GainEntry() | MarginalEntry():
+                return rough_interval(value.gain_ms, value.low_ms, value.high_ms), value.gain_ms
+        match unit:
+            case "bytes":
+                return form.size(value), value
+            case "count":
+                return form.whole(value), value
+            case "p":
+                return p_value(value, 3), value
+        return (form.quantity if named else form.number)(value, unit, signed=self.signed), value
+
+
+text_column: Final = partial(Column, unit="text")
+
+
+def file_columns(*keys: str, of: str = "") -> list[Column]:
+    """Return columns that only files have; their values are in a row at `of` and the key."""
+    return [Column(key, of=f"{of}{key}", media=(IN_FILE,)) for key in keys]
 
 
 def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
@@ -124,36 +174,6 @@ class Table:
         return [row for row in self.rows if self.shown is None or self.shown(row)]
 
 
-def written(value: Any, unit: str, form: NumberFormat, *, signed: bool = False, named: bool = False) -> str:
-    """Return a value as a person writes it.
-
-    Args:
-        value: None, text, a number, bounds, an effect or a gain.
-        named: with `ms` and `GB/s`.
-    """
-    match value:
-        case None:
-            return form.unknown
-        case str():
-            return value
-        case bool():
-            return "yes" if value else "no"
-        case Ends():
-            return form.bounds(value, unit, named=named)
-        case Effect():
-            return form.interval(value) if unit == "interval" else form.effect(value.value, value.kind)
-        case GainEntry() | MarginalEntry():
-            return rough_interval(value.gain_ms, value.low_ms, value.high_ms)
-    match unit:
-        case "bytes":
-            return form.size(value)
-        case "count":
-            return form.whole(value)
-        case "p":
-            return p_value(value, 3)
-    return (form.quantity if named else form.number)(value, unit, signed=signed)
-
-
 def shortened(name: str, width: int) -> str:
     """Return a kernel's name on one line: what cannot be printed as `?`, of a long one its beginning and end."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name) or "(no name)"
@@ -163,21 +183,21 @@ def shortened(name: str, width: int) -> str:
     return f"{plain[: width - 3 - end]}...{plain[-end:]}"
 
 
-def shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
-    """Return the names of at most `width` characters each; those that would look the same are cut where they differ."""
+def _shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
+    """Return names of at most `width` characters; those that would look the same are cut where they differ."""
     cut = {name: shortened(name, width) for name in names}
     head = width // 4
     for text in set(cut.values()):
         alike = [name for name in cut if cut[name] == text]
         if len(alike) > 1 and head >= _LEAST_HEAD:
             same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
-            ends = shortened_apart([name[same:] for name in alike], width - head - 3)
+            ends = _shortened_apart([name[same:] for name in alike], width - head - 3)
             cut |= {name: f"{shortened(name[:head], head)}...{ends[name[same:]]}" for name in alike}
     return cut
 
 
 def text_lines(
-    told: Table, style: Style = PLAIN, *, most: int | None = None, only: Collection[str] = (), titled: bool = True
+    shown: Table, style: Style = PLAIN, *, most: int | None = None, only: Collection[str] = (), titled: bool = True
 ) -> list[str]:
     """Return a table as lines of a terminal: columns that say nothing, or for which there is no room, are left out.
 
@@ -186,52 +206,44 @@ def text_lines(
         only: keys of the columns.
         titled: with the caption, and the note.
     """
-    rows = told.visible()
-    shown = rows if most is None else rows[:most]
-    columns = [each for each in told.columns if TERMINAL in each.media and (not only or each.key in only)]
-    columns = [each for each in columns if any(each.value(row) not in (None, "") for row in shown)]
-    lines = [style.bold(told.caption)] if titled else []
-    while shown:
-        cells = [[_cell(column, row) for column in columns] for row in shown]
-        widths = [max(map(len, each)) for each in zip([column.heading for column in columns], *cells, strict=True)]
-        cut = next((place for place, column in enumerate(columns) if column.cut), None)
+    visible = shown.visible()
+    rows = visible[:most]
+    columns = [each for each in shown.columns if TERMINAL in each.media and (not only or each.key in only)]
+    columns = [each for each in columns if any(each.value(row) not in (None, "") for row in rows)]
+    lines = [style.bold(shown.caption)] if titled else []
+    while rows:
+        heads = [column.heading for column in columns]
+        cells = [[column.cell(row, _CELLS)[0] for column in columns] for row in rows]
+        widths = [max(map(len, each)) for each in zip(heads, *cells, strict=True)]
         room = style.terminal_width - sum(widths) - 2 * (len(widths) - 1)
+        cut = next((place for place, column in enumerate(columns) if column.cut), None)
         if cut is not None:
             room += widths[cut]
-            names = shortened_apart([each[cut] for each in cells], max(room, _LEAST_NAME))
+            names = _shortened_apart([each[cut] for each in cells], max(room, _LEAST_NAME))
             for each in cells:
                 each[cut] = names[each[cut]]
             room -= _LEAST_NAME
-        last = max(columns, key=lambda column: column.drop)
-        if room >= 0 or not last.drop:
-            for each, row in zip(cells, shown, strict=True):
-                for place, column in enumerate(columns):
-                    tone = column.tone and column.tone(row)
-                    each[place] = style.verdict(_VERDICTS[tone], each[place]) if tone else each[place]
-            right = [place for place, column in enumerate(columns) if column.numeric]
-            head, *body = table(
-                [[column.heading for column in columns], *cells], right=right, width=style.terminal_width
-            )
-            lines += [style.bold(head), *body]
-            break
-        columns = [column for column in columns if column.drop != last.drop]
-    if len(rows) > len(shown):
-        lines.append(f"and {len(rows) - len(shown)} more")
-    if told.note and titled:
-        lines.append(wrapped([told.note], style.width, indent=""))
-    return lines if shown or told.note else []
+        drop = max(column.drop for column in columns)
+        if room < 0 and drop:
+            columns = [column for column in columns if column.drop != drop]
+            continue
+        for each, row in zip(cells, rows, strict=True):
+            for place, column in enumerate(columns):
+                if column.tone and (tone := column.tone(row)):
+                    each[place] = style.verdict(_VERDICTS[tone], each[place])
+        right = [place for place, column in enumerate(columns) if column.numeric]
+        head, *body = table([heads, *cells], right=right, width=style.terminal_width)
+        lines += [style.bold(head), *body]
+        break
+    if len(visible) > len(rows):
+        lines.append(f"and {len(visible) - len(rows)} more")
+    if shown.note and titled:
+        lines.append(wrapped([shown.note], style.width, indent=""))
+    return lines if rows or shown.note else []
 
 
-def _cell(column: Column, row: Any) -> str:
-    value = column.value(row)
-    if value is None:
-        return "-"
-    return written(value, column.unit_of(row), TEXT, signed=column.signed, named=callable(column.unit))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """`sort` is what the column is ordered by; None sorts last. `tip` says more, as a title."""
+class Cell(NamedTuple):
+    """A cell of the page; `tip` says more, as a title."""
 
     text: str
     sort: float | str | None
@@ -239,52 +251,33 @@ class Cell:
     tone: str | None
 
 
-@dataclass(frozen=True)
-class PageTable:
-    """A table as the page's template shows it."""
-
-    key: str
-    caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str | None
-
-
-def page_table(told: Table) -> PageTable:
-    """Return a table with its cells as text of the page."""
-    columns = tuple(column for column in told.columns if ON_PAGE in column.media)
-    rows = told.visible()
-    cells = tuple(tuple(_page_cell(column, row) for column in columns) for row in rows[: told.limit])
-    more = f"The first {told.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > told.limit else ""
-    return PageTable(told.key, told.caption, columns, cells, " ".join(filter(None, (more, told.note))) or None)
-
-
-def _page_cell(column: Column, row: Any) -> Cell:
-    value, unit = column.value(row), column.unit_of(row)
-    sort: float | str | None
-    match value:
-        case str():
-            sort = value.casefold()
-        case Ends():
-            sort = value.at_most
-        case Effect():
-            sort = value.low if unit == "interval" else value.value
-        case GainEntry() | MarginalEntry():
-            sort = value.gain_ms
-        case _:
-            sort = value
-    text = written(value, unit, PAGE, signed=column.signed, named=callable(column.unit))
-    return Cell(text, sort, _at(row, column.why) if column.why else None, column.tone and column.tone(row))
+def page_table(shown: Table) -> Table:
+    """Return a table whose rows are `Cell`s, for the page's template."""
+    columns = [column for column in shown.columns if ON_PAGE in column.media]
+    rows = shown.visible()
+    cells = [
+        [
+            Cell(
+                *column.cell(row, PAGE),
+                _at(row, column.why) if column.why else None,
+                column.tone and column.tone(row),
+            )
+            for column in columns
+        ]
+        for row in rows[: shown.limit]
+    ]
+    more = f"The first {shown.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > shown.limit else ""
+    return replace(shown, columns=columns, rows=cells, note=" ".join(filter(None, (more, shown.note))) or None)
 
 
-def frame(told: Table) -> pd.DataFrame:
+def frame(shown: Table) -> pd.DataFrame:
     """Return every row of a table as a file has it: values as they are, with the same columns and types whatever the
     rows hold.
     """
     import pandas as pd
 
-    columns = [column for column in told.columns if IN_FILE in column.media]
-    rows = [[column.value(row) for column in columns] for row in told.rows]
+    columns = [column for column in shown.columns if IN_FILE in column.media]
+    rows = [[column.value(row) for column in columns] for row in shown.rows]
     return typed(pd.DataFrame(rows, columns=[column.key for column in columns]), columns)
 
 

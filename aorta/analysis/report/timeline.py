@@ -1,27 +1,32 @@
-"""What ran when in a few steps of a run, as spans with all ranks on one clock: for the page's timelines and the picture
-of a comparison.
+"""Timelines of chosen steps: their spans on the clock that the ranks share, for the page and the picture of a
+comparison, and the page's charts, which a script fills from columns.
 
     step = StepSpans(run, global_step, ranks)
     step.clock                       # a sentence: whose clock, and how well it is known
     step.spans(0)[0].start_ms        # since the first of `ranks` began the step
 
 Must not place a rank on another's clock without a measured offset (each then starts at its own zero, and `clock` says
-why), or leave ranks out without saying how many.
+why), leave ranks out without saying how many, choose a step that some rank does not have, or put a word of a file into
+a template of Bokeh.
 """
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
 from aorta.analysis.dataframes import collectives_frame
 from aorta.analysis.formatting import PAGE, group_title, rough_ms
-from aorta.analysis.report.figure_data import ChosenStep, chosen_steps
+from aorta.analysis.metrics import JOB_STEP
+from aorta.analysis.report.html.bokeh_chart import FONT, Chart, Model, draw, hover, model, new_chart, source
+from aorta.analysis.report.palette import BAND, INK, PAPER, QUIET, light
 from aorta.analysis.run import Run
 from aorta.analysis.step_intervals import StepIntervals
 from aorta.errors import InputError
@@ -38,6 +43,8 @@ _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
 RANK_STEP_SPANS: Final = 3_000
 """Spans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
+_CLOSE: Final = 1 / 4_000
+"""Of a step: what is closer than that is less than a pixel apart."""
 _TYPES: Final = {
     **dict.fromkeys(("rank", "lane", "kind"), np.uint16),
     "step": np.uint8,
@@ -46,8 +53,9 @@ _TYPES: Final = {
     "instance": np.int32,
 }
 """Of columns; the others are float32."""
-_CLOSE: Final = 1 / 4_000
-"""Of a step: what is closer than that is less than a pixel apart."""
+_KINDS: Final = {"allreduce", "reducescatter", "allgather", "alltoall"}
+_MEANINGS: Final = {EXPOSED: "exposed", NAMED: "named", BLOCKED: "ink"}
+_LANE_MEANINGS: Final = {OTHER_WORK: "other-work", COPIES: "other-work", BUBBLES: "idle"}
 
 
 class Span(NamedTuple):
@@ -61,6 +69,18 @@ class Span(NamedTuple):
     seq: int = -1
     wait_ms: float = np.nan
     instance: int = -1
+
+    @property
+    def end_ms(self) -> float:
+        return self.start_ms + self.length_ms
+
+
+def color_of(kind: str, lane: str) -> str:
+    """Return the colour of a span on a light background."""
+    meaning = _MEANINGS.get(kind) or _LANE_MEANINGS.get(lane)
+    if lane == COMPUTE and meaning is None:
+        meaning = kind if kind in ("forward", "backward") else "compute"
+    return light(meaning or (kind if kind in _KINDS else "other-kind"))
 
 
 class Window(NamedTuple):
@@ -89,22 +109,22 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     if run.traces is None and len(hosts) == 1 and None not in hosts and len(boots) < 2:
         starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in places.items()}
         bounds = dict.fromkeys(places, 0.0)
-        told = "Ranks are on one clock, that of their host."
+        clock_sentence = "Ranks are on one clock, that of their host."
     elif len(clocks) == len(places):
         wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in places.items()}
         starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
         found = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
         bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in found.items()}
-        known = None not in found.values()
-        error = f"known to {rough_ms(max(bounds.values()))}" if known else "their error is not known"
-        told = f"Ranks are on one clock by their measured offsets, {error}."
+        error = "their error is not known" if None in found.values() else f"known to {rough_ms(max(bounds.values()))}"
+        clock_sentence = f"Ranks are on one clock by their measured offsets, {error}."
     else:
         absent = next(rank for rank in places if rank not in clocks)
         why = run.clocks_missing or f"the clock of rank {absent} was not measured"
-        told = f"Each rank starts at its own zero: {why}."
-        return {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}, told
+        apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
+        return apart, f"Each rank starts at its own zero: {why}."
     first = min(starts.values())
-    return {rank: Window((at - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, at in starts.items()}, told
+    placed = {rank: Window((at - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, at in starts.items()}
+    return placed, clock_sentence
 
 
 class StepSpans:
@@ -142,11 +162,21 @@ class StepSpans:
             return []
         seen = [row for row in self._rows[rank] if not np.isnan(row.duration_ms)]
         self.unseen[rank] = len(self._rows[rank]) - len(seen)
-        found = list(self._all(step, seen))
-        kept = found if len(found) <= RANK_STEP_SPANS else _joined(found, step.length_ns / NS_PER_MS * _CLOSE)
-        self.joined[rank] = len(found) - len(kept)
+        spans = list(self._all(step, seen))
+        count, close_ms = len(spans), step.length_ns / NS_PER_MS * _CLOSE
+        if count > RANK_STEP_SPANS:
+            made: list[Span] = []
+            for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):
+                last = made[-1] if made else None
+                if last is None or last[:2] != span[:2] or span.start_ms - last.end_ms >= close_ms:
+                    made.append(span)
+                else:
+                    reach = max(last.end_ms, span.end_ms) - last.start_ms
+                    made[-1] = Span(last.lane, last.kind, f"{span.kind}, several", last.start_ms, reach)
+            spans = made
+        self.joined[rank] = count - len(spans)
         start_ms = self.windows[rank].start_ms
-        return [span._replace(start_ms=start_ms + span.start_ms) for span in kept]
+        return [span._replace(start_ms=start_ms + span.start_ms) for span in spans]
 
     def _all(self, step: StepIntervals, rows: list[Any]) -> Iterator[Span]:
         """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only
@@ -193,25 +223,38 @@ def _segments(lane: str, parts: Iterable[tuple[int, int]]) -> Iterator[Span]:
     return (_span(lane, lane, lane, start, end) for start, end in parts)
 
 
-def _joined(spans: list[Span], close_ms: float) -> list[Span]:
-    """Return the spans of one lane and kind that are less than a pixel apart, made one."""
-    made: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):
-        last = made[-1] if made else None
-        if last is None or last[:2] != span[:2] or span.start_ms - (last.start_ms + last.length_ms) >= close_ms:
-            made.append(span)
-            continue
-        reach = max(last.start_ms + last.length_ms, span.start_ms + span.length_ms) - last.start_ms
-        made[-1] = Span(last.lane, last.kind, f"{span.kind}, several", last.start_ms, reach)
-    return made
-
-
 def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
     """Return a lane's sort key: computation first, exposed and the rest last; `group 9` before `group 10`."""
     last = {COMPUTE: 0, EXPOSED: 2, BUBBLES: 3, OTHER_WORK: 4, COPIES: 5, NAMED: 6}
     parts = re.findall(r"\d+|\D+", name)
     return last.get(name, 7 if name.startswith(NAMED) else 1), [
         (int(part), "") if part.isdecimal() else (-1, part) for part in parts
+    ]
+
+
+class ChosenStep(NamedTuple):
+    """`why` says which step it is; `job_step_ms` is None where the slowest rank may be missing."""
+
+    why: str
+    global_step: int
+    job_step_ms: float | None
+
+
+def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
+    """Return the median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty
+    without a step that is on all ranks.
+    """
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks).sort_index().sort_values(kind="stable")
+    if times.empty:
+        return []
+    known = by_step(dataset, JOB_STEP)[2] is None  # not where ranks are missing; those read are still drawn
+    what = "job step" if known else "step of the ranks read"
+    slowest = times[times == times.iloc[-1]].index[0]
+    places = {"median": times.index[(len(times) - 1) // 2], "slowest": slowest, "fastest": times.index[0]}
+    return [
+        ChosenStep(f"{why} {what}", int(step), float(times.loc[step]) if known else None)
+        for why, step in places.items()
     ]
 
 
@@ -230,7 +273,8 @@ class TimelineSpans:
     """Ranks that a page shows before anybody chooses."""
     clock: str
     lanes: list[str]
-    kinds: list[str]
+    kinds: dict[str, str]
+    """Kind -> the colour of its spans on a light background."""
     whats: list[str]
     columns: dict[str, np.ndarray]
     windows: dict[str, np.ndarray]
@@ -259,52 +303,125 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         for place, rank in enumerate(drawn):
             rows += [(place, at, *span) for span in look.spans(rank)]
             places += [(place, at, *look.windows[rank])] if rank in look.windows else []
-    lanes = sorted({row[2] for row in rows}, key=lane_order)
-    kinds, whats = (list(dict.fromkeys(row[at] for row in rows)) for at in (3, 4))
-    absent = sorted(set(named) & set(everyone) - set(drawn))
+    spans = pd.DataFrame(rows, columns=["rank", "step", *Span._fields])
+    kinds = spans.drop_duplicates("kind")[["kind", "lane"]].itertuples(index=False)
+    names = {
+        "lane": sorted(spans["lane"].unique(), key=lane_order),
+        "kind": list(spans["kind"].unique()),
+        "what": list(spans["what"].unique()),
+    }
     notes = [note for look in looks.values() for note in look.unread.values()]
-    if absent:
+    if absent := sorted(set(named) & set(everyone) - set(drawn)):
         notes.append(f"{len(absent)} rank(s) named as stragglers do not fit and are not drawn, the first: {absent[0]}")
     if unseen := sum(sum(look.unseen.values()) for look in looks.values()):
         notes.append(f"{unseen} collective(s) whose start or end was not seen are not drawn")
     if joined := sum(sum(look.joined.values()) for look in looks.values()):
         notes.append(f"{joined} span(s) closer to their neighbour than a pixel are drawn as one with it")
     return TimelineSpans(
-        dataset.label,
-        steps if rows else [],
-        drawn,
-        len(everyone),
-        max(len(everyone), dataset.run.health.world_size),
-        sorted(list(dict.fromkeys([*(rank for rank in named if rank in drawn), *_spread(drawn, first, ())]))[:first]),
-        " ".join(dict.fromkeys(look.clock for look in looks.values())),
-        lanes,
-        kinds,
-        whats,
-        _columns(rows, Span._fields, {"lane": lanes, "kind": kinds, "what": whats}),
-        _columns(places, Window._fields, {}),
-        [*dict.fromkeys(notes)],
+        label=dataset.label,
+        steps=steps if rows else [],
+        ranks=drawn,
+        ranks_read=len(everyone),
+        ranks_in_run=max(len(everyone), dataset.run.health.world_size),
+        shown_first=sorted(dict.fromkeys([*(each for each in named if each in drawn), *_spread(drawn, first)]))[:first],
+        clock=" ".join(dict.fromkeys(look.clock for look in looks.values())),
+        lanes=names["lane"],
+        kinds={kind: color_of(kind, lane) for kind, lane in kinds},
+        whats=names["what"],
+        columns=_columns(
+            spans.assign(**{name: pd.Categorical(spans[name], each).codes for name, each in names.items()})
+        ),
+        windows=_columns(pd.DataFrame(places, columns=["rank", "step", *Window._fields])),
+        notes=[*dict.fromkeys(notes)],
     )
 
 
-def _columns(
-    rows: Sequence[tuple[Any, ...]], fields: Sequence[str], names: Mapping[str, list[str]]
-) -> dict[str, np.ndarray]:
-    """Turn rows of rank, step and `fields` into columns; of a field with `names`, places among them."""
-    fields = ("rank", "step", *fields)
-    turned = zip(*rows, strict=True) if rows else [()] * len(fields)
-    columns = {}
-    for field, values in zip(fields, turned, strict=True):
-        code = {name: at for at, name in enumerate(names.get(field, ()))}
-        found = [code[value] for value in values] if code else values
-        columns[field.removesuffix("_ms")] = np.array(found, _TYPES.get(field, np.float32))
-    return columns
+def _columns(rows: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {str(name).removesuffix("_ms"): rows[name].to_numpy(_TYPES.get(str(name), np.float32)) for name in rows}
 
 
-def _spread(ranks: Sequence[int], count: int, named: Sequence[int]) -> list[int]:
+def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list[int]:
     """Select `count` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
     if len(ranks) <= count:
         return list(ranks)
     places = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
-    there = set(ranks)
-    wanted = {ranks[place] for place in places} | set([each for each in named if each in there][:count])
+    wanted = {ranks[place] for place in places} | set([each for each in named if each in set(ranks)][:count])
     return [rank for rank in ranks if rank in wanted]
+
+
+_BOX: Final = ("top", "bottom", "left", "right")
+_TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
+
+
+def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
+    """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them. All
+    charts share one range of milliseconds.
+    """
+    charts: list[Chart] = []
+    shared = model("Range1d", start=0, end=1, name="timeline-x")
+    for number, each in enumerate(spans):
+        if not each.steps:
+            continue
+        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
+        plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
+        plot["center"][1].attributes["grid_line_color"] = None
+        plot.attributes["min_border_left"] = 150
+
+        _boxes(plot, number, "steps", fill_color=BAND, fill_alpha=0.5, line_color=QUIET, line_alpha=0.5)
+        bounds = _boxes(plot, number, "bounds", ("told",), fill_color=QUIET, fill_alpha=0.4, line_color=None)
+        ran = _boxes(plot, number, "spans", _TOLD, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6)
+        hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        # On a ground of its own: the lines do not show on the dark of a backward pass.
+        ground = {"fill_color": PAPER, "fill_alpha": 0.6, "line_color": INK, "line_width": 0.8}
+        waited = _boxes(plot, number, "waits", _TOLD, **ground, **hatch)
+        _boxes(plot, number, "chosen", fill_color=None, line_color=INK, line_width=2.5)
+        names = source({key: [] for key in ("x", "y", "text", "ink", "ground")}, f"timeline-labels-{number}")
+        text = {"text_align": "center", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
+        text |= {"text_color": "ink", "background_fill_color": "ground"}  # over hatching
+        draw(plot, "Text", names, x="x", y="y", text="text", **text)
+        for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
+            bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
+        tap = model("TapTool", renderers=[ran])
+        plot["toolbar"]["tools"].append(tap)
+        plot["toolbar"].attributes["active_tap"] = tap
+        rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
+        hover(plot, [ran, waited], *rows)
+        hover(plot, [bounds], ("", "@told"))
+        charts.append(Chart(plot["name"], each.label, "ms since the first of these ranks began the step", plot, number))
+    return charts
+
+
+def _boxes(plot: Model, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> Model:
+    """Draw boxes from a source that is empty yet; `told`: its other columns."""
+    columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
+    return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
+
+
+def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
+    """Return what the page's script reads, as plain JSON values: lists of names, and columns as base64 of little-endian
+    numbers.
+    """
+
+    def packed(columns: dict[str, np.ndarray]) -> dict[str, dict[str, str]]:
+        little = {name: column.astype(column.dtype.newbyteorder("<")) for name, column in columns.items()}
+        return {
+            name: {"type": column.dtype.name, "data": base64.b64encode(column.tobytes()).decode("ascii")}
+            for name, column in little.items()
+        }
+
+    return [
+        {
+            "label": each.label,
+            "steps": [{"why": step.why, "step": step.global_step, "ms": step.job_step_ms} for step in each.steps],
+            "ranks": each.ranks,
+            "ranksInRun": each.ranks_in_run,
+            "shownFirst": each.shown_first,
+            "clock": each.clock,
+            "lanes": each.lanes,
+            "kinds": [*each.kinds],
+            "whats": each.whats,
+            "columns": packed(each.columns),
+            "windows": packed(each.windows),
+        }
+        for each in spans
+    ]

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 
-from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.palette import MEANINGS, RAMP, SURFACES, lane_color, light
-from tests.analysis.builders import header, metrics, step, write_rank
-from tests.analysis.by_json import summarize
+from aorta.analysis.report.palette import MEANINGS, SURFACES, light
 from tests.analysis.report.browsing import (
     EVERYWHERE,
     NEEDED,
@@ -35,7 +29,7 @@ from tests.analysis.report.browsing import (
     told,
     unfolded,
 )
-from tests.analysis.report.pages import HOSTILE, compared, hostile_run, page, subjects, two_sets
+from tests.analysis.report.pages import HOSTILE, compared, hostile_run, page, two_sets
 
 pytestmark = NEEDED
 
@@ -153,40 +147,6 @@ def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> 
 
 
 @pytest.mark.thorough
-def test_a_map_shows_each_rank_where_its_axis_says(browser: Chrome, tmp_path: Path) -> None:
-    for rank in range(2):
-        lines = [step(rank, 2, at, overlap=metrics(10 + 10 * rank, 8, 4, 2)) for at in range(4)]
-        write_rank(tmp_path / "run", header(rank, 2), lines)
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    path = tmp_path / "map.html"
-    page(datasets, summarize(subjects(datasets)), path)
-    opened(browser, path)
-    unfolded(browser)
-    Select(browser.find_element(By.ID, "map-metric")).select_by_value("step_ms")
-    clicked(browser, "#map-stretched")
-    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (RAMP[0], RAMP[-1])]
-    seen: list[list[int]] = []
-
-    def drawn(browser: Chrome) -> bool:
-        """Bokeh draws when it comes to it."""
-        seen[:] = [
-            browser.execute_script(
-                "const [rank] = arguments, view = Bokeh.index.find_one_by_id(data.roots['map-0']);"
-                "const canvas = view.canvas_view.primary.canvas, ratio = canvas.width / view.bbox.width;"
-                "const [x, y] = [view.frame.x_scale.compute(1.5), view.frame.y_scale.compute(rank)];"
-                "return [...canvas.getContext('2d').getImageData(x * ratio, y * ratio, 1, 1).data].slice(0, 3)",
-                rank,
-            )
-            for rank in range(2)
-        ]
-        return seen == ends
-
-    with suppress(TimeoutException):
-        WebDriverWait(browser, PATIENCE_S).until(drawn)
-    assert seen == ends
-
-
-@pytest.mark.thorough
 def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     unfolded(browser)
@@ -258,7 +218,7 @@ def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chr
     assert drawn["forward"] == light("forward")
     assert drawn["backward"] == light("backward")
     kinds = {what.split(",")[0]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
-    assert kinds["allreduce"] == lane_color("allreduce")
+    assert kinds["allreduce"] == light("allreduce")
     labels = asked(browser, "model('timeline-labels-0').data.text")
     assert any(each.startswith("block") for each in labels)
     assert any(each.startswith(("allreduce", "AR")) for each in labels)

@@ -9,9 +9,8 @@ from itertools import combinations
 import pytest
 
 from aorta.analysis.report.html.page_content import for_scripts, variables
-from aorta.analysis.report.html.timeline_chart import color_of
-from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, contrast, lane_color, light, phase_color, text_on
-from aorta.analysis.report.timeline import COPIES, EXPOSED, OTHER_WORK
+from aorta.analysis.report.palette import MEANINGS, SERIES, SURFACES, contrast, light, text_on
+from aorta.analysis.report.timeline import BUBBLES, COPIES, EXPOSED, OTHER_WORK, color_of
 from aorta.timeline.classes import COMPUTE, KINDS
 
 # What a colour becomes to somebody without one kind of cones: Machado, Oliveira, Fernandes, "A Physiologically-based
@@ -98,16 +97,18 @@ def test_text_is_legible_on_everything_that_it_stands_on(theme: int) -> None:
     assert {name: found for name, found in thin.items() if found < 3} == {}
 
 
-def test_the_pictures_and_the_page_draw_a_span_in_one_colour() -> None:
-    for phase in ("forward", "backward", "recomputation"):
-        assert color_of(phase, COMPUTE) == phase_color(phase)
-    assert color_of(COMPUTE, COMPUTE) == lane_color(COMPUTE) == light("compute")
-    for kind in KINDS:
-        assert color_of(kind, "group world") == color_of(kind, kind) == lane_color(kind)
-    assert color_of(EXPOSED, EXPOSED) == light("exposed")
-    assert {color_of("sgd", OTHER_WORK), color_of(COPIES, COPIES), lane_color("copy"), lane_color("aux")} == {
-        light("other-work")
+def test_a_span_has_the_colour_of_what_it_is() -> None:
+    meanings = {
+        **{(phase, COMPUTE): phase for phase in ("forward", "backward")},
+        **{(phase, COMPUTE): "compute" for phase in (COMPUTE, "recomputation")},
+        **{(kind, lane): kind for kind in (*KINDS[:3], "alltoall") for lane in ("group world", kind)},
+        ("broadcast", "group world"): "other-kind",
+        (EXPOSED, EXPOSED): "exposed",
+        ("sgd", OTHER_WORK): "other-work",
+        (COPIES, COPIES): "other-work",
+        (BUBBLES, BUBBLES): "idle",
     }
+    assert {span: color_of(*span) for span in meanings} == {span: light(name) for span, name in meanings.items()}
 
 
 def test_the_page_gets_its_colours_from_the_palette() -> None:

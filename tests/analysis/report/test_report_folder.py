@@ -13,7 +13,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.report import report_folder
-from aorta.analysis.report.figure_data import parts
+from aorta.analysis.report.html.charts import parts
 from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from aorta.records.record_file import header_of

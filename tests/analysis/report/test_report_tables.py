@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from aorta.analysis.report import report_tables
+from aorta.analysis.report import report_folder
 from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.run_tables import METRICS
 from aorta.analysis.report.tables import IN_FILE
@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT, code, first_column, section
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 STEPS, COLLECTIVES = (
-    [column.key for column in columns] for columns in (report_tables.STEPS, report_tables.COLLECTIVES)
+    [column.key for column in columns] for columns in (report_folder.STEPS, report_folder.COLLECTIVES)
 )
 
 SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
@@ -34,7 +34,7 @@ def read(folder: Path, name: str, form: str) -> pd.DataFrame:
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMATS)
 def test_steps_and_collectives_add_up_to_the_summary(tmp_path, form, monkeypatch):
-    monkeypatch.setattr(report_tables, "FRAME_ROWS", 1)  # a frame per rank: they must fit together
+    monkeypatch.setattr(report_folder, "FRAME_ROWS", 1)  # a frame per rank: they must fit together
     sources = {"sample": SAMPLE, "made": simulated_run(tmp_path / "made", label="made", ranks=3, steps=7, warmup=2)}
     report = write_report(sources, tmp_path / "out", html=False, tables=form)
     assert {path for path in report.files if path.parent.name == "tables"} == {
@@ -96,7 +96,7 @@ def test_columns_are_the_documented_ones_whatever_a_source_has(tmp_path):
         name: {each for cell in first_column(section(page, f"`tables/{name}`")) for each in code(cell)}
         for name in ("steps", "collectives", "metrics")
     }
-    assert told["steps"] == {*STEPS} - set(report_tables.METRICS_OF_STEPS)
+    assert told["steps"] == {*STEPS} - set(report_folder.METRICS_OF_STEPS)
     assert told["collectives"] == {*COLLECTIVES}
     assert told["metrics"] == {*metrics}
 
@@ -117,23 +117,23 @@ def test_tables_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_subject_without_ranks_gives_columns(tmp_path, form):
-    (found,) = report_tables._steps({}, None)
+    (found,) = report_folder._steps({}, None)
     with whole_file(tmp_path / f"steps.{form}") as part:
-        assert report_tables.write_table(iter([found]), part) == 0
+        assert report_folder.write_table(iter([found]), part) == 0
     back = tmp_path / f"steps.{form}"
     assert tuple((pd.read_parquet(back) if form == "parquet" else pd.read_csv(back)).columns) == tuple(STEPS)
 
 
 def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
     sizes: dict[str, list[int]] = {}
-    real = report_tables.write_table
+    real = report_folder.write_table
 
     def watched(found, path):
         rows = sizes.setdefault(path.name.split(".")[-2], [])
         return real((rows.append(len(frame)) or frame for frame in found), path)
 
-    monkeypatch.setattr(report_tables, "write_table", watched)
-    monkeypatch.setattr(report_tables, "FRAME_ROWS", 10)
+    monkeypatch.setattr(report_folder, "write_table", watched)
+    monkeypatch.setattr(report_folder, "FRAME_ROWS", 10)
     made = simulated_run(tmp_path / "made", label="made", ranks=4, steps=5)
     write_report({"made": made}, tmp_path / "out", html=False, tables="csv")
     assert sizes["steps"] == [0, 10, 10]  # the columns, then two ranks of five steps at a time

@@ -1,4 +1,4 @@
-"""What stands at the top of the page: one word, one sentence, and the numbers behind them on cards.
+"""What stands at the top of the page: a word, a sentence, and the numbers behind them on cards.
 
 Must not decide anything; the verdict is the comparison's, or there is none.
 """
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
-from aorta.analysis.compare.headline import headline, is_comparable, numbers
+from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers, title
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, ComparedMetric, Comparison, Effect, Summary
+from aorta.analysis.documents.comparison import SIDES
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry
-from aorta.analysis.formatting import PAGE, first_upper, p_value, rough_ms, rough_percent
+from aorta.analysis.documents.summary import Summary
+from aorta.analysis.formatting import PAGE, NumberFormat, first_upper, rough_percent
+from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS, metric_named
 from aorta.analysis.report.run_tables import change_of, signed
 
@@ -31,18 +33,16 @@ _LOOKS: Final = {
     NOT_COMPARABLE: ("open", "?"),
 }
 """Tone and sign of each verdict."""
-_NO_VERDICT: Final = "Not enough launches for a verdict (1 of 4)"
-_CARDS: Final = ("overlap_ratio", "exposed_comm_ms", "job_step_ms")
 _TITLES: Final = {
     "overlap_ratio": "Overlap ratio",
-    "job_step_ms": "Job step",
     "exposed_comm_ms": "Exposed communication",
+    "job_step_ms": "Job step",
 }
 
 
 @dataclass(frozen=True)
 class Card:
-    """One metric, large: its value, or `before → after`. `lines` stand below; `facts`, label and value, are folded."""
+    """One metric, large: its value, or `before → after`. `line` stands below."""
 
     name: str
     title: str
@@ -50,22 +50,21 @@ class Card:
     value: str
     change: str
     tone: str
-    lines: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
+    line: str
 
 
 @dataclass(frozen=True)
 class PageVerdict:
-    """`tone` is good, bad, even or open; `symbol` says the same without colour."""
+    """`tone` is good, bad, even or open; `symbol` says the same without colour. `test`: the statistics behind it."""
 
     word: str
     tone: str
     symbol: str
     sentence: str
-    reason: str
-    basis: str
     cards: tuple[Card, ...]
     warnings: tuple[str, ...]
+    reason: str = ""
+    test: str = ""
 
 
 def verdict_of(summary: Summary) -> PageVerdict:
@@ -73,18 +72,36 @@ def verdict_of(summary: Summary) -> PageVerdict:
     comparison = known(summary.comparison)
     if comparison is None:
         return _numbers_only(summary.datasets)
-    tested = comparison.tested
-    found = comparison.verdict
+    tested, comparable, found = comparison.tested, is_comparable(comparison), comparison.verdict
     tone, symbol = _LOOKS[found] if tested else ("open", "")
-    word, _, said = headline(comparison).partition(": ")
-    word = word if tested or not is_comparable(comparison) else _NO_VERDICT
-    stated = numbers(comparison)
-    if not comparison.unlike and found != SHIFTED:  # of these the numbers say what the headline would
-        stated = first_upper(f"{said} {stated}")
-    primary = comparison.deciding
-    names = dict.fromkeys((primary, *_CARDS))
-    metrics = comparison.metrics
-    stuck = [f"{label}: {told}" for label, entry in summary.datasets.items() if (told := autopsy_title(entry))]
+    no_verdict = "Not enough launches for a verdict (1 of 4)"
+    reasons = []
+    if found in ("regression", "improvement") and not comparison.unlike:
+        reasons.append(str(comparison.verdict_reason))
+    if launches := comparison.launches:
+        sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
+        reasons.append(f"{sides}; intervals at {100 * comparison.interval_level:g} %")
+    if (losses := known(comparison.losses)) is not None and not comparison.unlike:
+        reasons.append(f"losses {losses.sentence}")
+
+    over_all = comparison.statistic == MEANS
+    cards = []
+    for name in dict.fromkeys((comparison.deciding, *_TITLES)):
+        pair = comparison.metrics.get(name)
+        if pair is None or (pair.unknown and not pair.bounded):
+            continue
+        effect = change_of(pair) if comparable else None
+        word = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
+        before, after = (PAGE.side(pair, side) for side in SIDES)
+        change = "" if effect is None or effect.value is None else PAGE.effect(effect.value, effect.kind)
+        if pair.tested:
+            role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary")
+        else:
+            role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
+        card_tone = _LOOKS[word][0] if word in _LOOKS else "open"
+        value = f"{before} \u2192 {after}"
+        cards.append(Card(name, _TITLES.get(name, name), role, value, change, card_tone, signed(word)))
+    stuck = [f"{label}: {said}" for label, entry in summary.datasets.items() if (said := autopsy_title(entry))]
     # The sentence says what was not alike already.
     unlike = {
         not_alike(each.key, each.reference, each.candidate)
@@ -92,85 +109,74 @@ def verdict_of(summary: Summary) -> PageVerdict:
         if each.key in comparison.unlike
     }
     return PageVerdict(
-        word,
+        first_upper(title(comparison)) if tested or not comparable else no_verdict,
         tone,
         symbol,
-        stated,
-        str(comparison.verdict_reason) if found in ("regression", "improvement") and not comparison.unlike else "",
-        _basis(comparison),
-        tuple(
-            _card(name, metrics[name], comparison)
-            for name in names
-            if name in metrics and (metrics[name].bounded or not metrics[name].unknown)
-        ),
+        first_upper(f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}"),
+        tuple(cards),
         (*stuck, *(each for each in comparison.warnings if each not in unlike)),
+        "; ".join(reasons),
+        evidence(comparison),
     )
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
-    """Return the verdict of a report without a comparison: the result of each run."""
+    """Return the verdict of a report without a comparison: the result of each run, or that it was stuck."""
     many = len(entries) > 1
-    results = {label: result_of(entry) for label, entry in entries.items()}
-    stuck = {label: title for label, entry in entries.items() if (title := autopsy_title(entry)) is not None}
-    cards = [
-        card
-        for label, entry in entries.items()
-        for name in _CARDS
-        if label not in stuck and (card := _median_card(name, label if many else "", entry)) is not None
-    ]
-    word = "Run summary" if many else next(iter([*stuck.values(), *results.values()]))
-    told = [f"{label}: {result}. " for label, result in results.items()] if many else []
-    measured = []
+    stuck = {
+        label: stuck_title for label, entry in entries.items() if (stuck_title := autopsy_title(entry)) is not None
+    }
+    sentences, measured, cards, notes = list[str](), list[str](), list[Card](), list[str]()
+    word = "Run summary"
     for label, entry in entries.items():
-        over = f"{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}"
-        if entry.launches:
-            over += f" of launch {Path(entry.representative).name}, the nearest to the medians of {entry.launches}"
-        measured += [f"{f'{label}: ' if many else ''}{over}, warm-up left out"] if entry.count else []
-    said = f"{first_upper('; '.join(measured))}. " if measured else ""
-    sentence = f"{''.join(told)}{said}Nothing was compared: name a reference and a candidate for that."
-    if stuck and not many:
-        sentence = " ".join(
-            f"{first_upper(found.summary)}." for entry in entries.values() if (found := known(entry.autopsy))
-        )
-    notes = [f"{label}: {note}" for label, entry in entries.items() if entry.count for note in pace_notes(entry)]
-    notes = [*(f"{label}: {title}" for label, title in stuck.items() if many), *notes]
+        said = f"{label}: " if many else ""
+        if many:
+            sentences.append(f"{label}: {result_of(entry)}.")
+        elif label in stuck:
+            sentences += [f"{first_upper(autopsy.summary)}." for autopsy in [known(entry.autopsy)] if autopsy]
+        if not many:
+            word = stuck.get(label) or result_of(entry)
+        if entry.count:
+            of = MEANS if entry.few_steps else "medians"
+            measured.append(f"{said}{of} of {PAGE.steps_used(entry)}, warm-up left out")
+            notes += [f"{label}: {note}" for note in pace_notes(entry)]
+        if label not in stuck:
+            cards += [card for name in _TITLES if (card := _median_card(name, label if many else "", entry))]
+    if measured:
+        sentences.append(f"{first_upper('; '.join(measured))}.")
+    sentences.append("Nothing was compared: name a reference and a candidate for that.")
+    if many:
+        notes = [*(f"{label}: {stuck_title}" for label, stuck_title in stuck.items()), *notes]
     tone, symbol = ("bad", "!") if stuck else ("open", "")
-    return PageVerdict(word, tone, symbol, sentence, "", "", tuple(cards), tuple(notes))
+    return PageVerdict(word, tone, symbol, " ".join(sentences), tuple(cards), tuple(notes))
 
 
-def result_of(entry: DatasetEntry) -> str:
+def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     """Return the result of a run: `67 % hidden; 23 of 211 ms exposed`."""
     if not entry.count:
         return "Nothing to measure"
     length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
-    steps = "" if length is None else f"steps of {rough_ms(length)}".replace(" ms", "\u00a0ms")
-    if not _communicates(entry):
-        why = "One rank" if _is_alone(entry) else "No communication"
-        return f"{why}: nothing to hide" + (f"; {steps}" if steps else "")
+    steps = [] if length is None else [f"steps of {form.quantity(length, 'ms')}"]
     ratio, parts = entry.described.get("overlap_ratio"), []
+    if not _communicates(entry):
+        why = "One rank" if ratio is not None and ratio.reason == ONE_RANK else "No communication"
+        return "; ".join([f"{why}: nothing to hide", *steps])
     if hidden is not None:
-        parts.append(f"{rough_percent(hidden)} hidden")
+        parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} hidden")
     elif ratio is not None and ratio.bounds:
-        low, high = (PAGE.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
+        low, high = (form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
         parts.append(f"{low} to {high} hidden")
-    if exposed is not None:
-        of = "" if length is None else f"{rough_ms(exposed).removesuffix(' ms')} of "
-        parts.append(f"{of}{rough_ms(exposed if length is None else length)} exposed")
-    return (
-        "; ".join(parts).replace(" ms", "\u00a0ms").replace(" %", "\u00a0%")
-        or f"Overlap not known{f'; {steps}' if steps else ''}"
-    )
+    if exposed is not None and length is not None:
+        parts.append(f"{form.number(exposed, 'ms')} of {form.quantity(length, 'ms')} exposed")
+    elif exposed is not None:
+        parts.append(f"{form.quantity(exposed, 'ms')} exposed")
+    return "; ".join(parts or ["Overlap not known", *steps])
 
 
 def _communicates(entry: DatasetEntry) -> bool:
     """Return whether ranks exchanged anything: not one rank alone, whatever it calls, nor without a collective."""
-    comm = entry.described.get("comm_ms")
-    return not _is_alone(entry) and not (comm is not None and comm.max == 0)
-
-
-def _is_alone(entry: DatasetEntry) -> bool:
-    ratio = entry.described.get("overlap_ratio")
-    return ratio is not None and ratio.reason == ONE_RANK
+    ratio, comm = entry.described.get("overlap_ratio"), entry.described.get("comm_ms")
+    return not (ratio is not None and ratio.reason == ONE_RANK) and not (comm is not None and comm.max == 0)
 
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
@@ -178,67 +184,13 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     found = entry.described.get(name)
     if found is None or (name != "job_step_ms" and not _communicates(entry)):
         return None
-    title, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
+    heading, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
     if found.bounds:
-        return Card(name, title, "bounds", PAGE.bounds(found.bounds, unit), "", "open", (found.reason or "",), ())
+        return Card(name, heading, "bounds", PAGE.bounds(found.bounds, unit), "", "open", found.reason or "")
     if found.median is None:
         return None
     over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
     of = over_all if entry.few_steps else "median"
     of += " of the steps measured by kernels" if found.source == "kernels" else ""
     spread = f"5th to 95th percentile: {PAGE.number(found.p5, unit)} to {PAGE.quantity(found.p95, unit)}"
-    return Card(name, title, of, PAGE.quantity(entry.leading(name), unit), "", "open", (spread,), ())
-
-
-def _basis(comparison: Comparison) -> str:
-    """Return what the verdict rests on."""
-    launches, found = comparison.launches, known(comparison.losses)
-    losses = "" if found is None or comparison.unlike else f"losses {found.sentence}"
-    if not launches:
-        return losses
-    sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
-    return "; ".join(filter(None, (f"{sides}; intervals at {100 * comparison.interval_level:g} %", losses)))
-
-
-def _card(name: str, pair: ComparedMetric, comparison: Comparison) -> Card:
-    """Return both sides, large; the change and its verdict below; statistics folded."""
-    found = change_of(pair) if is_comparable(comparison) else None
-    word = (pair.verdict or str(pair.judgement)) if found is not None or not pair.tested else ""
-    word = word if is_comparable(comparison) else ""
-    before, after = (PAGE.side(pair, side) for side in SIDES)
-    change = "" if found is None or found.value is None else PAGE.effect(found.value, found.kind)
-    facts = _statistics(pair, found) if pair.tested and found is not None else []
-    facts += (
-        [("note", pair.judgement_reason)] if pair.judgement_reason and not pair.tested and found is not None else []
-    )
-    over_all = "ratio of sums" if name in RATIO_PARTS else "mean"
-    middle = over_all if comparison.statistic == MEANS else "median over launches" if comparison.tested else "median"
-    role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary") if pair.tested else middle
-    facts += [("of", "bounds" if pair.candidate is None and pair.bounded else middle)] if pair.tested else []
-    tone = _LOOKS[word][0] if word in _LOOKS else "open"
-    lines = (signed(word),) if word else ()
-    return Card(name, _TITLES.get(name, name), role, f"{before} \u2192 {after}", change, tone, lines, tuple(facts))
-
-
-def _statistics(pair: ComparedMetric, effect: Effect) -> list[tuple[str, str]]:
-    """Return interval, margin, p and what could have been found."""
-    told = pair.detectable
-    detectable = told.reason or PAGE.unknown
-    if told.effect is not None:
-        size = PAGE.effect(told.effect, effect.kind).lstrip("+")
-        detectable = f"{size} with power {PAGE.percent(told.power, 0)}"
-    facts = [
-        ("interval", PAGE.interval(effect)),
-        ("margin", "±" + PAGE.effect(pair.margin, effect.kind).lstrip("+")),
-        ("smallest detectable", detectable),
-    ]
-    if pair.p is not None:
-        corrected = "" if pair.p_corrected in (None, pair.p) else f" ({p_value(pair.p_corrected, 3)} corrected)"
-        facts.append(("p", p_value(pair.p, 3) + corrected))
-    if pair.verdict == "inconclusive" and pair.launches_needed is not None:
-        facts.append(("to find what was seen", f"{PAGE.count(pair.launches_needed, 'launch')} per side"))
-    if pair.bounded:
-        facts.append(("note", str(pair.verdict_reason)))
-    if pair.role == "guard":
-        facts.append(("safeguard", "a better ratio with a slower step is no improvement"))
-    return facts
+    return Card(name, heading, of, PAGE.quantity(entry.leading(name), unit), "", "open", spread)

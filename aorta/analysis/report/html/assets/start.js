@@ -42,12 +42,6 @@ function startControls() {
   for (const box of document.querySelectorAll("input[data-dataset]")) {
     box.addEventListener("change", () => showDataset(Number(box.dataset.dataset), box.checked));
   }
-  const metric = document.getElementById("map-metric");
-  const stretched = document.getElementById("map-stretched");
-  for (const each of [metric, stretched]) {
-    each?.addEventListener("change", () => showMap(metric.value, stretched.checked));
-  }
-  if (metric) showMap(metric.value, stretched.checked);
 }
 
 function showDataset(number, shown) {
@@ -56,25 +50,6 @@ function showDataset(number, shown) {
     if (model.tags?.includes(`dataset-${number}`)) model.visible = shown;
   }
   for (const each of document.querySelectorAll(`figure[data-dataset="${number}"]`)) each.hidden = !shown;
-}
-
-function showMap(name, stretched) {
-  let low = Infinity;
-  let high = -Infinity;
-  data.labels.forEach((_, number) => {
-    const source = charts.get_model_by_name(`map-data-${number}`);
-    if (!source) return;
-    source.data = { ...source.data, image: source.data[name] };
-    for (const value of source.data[name][0]) {
-      if (Number.isFinite(value)) {
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
-  });
-  if (!stretched) [low, high] = name === "overlap_ratio" ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
-  if (!(high > low)) high = low + 1;
-  charts.get_model_by_name("map-colors").setv({ low, high });
 }
 
 // On a narrow page fewer numbers along an axis, so that they do not run into each other.

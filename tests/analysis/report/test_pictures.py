@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.report.figure_data import chosen_steps
 from aorta.analysis.report.palette import light
 from aorta.analysis.report.pictures import SIDE_BY_SIDE_FILE, draw_side_by_side, pictures, typical_step
+from aorta.analysis.report.timeline import chosen_steps
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step

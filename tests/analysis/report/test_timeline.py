@@ -1,4 +1,4 @@
-"""Curves, maps and spans against numbers worked out by hand."""
+"""Curves and spans against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
-from aorta.analysis.report import figure_data, timeline
-from aorta.analysis.report.figure_data import Curve, Series
-from aorta.analysis.report.html.step_charts import map_charts, step_charts
+from aorta.analysis.report import timeline
+from aorta.analysis.report.html import charts
 from aorta.analysis.report.timeline import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
@@ -24,7 +23,6 @@ from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
-from tests.analysis.report.pages import as_bokeh
 
 
 def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
@@ -39,70 +37,26 @@ def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledR
 
 
 def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
-    series = Series(run_of(tmp_path, 5, ranks=3, warm=2))
-    job = series.job_step()
+    curves, _ = charts.curves_of(run_of(tmp_path, 5, ranks=3, warm=2))
+    job = curves["job_step"]
     assert job.x.tolist() == [2, 3, 4]
     assert job.low.tolist() == [12, 13, 14]
     assert job.middle.tolist() == [14, 15, 16]
     assert job.high.tolist() == [14, 15, 16]
-    assert series.curve("overlap_ratio").middle == pytest.approx([0.2, 0.3, 0.4])
+    assert curves["overlap_ratio"].middle == pytest.approx([0.2, 0.3, 0.4])
 
 
 def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figure_data, "POINTS", 4)
-    series = Series(run_of(tmp_path, 10, ranks=1))
-    assert series.steps_a_point == 3
-    job = series.job_step()
+    monkeypatch.setattr(charts, "POINTS", 4)
+    dataset = run_of(tmp_path, 10, ranks=1)
+    assert charts.steps_a_point(dataset.global_steps) == 3
+    job = charts.curves_of(dataset)[0]["job_step"]
     assert job.x.tolist() == [1, 4, 7, 9]
     assert job.low.tolist() == [10, 13, 16, 19]
     assert job.high.tolist() == [12, 15, 18, 19]
     assert job.middle.tolist() == [11, 14, 17, 19]
-
-
-def test_a_map_holds_every_rank_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_data, "MAP_STEPS", 3)
-    monkeypatch.setattr(figure_data, "MAP_RANKS", 2)
-    series = Series(run_of(tmp_path, 5, ranks=3))
-    found = series.map("step_ms")
-    assert found is not None
-    # Two steps a column, two ranks a row; the last of each hold one.
-    assert found.values.tolist() == [[11.0, 13.0, 14.5], [12.5, 14.5, 16.0]]
-    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
-    assert series.map("no_such_metric") is None
-
-
-def test_a_map_has_gaps_where_ranks_and_steps_were_not_read(tmp_path: Path) -> None:
-    for rank in (0, 2, 3):
-        lines = [step(rank, 4, at, overlap=metrics(10 + rank, 8, 4, 2)) for at in (0, 1, 2, 5)]
-        write_rank(tmp_path, header(rank, 4), lines)
-    dataset = LabelledRun("x", load_run(tmp_path))
-    found = Series(dataset).map("step_ms")
-    assert found is not None
-    assert (found.first_step, found.end_step, found.first_rank, found.end_rank) == (0, 6, 0, 4)
-    gap = np.nan
-    expected = [[at, at, at, gap, gap, at] if at else [gap] * 6 for at in (10, 0, 12, 13)]
-    np.testing.assert_array_equal(found.values, expected)
-    (chart,), _ = map_charts({"x": Series(dataset)}, [(3, 4)])
-    assert chart.caption == "3 of 4 ranks. Grey: not read, or unknown."
-
-
-def test_steps_that_are_recorded_now_and_then_stand_side_by_side(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(), [step(0, 1, at, overlap=metrics(at, 8, 4, 2)) for at in (10, 20, 40)])
-    found = Series(LabelledRun("x", load_run(tmp_path))).map("step_ms")
-    assert found is not None
-    np.testing.assert_array_equal(found.values, [[10, 20, np.nan, 40]])
-    assert (found.first_step, found.end_step) == (10, 50)
-
-
-def test_ranks_that_a_trace_does_not_tell_have_rows_below_0(tmp_path: Path) -> None:
-    for at in range(2):
-        events = [kineto_step(0, at, 1000), kernel("gemm", at, 400)]  # the same times would be a copy
-        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
-    found = Series(LabelledRun("x", load_traces(str(tmp_path)))).map("step_ms")
-    assert found is not None
-    assert (found.first_rank, found.end_rank, found.values.tolist()) == (-2, 0, [[1.0], [1.0]])
 
 
 def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
@@ -113,26 +67,6 @@ def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) ->
     assert (found.ranks, found.shown_first) == ([-3, -2, -1], [-3, -1])
 
 
-class Sampled(Series):
-    """A run whose devices were sampled: three steps of a constant power, a changing temperature."""
-
-    throttled = np.empty(0)
-
-    def devices(self) -> dict[str, Curve]:
-        at = np.arange(3)
-        return {
-            name: Curve(at, *(np.array(values, float),) * 3)
-            for name, values in {"device_power_w": [300, 300, 300], "device_temp_c": [60, 61, 62]}.items()
-        }
-
-
-def test_what_does_not_change_has_no_chart(tmp_path: Path) -> None:
-    charts, notes = step_charts({"x": Sampled(run_of(tmp_path, 3))})
-    assert len(charts) == 3  # the temperature, behind overlap ratio and job step
-    assert len({plot.x_range.id for plot in as_bokeh(charts)}) == 1  # all over the same steps
-    assert notes == []
-
-
 def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
     """Lane, kind, start and length in ms of the spans of one rank in one step."""
     columns = found.columns
@@ -140,7 +74,7 @@ def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, fl
     return {
         (
             found.lanes[columns["lane"][at]],
-            found.kinds[columns["kind"][at]],
+            list(found.kinds)[columns["kind"][at]],
             round(float(columns["start"][at]), 3),
             round(float(columns["length"][at]), 3),
         )
@@ -194,6 +128,9 @@ def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
     late = found.columns["wait"][(found.columns["seq"] == 2) & (found.columns["rank"] == 0)]
     assert late.tolist() == [0.5]  # rank 1 came 0.5 ms later
     assert found.notes == []
+    names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
+    order = ["compute", "allgather", "group 9", "group 10", EXPOSED, "optimizer, data"]
+    assert sorted(names, key=timeline.lane_order) == order
 
 
 HOST, OTHER = {"host": "node0", "boot": "one"}, {"host": "node1", "boot": "two"}
@@ -276,18 +213,6 @@ def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
     found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
     assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
     assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
-
-
-def test_lanes_are_in_the_order_in_which_they_are_read() -> None:
-    names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
-    assert sorted(names, key=timeline.lane_order) == [
-        "compute",
-        "allgather",
-        "group 9",
-        "group 10",
-        EXPOSED,
-        "optimizer, data",
-    ]
 
 
 def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:
