@@ -21,7 +21,7 @@ from aorta.analysis.documents.dataset import (
     TraceEntries,
 )
 from aorta.analysis.load.engines import Local
-from aorta.analysis.load.kernel_classifier import add_comm_pattern
+from aorta.analysis.load.interval_table import add_comm_pattern
 from aorta.analysis.report.tables import PEOPLE, Column, Table, file_columns, shortened, text_lines
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, InputError

@@ -203,7 +203,7 @@ def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path
         axes.set_ylim(y + 0.7, 0.3)
     panels[0].set_xlim(0, end_ms)
     panels[0].tick_params(labelbottom=False)
-    panels[1].set_xlabel("ms since the first of these ranks began the step")
+    panels[1].set_xlabel("ms since the step began")
     handles: dict[str, Artist] = {
         OTHER_WORK if lane == OTHER_WORK else kind: Patch(facecolor=color_of(kind, lane))
         for kind, lane in kinds

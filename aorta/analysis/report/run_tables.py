@@ -15,17 +15,24 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
+from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.comparison import SIDES, AttributionRow, ComparedMetric, Comparison, Effect
+from aorta.analysis.documents.comparison import (
+    SIDES,
+    AttributionRow,
+    ComparedMetric,
+    Comparison,
+    Effect,
+    MetricDefinition,
+)
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
 from aorta.analysis.formatting import PAGE, TEXT, group_title, is_zero, json_text
-from aorta.analysis.load.run_facts import config_of
+from aorta.analysis.load.records import config_of
 from aorta.analysis.metrics import JOB_STEP, metric_named
 from aorta.analysis.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table, file_columns, text_column
-from aorta.analysis.straggler import sentences
 from aorta.analysis.summary import SHOWN_MARGINALS
 from aorta.records.run_files import flatten
 from aorta.terminal_style import mark_of
@@ -429,7 +436,7 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
     health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
     said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
     found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *sentences(entry), *found, *health]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(entry), *found, *health]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:

@@ -387,7 +387,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
         rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
         hover(plot, [ran, waited], *rows)
         hover(plot, [bounds], ("", "@told"))
-        charts.append(Chart(plot["name"], each.label, "ms since the first of these ranks began the step", plot, number))
+        charts.append(Chart(plot["name"], each.label, "ms since the step began", plot, number))
     return charts
 
 

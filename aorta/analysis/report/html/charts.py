@@ -295,8 +295,8 @@ OTHER_MARKER: Final = ("inverted_triangle", "▼")
 
 
 def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
-    """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where none is
-    known.
+    """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
+    two sizes are known: the table says more of one.
     """
     names = "bytes of the collective", "bus bandwidth, GB/s"
     plot = new_chart("bandwidth", 320, *names, zoom="both", log=True, y_range=model("DataRange1d", start=0))
@@ -325,7 +325,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
         dots = draw(plot, "Scatter", points, owner, x="x", y="y", marker="marker", **look)
         draw(plot, "Segment", points, owner, x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5)
         hover(plot, [dots], ("run", "$name"), ("", "@what"), ("", "@told"))
-    if not sizes:
+    if len(set(sizes)) < 2:
         return []
     ticks = round_sizes(min(sizes), max(sizes))
     written = {tick: PAGE.size(tick) for tick in ticks}

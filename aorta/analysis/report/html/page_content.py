@@ -23,11 +23,9 @@ from aorta.analysis.cautions import DRAWN, HOST_BOUND, autopsy_title
 from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, AttributedSide, Attribution
+from aorta.analysis.documents.comparison import SIDES, AttributedSide, Attribution, Summary
 from aorta.analysis.documents.dataset import DatasetEntry
-from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, first_upper, json_text
-from aorta.analysis.host_bound import DRAWN, HOST_BOUND
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report import run_tables
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
@@ -46,8 +44,8 @@ from aorta.analysis.report.kernels import kernel_notes, kernel_tables
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
 from aorta.analysis.report.timeline import BLOCKED, lane_order, payload, spans_of, timeline_charts
-from aorta.analysis.straggler import sentences
-from aorta.autopsy.verdict import waiting_sentence
+from aorta.autopsy.judge import process_label
+from aorta.autopsy.report import waiting_sentence
 from aorta.command_line import rounded_time
 from aorta.records.files import NOT_UTF8
 from aorta.redaction import redact
@@ -131,7 +129,7 @@ def write_page(
         "findings": [
             f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
             for label, entry in entries.items()
-            for sentence in (*sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
+            for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
         ],
         "exposed": {label: run_tables.exposed_tables(label, entry) for label, entry in entries.items()},
         "attribution": _attribution(comparison.attribution) if comparison and comparable else None,
@@ -229,11 +227,7 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
         title, verdict = autopsy_title(entry), known(entry.autopsy)
         if title is None or verdict is None:
             continue
-        processes = {}
-        for row in verdict.ranks:
-            where = [] if row.pid is None else [f"PID {row.pid}"]
-            where += [] if row.host is None else [f"on {row.host}"]
-            processes[row.rank] = f" ({' '.join(where)})" if where else ""
+        processes = {row.rank: process_label(row) for row in verdict.ranks}
         missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
         sections.append(
             {
@@ -241,7 +235,7 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
                 "title": title,
                 "sentence": verdict.summary,
                 "accused": [
-                    (f"Rank {each.rank}{processes.get(each.rank, '')}: {each.reason}", each.evidence)
+                    (f"{first_upper(processes.get(each.rank, f'rank {each.rank}'))} {each.reason}", each.evidence)
                     for each in verdict.culprits
                 ],
                 "waits": [waiting_sentence(each) for each in verdict.waits],

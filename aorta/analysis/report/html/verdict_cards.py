@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.cautions import autopsy_title
-from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers, title
+from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
+from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
 from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES
+from aorta.analysis.documents.comparison import SIDES, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry
-from aorta.analysis.documents.summary import Summary
 from aorta.analysis.formatting import PAGE, NumberFormat, first_upper, rough_percent
-from aorta.analysis.host_bound import ONE_RANK, pace_notes
 from aorta.analysis.metrics import RATIO_PARTS, metric_named
 from aorta.analysis.report.run_tables import change_of, signed
 
@@ -74,7 +72,10 @@ def verdict_of(summary: Summary) -> PageVerdict:
         return _numbers_only(summary.datasets)
     tested, comparable, found = comparison.tested, is_comparable(comparison), comparison.verdict
     tone, symbol = _LOOKS[found] if tested else ("open", "")
-    no_verdict = "Not enough launches for a verdict (1 of 4)"
+    word, _, said = headline(comparison).partition(": ")
+    sentence = numbers(comparison)
+    if not comparison.unlike and found != SHIFTED:  # of these the numbers say what the headline would
+        sentence = first_upper(f"{said} {sentence}")
     reasons = []
     if found in ("regression", "improvement") and not comparison.unlike:
         reasons.append(str(comparison.verdict_reason))
@@ -91,17 +92,17 @@ def verdict_of(summary: Summary) -> PageVerdict:
         if pair is None or (pair.unknown and not pair.bounded):
             continue
         effect = change_of(pair) if comparable else None
-        word = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
+        judged = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
         before, after = (PAGE.side(pair, side) for side in SIDES)
         change = "" if effect is None or effect.value is None else PAGE.effect(effect.value, effect.kind)
         if pair.tested:
             role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary")
         else:
             role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
-        card_tone = _LOOKS[word][0] if word in _LOOKS else "open"
+        card_tone = _LOOKS[judged][0] if judged in _LOOKS else "open"
         value = f"{before} \u2192 {after}"
-        cards.append(Card(name, _TITLES.get(name, name), role, value, change, card_tone, signed(word)))
-    stuck = [f"{label}: {said}" for label, entry in summary.datasets.items() if (said := autopsy_title(entry))]
+        cards.append(Card(name, _TITLES.get(name, name), role, value, change, card_tone, signed(judged)))
+    stuck = [f"{label}: {hung}" for label, entry in summary.datasets.items() if (hung := autopsy_title(entry))]
     # The sentence says what was not alike already.
     unlike = {
         not_alike(each.key, each.reference, each.candidate)
@@ -109,10 +110,10 @@ def verdict_of(summary: Summary) -> PageVerdict:
         if each.key in comparison.unlike
     }
     return PageVerdict(
-        first_upper(title(comparison)) if tested or not comparable else no_verdict,
+        word if tested or not comparable else "Not enough launches for a verdict (1 of 4)",
         tone,
         symbol,
-        first_upper(f"{headline(comparison).partition(':')[2].strip()} {numbers(comparison)}"),
+        sentence,
         tuple(cards),
         (*stuck, *(each for each in comparison.warnings if each not in unlike)),
         "; ".join(reasons),
@@ -137,14 +138,16 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
         if not many:
             word = stuck.get(label) or result_of(entry)
         if entry.count:
-            of = MEANS if entry.few_steps else "medians"
-            measured.append(f"{said}{of} of {PAGE.steps_used(entry)}, warm-up left out")
+            of = f"{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}"
+            if entry.launches:
+                of += f" of launch {Path(entry.representative).name}, the nearest to the medians of {entry.launches}"
+            measured.append(f"{said}{of}, warm-up left out")
             notes += [f"{label}: {note}" for note in pace_notes(entry)]
         if label not in stuck:
             cards += [card for name in _TITLES if (card := _median_card(name, label if many else "", entry))]
-    if measured:
-        sentences.append(f"{first_upper('; '.join(measured))}.")
-    sentences.append("Nothing was compared: name a reference and a candidate for that.")
+    if many or not stuck:
+        sentences += [f"{first_upper('; '.join(measured))}."] if measured else []
+        sentences.append("Nothing was compared: name a reference and a candidate for that.")
     if many:
         notes = [*(f"{label}: {stuck_title}" for label, stuck_title in stuck.items()), *notes]
     tone, symbol = ("bad", "!") if stuck else ("open", "")
