@@ -3,10 +3,10 @@
     python -m aorta.profiling.memory_timeline TRACE OUT.html [-]
 
 TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events); with `-`, what
-`memory_history.by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
+`by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
 allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that made
 them; and what of it were parameters, gradients and so on, stacked. It runs in its own process, so that reading a large
-trace does not stall training. Must not import torch, or refer to anything on a network.
+trace does not stall training. Must not import torch in that process, or refer to anything on a network.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Enclosing:
 
 
 def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
-    """Return the whole HTML page; `categories` as `memory_history.by_category` gives them."""
+    """Return the whole HTML page; `categories` as `by_category` gives them."""
     found = timelines(trace)
     body = [_section(timeline) for timeline in found] or [
         "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
@@ -236,6 +236,43 @@ def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> s
         + "\n".join(rows)
         + "\n</table>"
     )
+
+
+NAMES = {
+    "PARAMETER": "parameters",
+    "GRADIENT": "gradients",
+    "OPTIMIZER_STATE": "optimizer state",
+    "ACTIVATION": "activations",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporary",
+    "AUTOGRAD_DETAIL": "autograd's own",
+    None: "unknown",
+}
+"""torch's category -> what pages call it, in the order in which they are stacked."""
+
+
+def by_category(results: Any) -> dict[str, dict[str, Any]]:
+    """Return device (`cpu`, `cuda:0`) -> `times_us`, and `bytes`: category -> bytes allocated at each of these times.
+
+    torch infers a tensor's category from the window itself, which needs shapes, stacks, allocations and at least one
+    whole step. It reads every event in Python: never on the training thread.
+
+    Raises:
+        Exception: this torch does not offer it, or cannot make it of this window.
+    """
+    from torch.profiler import _memory_profiler as of_torch
+
+    timeline = of_torch.MemoryProfileTimeline(of_torch.MemoryProfile(results))
+    # Column 0 of each row is torch's own, for stacking.
+    columns = {index + 1: category for category, index in of_torch._CATEGORY_TO_INDEX.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
+        times, rows = timeline._coalesce_timeline(device)  # type: ignore[no-untyped-call]
+        sizes = {
+            NAMES[category and category.name]: [row[column] for row in rows] for column, category in columns.items()
+        }
+        found[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
+    return found
 
 
 def _size(number: int) -> str:

@@ -1,14 +1,19 @@
 """What one rank profiles: which steps the profiler skips, warms up on, keeps and saves after, and which files are made
 of each window, here and at an upload destination.
 
-Steps are global and 0-based, so all ranks and attempts of a run agree on them without communication. Must not touch the
-disk, start a profiler, know what is done in a step, or write any of the files (that is `trace_saver`).
+Steps are global and 0-based, so all ranks and attempts of a run agree on them without communication. A file's name is
+made of the writing process and the steps in a trace, and follows the tool that its pattern comes from: `step_<N>` and
+`{batch}` count finished steps, `iter<a>_<b>` is 1-based and inclusive. The trace itself holds `first_step` and
+`last_step`, 0-based. Must not touch the disk, start a profiler, know what is done in a step, or write any of the files
+(that is `trace_saver`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -21,19 +26,8 @@ from aorta.config.groups.profiling import compression_of, selected_ranks, steps_
 from aorta.config.schema import Naming, Profiling
 from aorta.config.templates import fill
 from aorta.errors import ConfigError
-from aorta.profiling.trace_files import (
-    Counters,
-    TracePlace,
-    TraceWindow,
-    chrome_name,
-    compressed,
-    coordinate_of,
-    snapshot_name,
-    template_values,
-    trace_path,
-)
-from aorta.profiling.trace_saver import Kind, SavedFile
-from aorta.profiling.upload import Destination
+from aorta.profiling.trace_saver import Kind, Moment, SavedFile, TraceWindow
+from aorta.profiling.upload import Destination, compressed
 
 
 class Action(Enum):
@@ -127,7 +121,79 @@ class Schedule:
         return step % self.cycle, left
 
 
-SNAPSHOT_DIR = "memory_snapshots"
+@dataclass(frozen=True)
+class TracePlace:
+    """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
+    single process. `dimensions` are the mesh's names for them, where it has names.
+    """
+
+    run_name: str
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    node_rank: int = 0
+    host: str = "localhost"
+    pid: int = 0
+    coordinate: tuple[int, ...] | None = None
+    dimensions: tuple[str, ...] = ()
+
+    def variables(self) -> dict[str, Any]:
+        names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Converts finished steps to epochs, samples (over all ranks) and tokens; None where that is not known."""
+
+    steps_per_epoch: int | None = None
+    samples_per_step: int | None = None
+    tokens_per_sample: int | None = None
+
+    def at(self, finished: int) -> Moment:
+        def product(count: int | None, per_count: int | None) -> int | None:
+            return None if count is None or per_count is None else count * per_count
+
+        epoch, batch = (0, finished)
+        if self.steps_per_epoch and finished:
+            epoch, batch = divmod(finished - 1, self.steps_per_epoch)
+            batch += 1
+        sample, sample_in_epoch = product(finished, self.samples_per_step), product(batch, self.samples_per_step)
+        return Moment(
+            epoch,
+            finished,
+            batch,
+            sample,
+            sample_in_epoch,
+            product(sample, self.tokens_per_sample),
+            product(sample_in_epoch, self.tokens_per_sample),
+        )
+
+
+def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int, ...] | None:
+    """Return the position of `rank` in a mesh that ranks fill in row-major order; None for a single process.
+
+    An empty shape is a mesh of one dimension over all ranks.
+    """
+    sizes = tuple(shape) or (world_size,)
+    if math.prod(sizes) == 1 and world_size == 1:
+        return None
+    if math.prod(sizes) == 1:
+        sizes = (world_size,)  # ranks are independent: only the rank number distinguishes them
+    place: list[int] = []
+    for size in reversed(sizes):
+        rank, index = divmod(rank, size)
+        place.insert(0, index)
+    return tuple(place)
+
+
+def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:
+    """Return the variables available in file templates; those of the moment that are not known are left out."""
+    known = {name: value for name in Moment.__dataclass_fields__ if (value := getattr(moment, name)) is not None}
+    return place.variables() | known
+
+
 NO_EXPORT: Final = (
     "profiling: no trace is written on ROCm, where exporting has crashed; profiling.chrome_trace_force=true writes "
     "them all the same, and rocprofv3 needs no export (scripts/rocprof_capture.sh)"
@@ -198,16 +264,31 @@ class ProfilerPlan:
         """Yield the files to be made of a window; the trace itself comes last. Nothing where nothing is exported."""
         if not self.exports:
             return
-        settings, values = self.settings, template_values(self.place, window.moment)
-        compression = compression_of(settings)
-        path = trace_path(settings.naming, self.place, window, settings.filename)
+        settings, place, values = self.settings, self.place, template_values(self.place, window.moment)
+        match settings.naming:
+            case Naming.mesh:
+                where = "-".join(map(str, place.coordinate or ()))
+                name = f"rank-{place.rank}-coord-{where}-trace.json" if where else "trace.json"
+                path = PurePosixPath(f"step_{window.finished}", name)
+            case Naming.rank_iter:
+                first = window.finished if window.first_step is None else window.first_step + 1
+                last = window.finished if window.last_step is None else window.last_step + 1
+                path = PurePosixPath(f"rank{place.rank}_iter{first}_{last}.json")
+            case Naming.template:
+                path = PurePosixPath(fill(settings.filename, values))
+            case Naming.tensorboard:
+                name = f"{place.host}_{place.pid}.{time.time_ns()}.pt.trace.json"
+                path = PurePosixPath(f"rank{place.rank}", name)
         if settings.memory_filename is not None:
             yield self._output("memory", PurePosixPath(fill(settings.memory_filename, values)), values)
         if settings.chrome_trace and settings.naming is Naming.tensorboard:
-            only_one = settings.repeat == 1 and settings.active == 1 and not settings.per_epoch
-            name = path.with_name(chrome_name(settings.trace_filename, window, only_one=only_one))
-            yield self._output("chrome" if settings.tensorboard else "trace", name, values)
+            name = settings.trace_filename
+            if settings.repeat != 1 or settings.active != 1 or settings.per_epoch:  # more than one window of one step
+                stem, dot, suffixes = name.partition(".")
+                name = f"{stem}_step{window.finished}{dot}{suffixes}"
+            yield self._output("chrome" if settings.tensorboard else "trace", path.with_name(name), values)
         if settings.tensorboard or settings.naming is not Naming.tensorboard:
+            compression = compression_of(settings)
             yield self._output("trace", compressed(path, compression), values, compression)
 
     def snapshot(self, window: TraceWindow) -> SavedFile:
@@ -218,8 +299,14 @@ class ProfilerPlan:
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
 
     def tagged_snapshot(self, tag: str) -> Path:
-        """Return the file of a memory snapshot that belongs to no window."""
-        return self.folder / SNAPSHOT_DIR / snapshot_name(self.place, tag)
+        """Return the file of a memory snapshot that belongs to no window: `oom-rank-3-dp1-tp1.snapshot.pickle`;
+        `coord-1-1` where the mesh has no names.
+        """
+        place = self.place
+        where = "-coord-" + "-".join(map(str, place.coordinate)) if place.coordinate else ""
+        if place.coordinate and len(place.dimensions) == len(place.coordinate):
+            where = "".join(f"-{name}{index}" for name, index in zip(place.dimensions, place.coordinate, strict=True))
+        return self.folder / "memory_snapshots" / f"{tag}-rank-{place.rank}{where}.snapshot.pickle"
 
     def _output(
         self, kind: Kind, name: PurePosixPath, values: Mapping[str, Any], compression: str = "none"

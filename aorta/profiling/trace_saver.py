@@ -1,15 +1,20 @@
 """Saves profiler windows off the training thread: export, compress, upload, and remove old files.
 
 It takes one job per window; files appear whole or not at all, and `windows` lists what is where. Two threads at the
-lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it, or
-remove a local file that has not reached its destination.
+lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it,
+leave half a trace, replace the reason of an error by its consequence, or remove a local file that has not reached its
+destination.
 """
 
 from __future__ import annotations
 
+import errno
+import gzip
 import logging
 import os
 import queue
+import shutil
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +24,59 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aorta.profiling.memory_timeline import draw
-from aorta.profiling.trace_files import PART, TraceWindow, error_line, export, free_name, pack
-from aorta.profiling.upload import Destination
+from aorta.profiling.upload import Destination, error_line
+from aorta.records.files import whole_file
 
 _log = logging.getLogger(__name__)
 Kind = Literal["trace", "chrome", "memory", "snapshot"]
 _LOWEST_PRIORITY = 19
+_HALF = ".tmp"
+"""What Kineto appends to the name of a trace that it has not finished."""
+PART = ".part"
+_TAIL_BYTES = 64
+_PROBE = b" " * (1 << 16)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Counts of finished steps when a window closed, and wall-clock seconds since the loop, the epoch and the step
+    began. Samples and tokens are None if their number per step is not known.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    batch_in_epoch: int = 0
+    sample: int | None = None
+    sample_in_epoch: int | None = None
+    token: int | None = None
+    token_in_epoch: int | None = None
+    total_wct: float = 0.0
+    epoch_wct: float = 0.0
+    batch_wct: float = 0.0
+
+
+@dataclass(frozen=True)
+class TraceWindow:
+    """The content of one trace: kept steps `first_step` to `last_step` (0-based, inclusive; None: no complete step).
+
+    `partial`: fewer steps than a cycle keeps, because the run resumed or ended inside it, or its epoch ended.
+    """
+
+    first_step: int | None
+    last_step: int | None
+    partial: bool
+    moment: Moment
+
+    @property
+    def finished(self) -> int:
+        """Number of steps finished when it closed."""
+        return self.moment.batch
 
 
 @dataclass
 class SavedFile:
-    """A file to be made of an exported trace, and what has become of it.
+    """A file to be made of an exported trace, and what became of it.
 
     Attributes:
         path: on this disk, where it is once it is `on_disk`.
@@ -152,7 +199,7 @@ class Saver:
             try:
                 work()
             except Exception:  # noqa: BLE001  a thread that ends would leave work pending for ever; it is logged
-                _log.exception("profiling: the saving of traces met an error of its own")
+                _log.exception("profiling: saving traces failed inside AORTA")
             finally:
                 del work  # it holds a window's events
                 with self._lock:
@@ -174,7 +221,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
             for file in job.files:
                 if file.kind == "snapshot":
-                    self._make(file, raw, job.categories)  # the allocator wrote it, and it is there
+                    self._make(file, raw, job)  # the allocator wrote it, and it is there
                 else:
                     file.error = error_line(error)
             first, last = job.window.first_step, job.window.last_step
@@ -182,7 +229,7 @@ class Saver:
             _log.error("profiling: the trace of %s could not be saved as %s: %s", steps, trace, error_line(error))
         else:
             for file in job.files:
-                self._make(file, raw, job.categories)
+                self._make(file, raw, job)
             if job.files[-1].error and raw.exists():
                 # It could not be compressed: the trace is kept under its bare JSON name.
                 name = trace.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".json") + ".json"
@@ -196,13 +243,18 @@ class Saver:
             self._here.append(saved)
         self._put(self._uploads, lambda: self._deliver(saved))
 
-    def _make(self, file: SavedFile, raw: Path, categories: Callable[[], dict[str, Any]]) -> None:
+    def _make(self, file: SavedFile, raw: Path, job: Job) -> None:
         try:
             if file.kind != "snapshot":
                 file.path = file.path if self._overwrite else free_name(file.path)
                 file.path.parent.mkdir(parents=True, exist_ok=True)
                 if file.kind == "memory":
-                    draw(raw, file.path, _divided(categories))
+                    categories: dict[str, Any] = {}
+                    try:
+                        categories = job.categories()
+                    except Exception as error:  # noqa: BLE001  the page is of use without; it is logged
+                        _log.warning("profiling: memory is not divided into categories: %s", error_line(error))
+                    draw(raw, file.path, categories)
                 elif file.kind == "trace" and file.path.suffix != ".gz":
                     raw.replace(file.path)
                 else:
@@ -213,6 +265,9 @@ class Saver:
             _log.error("profiling: %s could not be written: %s", file.path, file.error)
 
     def _deliver(self, saved: SavedWindow) -> None:
+        """Upload a window, and remove the oldest ones down to `keep`; one that has not reached its destination stays,
+        and counts.
+        """
         for file in saved.files:
             if file.destination is None or not file.on_disk or file.error:
                 continue
@@ -221,19 +276,15 @@ class Saver:
                 _log.info("profiling: uploaded %s to %s", file.path, file.address)
             except Exception as error:  # noqa: BLE001  the file is still here; it is logged and recorded
                 file.error = error_line(error)
-                _log.error("profiling: %s stays here, it could not be uploaded: %s", file.path, file.error)
-        self._remove_old()
-
-    def _remove_old(self) -> None:
-        """Remove the oldest windows down to `keep`; one that has not reached its destination stays, and counts."""
+                _log.error("profiling: %s could not be uploaded and stays here: %s", file.path, file.error)
         if self._keep < 0:
             return
         with self._lock:
             surplus = self._here[: max(len(self._here) - self._keep, 0)]
-        going = [saved for saved in surplus if saved.removable()]  # without the lock: it asks a server
+        going = [old for old in surplus if old.removable()]  # without the lock: it asks a server
         with self._lock:
-            self._here = [saved for saved in self._here if saved not in going]
-        for file in (file for saved in going for file in saved.files if file.on_disk):
+            self._here = [old for old in self._here if old not in going]
+        for file in (file for old in going for file in old.files if file.on_disk):
             try:
                 file.path.unlink()
                 file.on_disk = False
@@ -245,9 +296,64 @@ class Saver:
                     _log.warning("profiling: %s could not be removed: %s", file.path, error)
 
 
-def _divided(categories: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def export(write: Callable[[Path], Any], target: Path) -> None:
+    """Have `write` write a trace, as JSON, to `target`.
+
+    torch's exporter reports no error: on a full disk it leaves half a trace beside the name that was asked for, and
+    returns. So the reason is found by writing on where it stopped.
+
+    Raises:
+        OSError: it could not; with the reason of the disk (full, over quota, ...) where it gives one. Nothing is left.
+    """
+    half = target.with_name(target.name + _HALF)
     try:
-        return categories()
-    except Exception as error:  # noqa: BLE001  the page is of use without; it is logged
-        _log.warning("profiling: memory is not divided into categories: %s", error_line(error))
-        return {}
+        write(target)
+        end = b""
+        with suppress(FileNotFoundError), target.open("rb") as stream:
+            stream.seek(max(target.stat().st_size - _TAIL_BYTES, 0))
+            end = stream.read().rstrip()
+        if not end.endswith(b"}"):
+            try:
+                with (half if half.exists() else target).open("ab", buffering=0) as probed:
+                    probed.write(_PROBE)
+                    os.fsync(probed.fileno())
+                    if probed.write(_PROBE) < len(_PROBE):  # a full disk may take a part, and refuse the next byte
+                        probed.write(_PROBE)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(target)) from None
+            raise OSError(errno.EIO, "torch.profiler left no whole trace, and the disk is not full", str(target))
+    except BaseException:
+        for path in (half, target):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+
+
+def pack(source: Path, target: Path) -> None:
+    """Write `source` to `target`, compressed as its suffix says. `source` stays.
+
+    `.tar.gz` holds one regular file with the archive's bare name and `.json`, `.gz` the bytes alone.
+
+    Raises:
+        OSError: it cannot be written; `target` is unchanged.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as part:
+        if target.name.endswith(".tar.gz"):
+            with tarfile.open(part, "w:gz") as archive, source.open("rb") as content:
+                info = tarfile.TarInfo(target.name.removesuffix(".tar.gz") + ".json")
+                info.size, info.mtime, info.mode = source.stat().st_size, int(source.stat().st_mtime), 0o644
+                archive.addfile(info, content)
+        else:
+            with source.open("rb") as plain, gzip.open(part, "wb") if target.suffix == ".gz" else part.open("wb") as to:
+                shutil.copyfileobj(plain, to, _CHUNK_BYTES)
+
+
+def free_name(target: Path) -> Path:
+    """Return `target`, or the same with `-2`, `-3`, ... before its suffixes if it exists."""
+    stem, dot, suffixes = target.name.partition(".")
+    candidate, number = target, 1
+    while candidate.exists():
+        number += 1
+        candidate = target.with_name(f"{stem}-{number}{dot}{suffixes}")
+    return candidate

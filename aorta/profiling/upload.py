@@ -18,7 +18,6 @@ from typing import Any
 from aorta.config.groups.profiling import IN_PROCESS, scheme_of
 from aorta.config.templates import fill
 from aorta.errors import ConfigError
-from aorta.profiling.trace_files import compressed, error_line
 from aorta.records.files import remote_files, whole_file
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ _PACKAGES = {
     **dict.fromkeys(("dbfs", "webhdfs"), "requests"),
     "smb": "smbprotocol",
 }
-_PASSING = frozenset(
+_TRANSIENT = frozenset(
     getattr(errno, name)
     for name in (
         *("EIO", "EREMOTEIO", "EBUSY", "EAGAIN", "EINTR", "EPIPE", "ETIMEDOUT", "ECONNRESET", "ECONNREFUSED"),
@@ -46,11 +45,30 @@ _PASSING = frozenset(
     )
     if hasattr(errno, name)
 )
-_PASSING_CLASSES = frozenset(
+_TRANSIENT_CLASSES = frozenset(
     # error classes of botocore, aiohttp and Azure; by name, so that none of them need be installed
     ("HTTPClientError", "ClientConnectionError", "ServerTimeoutError", "ServiceRequestError", "ServiceResponseError")
 )
 _TOO_MANY_REQUESTS, _REQUEST_TIMEOUT = 429, 408
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error in one line; where there was no room, with what to do."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        text += "; make room there, or choose another folder for traces"
+    return text
+
+
+def compressed(path: PurePosixPath, compression: str) -> PurePosixPath:
+    """Return the name with the suffix of its compression, unless it already has it."""
+    name = path.name
+    if compression == "gz" and not name.endswith(".gz"):
+        name += ".gz"
+    elif compression == "tar.gz" and not name.endswith(".tar.gz"):
+        name = name.removesuffix(".gz").removesuffix(".json") + ".tar.gz"
+    return path.with_name(name)
 
 
 class Destination:
@@ -70,9 +88,29 @@ class Destination:
     ) -> None:
         self.address, self._template = address.rstrip("/") or address, template
         self._overwrite, self._sleep = overwrite, sleep
-        self._fs, self._root = _file_system(address)
-        protocols = self._fs.protocol
+        scheme = address.partition("://")[0] if "://" in address else "file"
+        try:
+            fsspec = remote_files(address)
+            self._fs, root = fsspec.core.url_to_fs(address)
+        except ImportError as error:
+            package = _PACKAGES.get(scheme)
+            how = f"run: pip install {package}" if package else f"fsspec says: {error}"
+            raise ConfigError(
+                f"profiling.remote_root={address}: {scheme}:// needs a package that is not installed; {how}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"profiling.remote_root={address}: {error}; fsspec knows {', '.join(fsspec.available_protocols())}"
+            ) from error
+        except Exception as error:
+            raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {error_line(error)}") from error
+        self._root, protocols = str(root), self._fs.protocol
         self._local = "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is put there outlives this process."""
+        return scheme_of(self.address) not in IN_PROCESS
 
     def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
         """Return the name of a file at the destination.
@@ -158,16 +196,10 @@ class Destination:
         if not self.durable:
             return False
         try:
-            self._fs.invalidate_cache()
-            return bool(self._fs.info(self._path(name)).get("size") == source.stat().st_size)
+            return bool(self._size(self._path(name)) == source.stat().st_size)
         except Exception as error:  # noqa: BLE001  the file here stays, which loses nothing; it is logged
             _log.warning("upload: %s stays, its copy could not be verified: %s", source, error_line(error))
             return False
-
-    @property
-    def durable(self) -> bool:
-        """Whether what is put there outlives this process."""
-        return scheme_of(self.address) not in IN_PROCESS
 
     def _path(self, name: str) -> str:
         name = name.lstrip("/")
@@ -185,15 +217,17 @@ class Destination:
                 _log.info("upload: try %d of %d: %s; again in %g s", attempt, ATTEMPTS, error_line(error), pause_s)
                 self._sleep(pause_s)
 
-    def _confirm(self, source: Path, path: str) -> None:
+    def _size(self, path: str) -> Any:
         self._fs.invalidate_cache()
-        found, wanted = self._fs.info(path).get("size"), source.stat().st_size
-        if found is not None and found != wanted:
-            raise OSError(errno.EIO, f"{path} has {found} bytes there and {wanted} here")
+        return self._fs.info(path).get("size")
+
+    def _confirm(self, source: Path, path: str) -> None:
+        size, wanted = self._size(path), source.stat().st_size
+        if size is not None and size != wanted:
+            raise OSError(errno.EIO, f"{path} has {size} bytes there and {wanted} here")
 
     def _same(self, source: Path, path: str) -> bool:
-        self._fs.invalidate_cache()
-        if self._fs.info(path).get("size") != source.stat().st_size:
+        if self._size(path) != source.stat().st_size:
             return False
         with self._fs.open(path, "rb") as there, source.open("rb") as here:
             return file_digest(there, "sha256").digest() == file_digest(here, "sha256").digest()
@@ -227,26 +261,6 @@ def may_pass(error: BaseException) -> bool:
             return status >= 500 or status in (_TOO_MANY_REQUESTS, _REQUEST_TIMEOUT)
     if isinstance(error, TimeoutError | ConnectionError):
         return True
-    if any(known.__name__ in _PASSING_CLASSES for known in type(error).__mro__):
+    if any(known.__name__ in _TRANSIENT_CLASSES for known in type(error).__mro__):
         return True
-    return type(error) is OSError and (error.errno is None or error.errno in _PASSING)
-
-
-def _file_system(address: str) -> tuple[Any, str]:
-    scheme = address.partition("://")[0] if "://" in address else "file"
-    try:
-        fsspec = remote_files(address)
-        fs, root = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        package = _PACKAGES.get(scheme)
-        how = f"run: pip install {package}" if package else f"fsspec says: {error}"
-        raise ConfigError(
-            f"profiling.remote_root={address}: {scheme}:// needs a package that is not here; {how}"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"profiling.remote_root={address}: {error}; fsspec knows {', '.join(fsspec.available_protocols())}"
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {error_line(error)}") from error
-    return fs, str(root)
+    return type(error) is OSError and (error.errno is None or error.errno in _TRANSIENT)

@@ -1,7 +1,8 @@
 """Runs torch's profiler for one loop, with global step numbers; finished windows go to a `Saver`.
 
 Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base`, `global_rank` and the metadata
-given. A failing profiler is reported once and disabled. Must not fail the loop, or write on the training thread.
+given. A failing profiler is reported once and disabled. Must not fail the loop, write on the training thread (but for
+the allocator's history, which only that thread may read), or turn an error of memory into another one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import dataclasses
 import json
 import logging
 import os
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -25,10 +27,11 @@ from aorta.config.schema import Naming
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import tracer_present
 from aorta.distributed.topology import profiled
-from aorta.profiling.memory_history import MemoryHistory, by_category
+from aorta.profiling.memory_timeline import by_category
 from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
-from aorta.profiling.trace_files import STEP_BASE, TraceWindow, free_name
-from aorta.profiling.trace_saver import Job, SavedFile, Saver
+from aorta.profiling.trace_saver import Job, Saver, TraceWindow, free_name
+from aorta.profiling.upload import error_line
+from aorta.records.files import whole_file
 from aorta.redaction import redact
 
 _log = logging.getLogger(__name__)
@@ -51,6 +54,94 @@ def all_threads() -> Any:
     return _ExperimentalConfig(profile_all_threads=True)
 
 
+MAX_ENTRIES = 100_000
+"""Allocations and frees kept; a few hundred bytes each, with their stacks."""
+
+
+class MemoryHistory:
+    """The device allocator's own history of one loop, and of one window at a time in it, for
+    `python -m torch.cuda._memory_viz`; a no-op except on a CUDA or HIP build with a device.
+
+    Args:
+        of_windows: record each window.
+        of_loop: record the whole loop, and write a snapshot the first time that memory runs out.
+        named: tag -> file of a snapshot.
+    """
+
+    def __init__(self, of_windows: bool, of_loop: bool, named: Callable[[str], Path]) -> None:
+        self._available = cuda.has_memory_history()
+        self._of_windows, self._of_loop, self._named = of_windows, of_loop, named
+        self._writing = threading.Lock()
+        self._unhook: Callable[[], None] = lambda: None
+        self._loop_runs = self.running = False
+
+    def begin(self) -> None:
+        if self._of_loop and self._usable("profiling.oom_snapshot"):
+            cuda.begin_memory_history(MAX_ENTRIES)
+            self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
+
+    def end(self) -> None:
+        self.stop()
+        self._unhook()
+        if self._loop_runs:
+            self._loop_runs = False
+            cuda.end_memory_history()
+
+    def start(self) -> None:
+        if self._of_windows and self._available:
+            if not self._loop_runs:
+                cuda.begin_memory_history(MAX_ENTRIES)
+            self.running = True
+
+    def stop(self) -> None:
+        if self.running:
+            self.running = False
+            if not self._loop_runs:
+                cuda.end_memory_history()
+
+    def dump(self, target: Path) -> None:
+        """Write the recorded history atomically and end the window, even if writing fails.
+
+        Raises:
+            OSError: it could not be written; `target` is unchanged.
+        """
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as part:
+                cuda.write_memory_history(part)
+        finally:
+            self.stop()
+
+    def snapshot(self, tag: str) -> Path | None:
+        """Write what is allocated now, with the history where one is recorded; None where there is nothing to write."""
+        if not self._usable("memory snapshots"):
+            return None
+        with self._writing:
+            target = free_name(self._named(tag))
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(target) as part:
+                    cuda.write_memory_history(part)
+            except Exception as error:  # noqa: BLE001  a snapshot must not end the loop; it is logged
+                _log.error("profiling: the memory snapshot %s could not be written: %s", target, error_line(error))
+                return None
+        return target
+
+    def _usable(self, what: str) -> bool:
+        if not self._available:
+            _log.warning(
+                "%s: not available here: only the allocators of CUDA and HIP keep a history, and torch sees no such "
+                "device",
+                what,
+            )
+        return self._available
+
+    def _out_of_memory(self) -> None:
+        self._unhook()  # the first time is the one to look at; a loop that goes on may run out again and again
+        if path := self.snapshot("oom"):
+            _log.error("profiling: memory ran out; what was allocated, and by which lines, is in %s", path)
+
+
 class WindowRecording(profile):
     """torch's own profiler with global steps, whose failures do not affect the loop. Created by `open_profiler`."""
 
@@ -61,6 +152,8 @@ class WindowRecording(profile):
         self._first = self._finished = first_step
         self._kept: list[int] = []
         self._closing: TraceWindow | None = None
+        # Of the ranks that are profiled, which take the same steps, the first one warns.
+        self._first_rank = plan.place.rank == min(selected_ranks(settings.ranks) or (0,))
         self._began: int | None = None
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
@@ -80,10 +173,6 @@ class WindowRecording(profile):
         # torch counts from 0, and would treat the first step after a resume as step 0.
         self.step_num = first_step
         self.current_action = self._prev_schedule_action = cast(Any, _ACTIONS[self._schedule(first_step)])
-
-    def _speaks(self) -> bool:
-        """Return whether this is the first of the ranks that are profiled."""
-        return self._plan.place.rank == min(selected_ranks(self._settings.ranks) or (0,))
 
     @property
     def files(self) -> list[Path]:
@@ -154,35 +243,30 @@ class WindowRecording(profile):
         """
         if self._closed:
             return
-        self._closed = True
-        worked = not self._broken and self._stopped(failed)
+        self._closed, schedule = True, self._schedule
+        if not self._broken:
+            with self._harmless("stop"):
+                if schedule(self._finished).kept:
+                    # A loop that does not mark its steps fails inside one: they follow each other without gaps.
+                    if failed and self._began in (None, self._finished):
+                        self._kept.append(self._finished)
+                    self._mark()
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._memory.stop()
+        worked = not self._broken
         with self._harmless("end the allocator's history"):
             self._memory.end()
-        if not worked:
-            return
-        if not self._saved_any:
-            schedule = self._schedule
+        if worked and not self._saved_any:
             _log.log(
-                logging.WARNING if self._speaks() else logging.DEBUG,  # all ranks took the same steps
+                logging.WARNING if self._first_rank else logging.DEBUG,
                 "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
                 "warmup %d, active %d, repeat %d, counted from step %d)",
                 self._finished - self._first,
                 self._first,
                 *(schedule.wait, schedule.warmup, schedule.active, schedule.repeat, schedule.skip_first),
             )
-        elif self._settings.summary_rows:
+        elif worked and self._settings.summary_rows:
             self.saver.call(self._log_tables)
-
-    def _stopped(self, failed: bool) -> bool:
-        with self._harmless("stop"):
-            if self._schedule(self._finished).kept:
-                # A loop that does not mark its steps fails inside one: they follow each other without gaps.
-                if failed and self._began in (None, self._finished):
-                    self._kept.append(self._finished)
-                self._mark()
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._memory.stop()
-        return not self._broken
 
     def _log_tables(self) -> None:
         averages = self._last.key_averages()
@@ -198,7 +282,7 @@ class WindowRecording(profile):
             "global_rank": self._plan.place.rank,
             "first_step": window.first_step,
             "last_step": window.last_step,
-            "step_base": STEP_BASE,
+            "step_base": 0,
             "partial": window.partial,
             **self._plan.metadata,
         }.items():
@@ -227,7 +311,7 @@ class WindowRecording(profile):
         if window.first_step is None and (not keeps or self._last_at == window.finished):
             self._memory.stop()
             return
-        if window.first_step is None and self._speaks():
+        if window.first_step is None and self._first_rank:
             _log.warning(
                 "profiling: the loop ended after %d steps, before the first step of the window that had begun was "
                 "finished: its trace is partial, and holds no whole step",
@@ -238,27 +322,21 @@ class WindowRecording(profile):
             self._last = inner
         assert inner is not None  # torch calls this only with a trace
         outputs = list(self._plan.outputs(window))
-        if self._memory.running and (snapshot := self._snapshot(window)):
-            outputs.insert(0, snapshot)
+        if self._memory.running:
+            snapshot = self._plan.snapshot(window)
+            snapshot.path = snapshot.path if self._settings.overwrite else free_name(snapshot.path)
+            try:
+                with self.saver.filling(snapshot.path.parent):
+                    self._memory.dump(snapshot.path)
+                outputs.insert(0, snapshot)
+            except OSError as error:
+                _log.error("profiling: the memory snapshot %s could not be written: %s", snapshot.path, error)
         # Keep this object: torch replaces it at the next window, or when stopped twice.
         results = inner.kineto_results
         assert results is not None  # every build AORTA supports has Kineto
         if outputs:
             export = (lambda path: results.save(str(path))) if self._plan.exports else None
             self.saver.submit(Job(window, export, outputs, lambda: by_category(results)))
-
-    def _snapshot(self, window: TraceWindow) -> SavedFile | None:
-        """Write the allocator's history right here: only this thread may read it."""
-        output = self._plan.snapshot(window)
-        path = output.path if self._settings.overwrite else free_name(output.path)
-        try:
-            with self.saver.filling(path.parent):
-                self._memory.dump(path)
-        except OSError as error:
-            _log.error("profiling: the memory snapshot %s could not be written: %s", path, error)
-            return None
-        output.path = path
-        return output
 
     @contextmanager
     def _harmless(self, what: str) -> Iterator[None]:
@@ -327,12 +405,12 @@ def open_profiler(plan: ProfilerPlan, first_step: int = 0) -> WindowRecording | 
         return NullProfiler()
 
 
-_log = logging.getLogger(__name__)
-MARK = "iteration#{step}"
-
-
 class StepMarkers:
-    """The step ranges of one rank."""
+    """The step ranges of one rank for an outside tracer, by NVTX or ROCTx.
+
+    Args:
+        asked: `profiling.nvtx`; None: if a tracer is there.
+    """
 
     def __init__(self, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
         tracer = tracer_present(environment)
@@ -346,17 +424,6 @@ class StepMarkers:
     def iteration(self, global_step: int) -> AbstractContextManager[None]:
         return self._range(global_step) if self.on else nullcontext()
 
-    def begin(self, global_step: int) -> None:
-        self.end()
-        if self.on:
-            cuda.begin_range(MARK.format(step=global_step))
-            self._open = True
-
-    def end(self) -> None:
-        if self._open:
-            self._open = False
-            cuda.end_range()
-
     @contextmanager
     def _range(self, global_step: int) -> Iterator[None]:
         self.begin(global_step)
@@ -364,3 +431,14 @@ class StepMarkers:
             yield
         finally:
             self.end()
+
+    def begin(self, global_step: int) -> None:
+        self.end()
+        if self.on:
+            cuda.begin_range(f"iteration#{global_step}")
+            self._open = True
+
+    def end(self) -> None:
+        if self._open:
+            self._open = False
+            cuda.end_range()

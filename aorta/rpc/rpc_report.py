@@ -1,14 +1,17 @@
-"""The command `aorta rpc` (`analysis/rpc_report.py`): the table of an RPC run on stdout, and its trace in a file.
+"""The command `aorta rpc`: reads a run folder of `workload=rpc`, prints the table, and writes one trace for Perfetto.
 
 The table has the calls and operators of all workers, by node and name, in the layout first described for RPC profiling
 in torch. The trace has a process per worker, a slice per call on both sides, and arrows between them; every remote
-slice is checked to lie inside its call. Must not load torch or pandas, print a number that is not known, or drop an
-event of a worker's trace.
+slice is checked to lie inside its call. Must not load torch or pandas, fail because a worker died (what it did not
+write is reported as missing), print a number that is not known, drop an event of a worker's trace, or attribute an
+operator to a call unless it lies inside the call's slice on the same thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,93 +20,275 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.load.chrome_json import ns_as_text, ns_of_value
-from aorta.analysis.merge.alignment import RankAlignment, align_ranks, describe_alignment, find_clocks
-from aorta.analysis.merge.trace_choice import scanning
-from aorta.analysis.merge.trace_writer import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
-from aorta.analysis.merge.tracks import Causality
+from aorta.analysis.load.chrome_json import Event, ns_as_text, ns_of_value
+from aorta.analysis.merge.merge_traces import Causality
+from aorta.analysis.merge.sources import (
+    RankAlignment,
+    TraceFile,
+    align_ranks,
+    describe,
+    describe_alignment,
+    find_clocks,
+    scanning,
+)
+from aorta.analysis.merge.tracks import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
-from aorta.records.run_files import CALL_MARK, TRACE_FILE, Call, CallMemory
-from aorta.rpc.rpc_records import (
-    REMOTE_CALL,
-    REMOTE_OP,
-    TO_HERE,
-    RemoteOperator,
-    RpcRecords,
-    is_wait,
-    memory_of,
-    nested_waits,
-    read_operators,
-    read_run,
+from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.run_files import (
+    CALL_MARK,
+    CALLS_GLOB,
+    MEMORY_KEY,
+    RPC_FILE,
+    RPC_VERSION,
+    TRACE_FILE,
+    WINDOW_GLOB,
+    Call,
+    CallMemory,
+    RpcFacts,
+    Worker,
 )
 from aorta.terminal_style import table
 
+_FACTS: Final = msgspec.json.Decoder(RpcFacts)
+_CALL: Final = msgspec.json.Decoder(Call)
+_WORKER: Final = msgspec.json.Decoder(Worker)
+_REMOTE_OP: Final = "#remote_op: "
+_REMOTE_CALL: Final = "#remote_call"
+_TO_HERE: Final = "RRef.to_here"
+"""torch 2.13 marks the wait for the value of a remote call by a user annotation with an empty name: it makes one up
+only for its legacy profiler."""
 _FIRST_ARROW: Final = 1 << 50
-"""Ids of the arrows lie above those of any trace (`merge.trace_writer` numbers them from 0 by trace)."""
+"""Ids of the arrows lie above those of any trace (`merge.tracks` numbers them from 0 by trace)."""
+_NOT_EVENTS: Final = (KeyError, ValueError, AttributeError, TypeError, RecursionError)
+
+
+@dataclass
+class RpcRecords:
+    """One RPC run. `missing` says what should be there and is not, which makes the run incomplete."""
+
+    path: Path
+    workers: dict[int, str]
+    calls: list[Call]
+    traces: list[TraceFile]
+    missing: list[str]
+
+
+def read_run(folder: Path) -> RpcRecords:
+    """Read everything but the events of the traces.
+
+    Raises:
+        InputError: this is not an RPC run, or a file in it is broken; names it.
+    """
+    missing: list[str] = []
+    path, facts = folder / RPC_FILE, None
+    try:
+        facts = decode_json(read_small(path), _FACTS)
+    except FileNotFoundError:
+        missing.append(f"no {RPC_FILE}: the driver did not come to its end")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not the facts of an RPC run ({error})") from error
+    if facts is not None and facts.version != RPC_VERSION:
+        raise InputError(f"{path}: version {facts.version}; this AORTA reads version {RPC_VERSION}")
+    traces = [describe(path) for path in sorted(folder.glob(f"torch_profiler/*/{WINDOW_GLOB}"))]
+    calls: list[Call] = []
+    lists: Counter[int] = Counter()
+    for path in sorted(folder.glob(f"torch_profiler/*/{CALLS_GLOB}")):
+        try:
+            with open_regular(path) as file:
+                calls += [decode_json(line, _CALL) for line in file if line.strip()]
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise InputError(f"{path}: not a list of calls ({error}); the file is cut off or corrupt") from error
+        number = re.search(r"[0-9]{1,9}", path.parent.name)
+        if number is None:
+            raise InputError(f"{path}: which worker made these calls? Its folder has no number in its name; rename it")
+        lists[int(number[0])] += 1
+    if not traces and not calls:
+        raise InputError(
+            f"{folder}: no calls and no traces of an RPC run (train.py workload=rpc profiling.enabled=true)"
+        )
+    if facts is not None:
+        workers = {worker.id: worker.name for worker in facts.workers}
+        windows, profiled = facts.finished_windows, facts.profiled
+    else:
+        workers = _workers_of(calls, traces)
+        windows, profiled = 1 + max((call.window or 0 for call in calls), default=0), bool(traces)
+    saved = Counter(trace.rank for trace in traces)
+    for worker, name in workers.items():
+        if lists[worker] < windows:
+            missing.append(f"worker {name} (node {worker}): {lists[worker]} of {windows} lists of the calls it made")
+        if profiled and saved[worker] < windows:
+            missing.append(f"worker {name} (node {worker}): {saved[worker]} of {windows} traces")
+    if facts is not None:
+        names = {str(worker): name for worker, name in workers.items()}
+        missing += [f"worker {names.get(rank, '?')} (node {rank}): lost: {why}" for rank, why in facts.lost.items()]
+        if facts.cut_short:
+            missing.append(f"the run was cut short: {facts.cut_short}")
+        if not facts.ended:
+            name = workers.get(facts.driver, "?")
+            missing.append(f"the driver {name} (node {facts.driver}) did not report its end: killed, or still running")
+        if facts.finished_windows < facts.windows:
+            missing.append(f"{facts.finished_windows} of {facts.windows} windows were finished")
+    return RpcRecords(folder, workers, sorted(calls, key=lambda call: call.issue_ns), traces, missing)
+
+
+def _workers_of(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
+    found = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
+    for trace in traces:
+        if "rpcWorker" in trace.head:
+            try:
+                worker = decode_json(trace.head["rpcWorker"], _WORKER)
+            except ValueError as error:
+                raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
+            found[worker.id] = worker.name
+    return dict(sorted(found.items()))
+
+
+@dataclass
+class RemoteOperator:
+    """One event of a trace, in Unix nanoseconds of its worker's clock.
+
+    Attributes:
+        call_id: set on the slice of a call itself.
+        self_ns: without nested operators; 0 where it waits.
+        serves: name of the innermost call in whose slice it lies.
+        memory: what the call allocated, on its slice and where it was measured.
+    """
+
+    name: str
+    thread: bytes
+    start_ns: int
+    end_ns: int
+    call_id: str | None = None
+    self_ns: int = 0
+    serves: str | None = None
+    memory: CallMemory | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it only waits for another worker, which is no use of its own CPU."""
+        return self.name == _TO_HERE
+
+
+def read_operators(trace: TraceFile, calls: Iterable[Call] = ()) -> list[RemoteOperator]:
+    """Return the operators of one trace, labelled with the calls they served.
+
+    Args:
+        calls: of the run. A synchronous call made while another call was served blocks the thread that serves: the
+            wait for it is no self time of what made it.
+
+    Raises:
+        InputError: it is broken.
+    """
+    nested: defaultdict[str | None, list[Call]] = defaultdict(list)
+    for call in calls:
+        if call.parent is not None and call.kind == "rpc_sync":
+            nested[call.parent].append(call)
+    threads: defaultdict[bytes, list[RemoteOperator]] = defaultdict(list)
+    memory = _memory_of(trace)
+    with scanning(trace.path) as scanner:
+        for event in scanner.events():
+            if "ts" not in event or "tid" not in event:
+                continue
+            try:
+                category = msgspec.json.decode(event.get("cat", b'""'))
+                if bytes(event["ph"]) != b'"X"' or category not in ("cpu_op", "user_annotation"):
+                    continue
+                name, mark, call_id = msgspec.json.decode(event["name"], type=str).rpartition(CALL_MARK)
+                if not mark:
+                    name, call_id = _TO_HERE if _is_wait(event) else call_id, ""
+                start = (trace.base_ns or 0) + ns_of_value(bytes(event["ts"]))
+                end = start + ns_of_value(bytes(event["dur"]))
+                operator = RemoteOperator(name, bytes(event["tid"]), start, end, call_id or None)
+            except _NOT_EVENTS as error:
+                raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
+            operator.memory = memory.get(call_id)
+            threads[operator.thread].append(operator)
+    for operators in threads.values():
+        waits = [
+            RemoteOperator(call.name, operator.thread, call.issue_ns, call.reply_ns)
+            for operator in operators
+            if operator.call_id is not None
+            for call in nested[operator.call_id]
+            if call.reply_ns is not None and operator.start_ns <= call.issue_ns <= call.reply_ns <= operator.end_ns
+        ]
+        stack: list[RemoteOperator] = []
+        for operator in sorted([*operators, *waits], key=lambda operator: (operator.start_ns, -operator.end_ns)):
+            while stack and stack[-1].end_ns <= operator.start_ns:
+                stack.pop()
+            operator.self_ns = operator.end_ns - operator.start_ns
+            if stack:
+                outer = stack[-1]
+                outer.self_ns -= min(operator.end_ns, outer.end_ns) - operator.start_ns
+                operator.serves = outer.name if outer.call_id is not None else outer.serves
+            stack.append(operator)
+        for operator in operators:
+            if operator.waits:
+                operator.self_ns = 0
+    return [operator for operators in threads.values() for operator in operators]
+
+
+def _memory_of(trace: TraceFile) -> dict[str, CallMemory]:
+    """Return what the calls served in a trace did to memory, by call id; empty where that was not measured."""
+    try:
+        return msgspec.json.decode(trace.head.get(MEMORY_KEY, b"{}"), type=dict[str, CallMemory])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{trace.path}: its {MEMORY_KEY} is not what a worker writes: {error}") from error
+
+
+def _is_wait(event: Event) -> bool:
+    """Return whether it is the nameless annotation of `RRef.to_here`."""
+    return bytes(event.get("name", b"")) == b'""' and bytes(event.get("cat", b"")) == b'"user_annotation"'
 
 
 def write_trace(
     writer: TraceWriter, run: RpcRecords, alignments: Mapping[int, RankAlignment], base_ns: int
 ) -> tuple[Causality, int]:
     """Write all events. Returns the result of the causality check, and the number of remote slices found."""
-    found = Causality()
     calls = {call.call_id: call for call in run.calls}
-    slices: dict[str, tuple[int, int, int, int]] = {}
+    slices: dict[str, tuple[int, int, int, int]] = {}  # call id -> worker, thread, begin, end
     for worker, name in run.workers.items():
-        identity = TrackIdentity(worker, f"{name} (node {worker})", main_pid=worker)
-        for number, trace in enumerate(run.traces):
-            if trace.rank != worker:
-                continue
-            memory = memory_of(trace)
+        label = f"{name} (node {worker})"
+        identity = TrackIdentity(worker, label, main_pid=worker)
+        mine = {number: trace for number, trace in enumerate(run.traces) if trace.rank == worker}
+        for number, trace in mine.items():
+            memory = _memory_of(trace)
             with scanning(trace.path) as scanner:
                 for event in scanner.events():
                     try:
                         identity.rename(event, number)
                         at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
-                        if is_wait(event):
-                            event["name"] = msgspec.Raw(msgspec.json.encode(TO_HERE))
+                        if _is_wait(event):
+                            event["name"] = msgspec.Raw(msgspec.json.encode(_TO_HERE))
                         title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
                         if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
-                            call_id = _mark(event, title, worker, calls, memory)
+                            # The call's id goes into the arguments, so that calls of one function add up by name.
+                            title, _, call_id = title.rpartition(CALL_MARK)
+                            args = msgspec.json.decode(event["args"]) if "args" in event else {}
+                            call = calls.get(call_id)
+                            caller = None if call is None else call.caller
+                            args |= {"call_id": call_id, "node_id": worker, "caller": caller}
+                            if (found := memory.get(call_id)) is not None:
+                                keys = ("allocated_bytes", "freed_bytes", "peak_bytes")
+                                args |= {key: getattr(found, key) for key in keys}
+                            event["name"] = msgspec.Raw(msgspec.json.encode(title + _REMOTE_CALL))
+                            event["args"] = msgspec.Raw(msgspec.json.encode(args))
                             length = ns_of_value(bytes(event["dur"]))
                             slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
-                    except (KeyError, ValueError, TypeError, RecursionError) as error:
+                    except _NOT_EVENTS as error:
                         raise InputError(
                             f"{trace.path}: event {scanner.count}: not a trace event ({error!r})"
                         ) from error
                     writer.write(event)
         for missing in identity.missing_names():
             writer.write(missing)
-        if not any(trace.rank == worker for trace in run.traces):
-            writer.write(metadata_event("process_name", worker, {"name": f"{name} (node {worker})"}))
-    _write_calls(writer, run, alignments, base_ns, slices, found)
-    return found, len(slices)
-
-
-def _mark(
-    event: dict[str, msgspec.Raw],
-    title: str,
-    worker: int,
-    calls: Mapping[str, Call],
-    memory: Mapping[str, CallMemory],
-) -> str:
-    """Move the call's id from the name into the arguments, so that calls of one function add up under one name; what
-    it did to memory is said there too.
-    """
-    name, _, call_id = title.rpartition(CALL_MARK)
-    args = msgspec.json.decode(event["args"]) if "args" in event else {}
-    call = calls.get(call_id)
-    args |= {"call_id": call_id, "node_id": worker, "caller": None if call is None else call.caller}
-    if (found := memory.get(call_id)) is not None:
-        args |= {
-            "allocated_bytes": found.allocated_bytes,
-            "freed_bytes": found.freed_bytes,
-            "peak_bytes": found.peak_bytes,
-        }
-    event["name"] = msgspec.Raw(msgspec.json.encode(name + REMOTE_CALL))
-    event["args"] = msgspec.Raw(msgspec.json.encode(args))
-    return call_id
+        if not mine:
+            writer.write(metadata_event("process_name", worker, {"name": label}))
+    return _write_calls(writer, run, alignments, base_ns, slices), len(slices)
 
 
 def _write_calls(
@@ -112,48 +297,31 @@ def _write_calls(
     alignments: Mapping[int, RankAlignment],
     base_ns: int,
     slices: Mapping[str, tuple[int, int, int, int]],
-    check: Causality,
-) -> None:
-    """Write the calls as tracks of their callers, overlapping calls on separate ones."""
-    free: dict[tuple[int, int], int] = {}
-    arrow = _FIRST_ARROW
+) -> Causality:
+    """Write the calls as tracks of their callers, overlapping calls on separate ones, and check them."""
+    check, arrow = Causality(), _FIRST_ARROW
+    tracks: dict[tuple[int, int], tuple[int, int]] = {}  # caller and lane -> thread, and when it is free
 
     def us(instant_ns: int) -> msgspec.Raw:
         return msgspec.Raw(ns_as_text(instant_ns - base_ns))
 
     for call in run.calls:
         if call.reply_ns is None or call.caller not in alignments:
-            why = "a call without an answer" if call.reply_ns is None else "no trace of its caller"
-            check.skipped[why] = check.skipped.get(why, 0) + 1
+            check.skipped["a call without an answer" if call.reply_ns is None else "no trace of its caller"] += 1
             continue
         clock = alignments[call.caller]
         begin, end = clock.to_reference(call.issue_ns), clock.to_reference(call.reply_ns)
-        lane = next(n for n in range(len(run.calls) + 1) if free.get((call.caller, n), begin) <= begin)
-        free[call.caller, lane] = end
+        lane = next(n for n in range(len(run.calls) + 1) if tracks.get((call.caller, n), (0, begin))[1] <= begin)
         tid = (call.caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
+        tracks[call.caller, lane] = tid, end
         here = {"pid": call.caller, "tid": tid}
-        args = {
-            "call_id": call.call_id,
-            "node_id": call.caller,
-            "callee": call.callee,
-            "window": call.window,
-            "parent": call.parent,
-            "error": call.error,
-        }
-        writer.write(
-            {
-                "ph": "X",
-                "cat": "rpc",
-                "name": call.name,
-                **here,
-                "ts": us(begin),
-                "dur": us(base_ns + end - begin),
-                "args": args,
-            }
-        )
+        args = {"call_id": call.call_id, "node_id": call.caller, "callee": call.callee, "window": call.window}
+        args |= {"parent": call.parent, "error": call.error}
+        slice_ = {"ph": "X", "cat": "rpc", "name": call.name, **here, "ts": us(begin), "dur": us(base_ns + end - begin)}
+        writer.write({**slice_, "args": args})
         if call.call_id not in slices:
             if call.traced:
-                check.skipped["no slice of it on its callee"] = check.skipped.get("no slice of it on its callee", 0) + 1
+                check.skipped["no slice of it on its callee"] += 1
             continue
         worker, thread, start, stop = slices[call.call_id]
         there = {"pid": worker, "tid": thread}
@@ -166,40 +334,29 @@ def _write_calls(
             writer.write({"ph": "s", **common, **source, "ts": us(leaves)})
             writer.write({"ph": "f", "bp": "e", **common, **target, "ts": us(arrives)})
             arrow += 1
-        other = alignments[worker]
-        bounds = (clock.bound_ns(call.issue_ns), other.bound_ns(call.issue_ns))
+        bounds = (clock.bound_ns(call.issue_ns), alignments[worker].bound_ns(call.issue_ns))
         check.check(f"{call.name} {call.call_id}: runs before it is issued", begin - start, bounds)
         check.check(f"{call.name} {call.call_id}: is answered before it has run", stop - end, bounds)
-    for caller, lane in sorted(free):
-        tid = (caller + 1) * TIDS_PER_RANK + TIDS_PER_RANK - 1 - lane
+    for (caller, lane), (tid, _) in sorted(tracks.items()):
         label = {"name": "RPC calls" + (f" ({lane + 1})" if lane else "")}
         writer.write(metadata_event("thread_name", caller, label, tid))
-
-
-_HEADS = (
-    "Name",
-    "Self CPU total %",
-    "Self CPU total",
-    "CPU total %",
-    "CPU total",
-    "CPU time avg",
-    "Number of Calls",
-    "Node ID",
-    "Node",
-)
+    return check
 
 
 @command()
 def rpc_report(arguments: Sequence[str]) -> int:
-    """Run `aorta rpc`; returns its exit code (argparse itself ends with 0 or 2)."""
+    """Run `aorta rpc`; returns its exit code (argparse itself ends with 0 or 2).
+
+    Raises:
+        CausalityViolated: with `--check`, a remote slice lies outside its call.
+        Inconclusive: with `--check`, there was nothing to check.
+    """
     options = parser().parse_args(arguments)
     folder = Path(options.folder)
     run = read_run(folder)
-    nested = nested_waits(run.calls)
     # One trace's operators in memory at a time.
-    operators = ((trace.rank, row) for trace in run.traces for row in read_operators(trace, nested))
-    rows = make_rows(run.calls, operators)
-    to_stdout(render(rows, run.workers))
+    operators = ((trace.rank, row) for trace in run.traces for row in read_operators(trace, run.calls))
+    to_stdout(_table(make_rows(run.calls, operators), run.workers))
     output = Path(options.output) if options.output else folder / TRACE_FILE
     notes: list[str] = [f"incomplete: {what}" for what in run.missing]
     clocks = find_clocks(None, run.traces, [run.path])
@@ -217,7 +374,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
                     "workers": {str(worker): name for worker, name in run.workers.items()},
                     "calls": len(run.calls),
                     "remote_calls": slices,
-                    "incomplete": run.incomplete,
+                    "incomplete": bool(run.missing),
                     "missing": run.missing,
                     "causality": found.as_json(),
                 },
@@ -230,17 +387,17 @@ def rpc_report(arguments: Sequence[str]) -> int:
         last += f", {describe_alignment(options.align, alignments)}"
     to_stdout("\n".join([*found.lines(), last]))
     if options.check and found.violations:
-        raise CausalityViolated(f"{len(found.violations)} calls do not enclose what they ran")
+        raise CausalityViolated(f"{len(found.violations)} remote slices lie outside their calls")
     if options.check and not found.pairs:
-        raise Inconclusive("there was nothing to check causality by")
+        raise Inconclusive("no pair of call and remote slice to check")
     return EXIT_OK
 
 
 def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(
         description="Every call of an RPC run and what it ran where: a table, and one trace with arrows for Perfetto.",
-        epilog="Exit codes: 0 done (also where a worker is missing: that is said), 1 --check found a call that does "
-        "not enclose what it ran, 2 bad input, 4 --check found nothing to check.",
+        epilog="Exit codes: 0 done (also if a worker is missing, with a note), 1 --check found a remote slice outside "
+        "its call, 2 bad input, 4 --check found nothing to check.",
     )
     words.add_argument("folder", metavar="DIR", help="run folder of train.py workload=rpc profiling.enabled=true")
     words.add_argument("-o", "--output", metavar="FILE", help=f"the trace (default: DIR/{TRACE_FILE})")
@@ -274,7 +431,7 @@ class CallRow:
 
 
 def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperator]]) -> list[CallRow]:
-    """Return the rows by node, then total time, longest first. Each of `operators` comes with the node it ran on."""
+    """Return the rows by node, then total time, longest first. `operators` come with the node that they ran on."""
     rows: dict[tuple[int, str], CallRow] = {}
 
     def row(node: int, name: str) -> CallRow:
@@ -289,62 +446,57 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
         else:
             mine.total_ns += call.reply_ns - call.issue_ns
     for node, operator in operators:
-        mine = row(node, shown_name(operator))
+        name = f"{operator.serves}{_REMOTE_OP}{operator.name}" if operator.serves else operator.name
+        mine = row(node, name if operator.call_id is None else operator.name + _REMOTE_CALL)
         mine.count += 1
         mine.waits |= operator.waits
         mine.self_ns += operator.self_ns
         mine.total_ns += operator.end_ns - operator.start_ns
         if operator.memory is not None:
-            by_operators = sum(each.self_allocated_bytes for each in operator.memory.operators.values())
+            inside = operator.memory.operators
+            by_operators = sum(figures.self_allocated_bytes for figures in inside.values())
             mine.add_memory(operator.memory.allocated_bytes, operator.memory.allocated_bytes - by_operators)
-            for name, figures in operator.memory.operators.items():
-                inside = row(node, f"{operator.name}{REMOTE_OP}{name}")
-                inside.add_memory(figures.allocated_bytes, figures.self_allocated_bytes)
+            for name, figures in inside.items():
+                served = row(node, f"{operator.name}{_REMOTE_OP}{name}")
+                served.add_memory(figures.allocated_bytes, figures.self_allocated_bytes)
     return sorted(rows.values(), key=lambda row: (row.node, -row.total_ns, row.name))
 
 
-def shown_name(operator: RemoteOperator) -> str:
-    """Return the name shown for a call's slice on its callee, for an operator that served a call, or for any other
-    operator.
-    """
-    if operator.call_id is not None:
-        return operator.name + REMOTE_CALL
-    return f"{operator.serves}{REMOTE_OP}{operator.name}" if operator.serves else operator.name
-
-
-def render(rows: list[CallRow], names: dict[int, str]) -> str:
-    """Return the table as text. Percentages are of the self time of all rows of all nodes; a wait has none, nor what
+def _table(rows: list[CallRow], names: dict[int, str]) -> str:
+    """Return the table as text. Percentages are of the self time of all rows of all nodes. A wait has none, nor what
     adds up to more (an operator inside one of its own name). There are columns of memory where any was measured.
     """
     whole = sum(row.self_ns for row in rows)
-    memory = any(row.allocated_bytes is not None for row in rows)
-    heads = (*_HEADS, "CPU Mem", "Self CPU Mem") if memory else _HEADS
-    cells: list[tuple[str, ...]] = [heads]
+
+    def share(part: int) -> str:
+        return f"{100 * part / whole:.2f}%" if whole else "-"
+
+    def time(ns: float) -> str:
+        if ns >= 1e9:
+            return f"{ns / 1e9:.3f}s"
+        return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"
+
+    heads = ["Name", "Self CPU total %", "Self CPU total", "CPU total %", "CPU total", "CPU time avg"]
+    heads += ["Number of Calls", "Node ID", "Node", "CPU Mem", "Self CPU Mem"]
+    cells = [heads]
     for row in rows:
         answered = row.count - row.unanswered
-        line = (
-            row.name,
-            _share(row.self_ns, whole),
-            _time(row.self_ns),
-            "-" if row.waits or row.total_ns > whole else _share(row.total_ns, whole),
-            _time(row.total_ns),
-            _time(row.total_ns / answered) if answered else "-",
-            f"{row.count}" + (f" ({row.unanswered} unanswered)" if row.unanswered else ""),
-            str(row.node),
-            names.get(row.node, "-"),
+        cells.append(
+            [
+                row.name,
+                share(row.self_ns),
+                time(row.self_ns),
+                "-" if row.waits or row.total_ns > whole else share(row.total_ns),
+                time(row.total_ns),
+                time(row.total_ns / answered) if answered else "-",
+                f"{row.count}" + (f" ({row.unanswered} unanswered)" if row.unanswered else ""),
+                str(row.node),
+                names.get(row.node, "-"),
+                *("-" if size is None else TEXT.size(size) for size in (row.allocated_bytes, row.self_allocated_bytes)),
+            ]
         )
-        sizes = ["-" if size is None else TEXT.size(size) for size in (row.allocated_bytes, row.self_allocated_bytes)]
-        cells.append((*line, *sizes) if memory else line)
-    first, *others = table(cells, right=range(1, len(heads)))
-    rule = "  ".join("-" * max(len(line[column]) for line in cells) for column in range(len(heads)))
-    return "\n".join([first, rule, *others, f"Self CPU time total: {_time(whole)}"])
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f}%" if whole else "-"
-
-
-def _time(ns: float) -> str:
-    if ns >= 1e9:
-        return f"{ns / 1e9:.3f}s"
-    return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"
+    columns = len(heads) if any(row.allocated_bytes is not None for row in rows) else len(heads) - 2
+    cells = [line[:columns] for line in cells]
+    first, *others = table(cells, right=range(1, columns))
+    rule = "  ".join("-" * max(len(line[column]) for line in cells) for column in range(columns))
+    return "\n".join([first, rule, *others, f"Self CPU time total: {time(whole)}"])

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -85,7 +84,7 @@ class TracedRpc:
 
     Methods of `RRef.rpc_sync()` and its siblings keep the originals, which torch looks up once at start: they are not
     traced. Functions marked `async_execution`, and TorchScript ones, cannot be wrapped: their calls are listed, their
-    remote side is not marked, and a message says so once.
+    remote side is not marked, and one warning says so.
 
     Attributes:
         calls: every call, in order of issue; `window` is the value of `self.window` at that time.
@@ -103,12 +102,18 @@ class TracedRpc:
         self._me = rpc.get_worker_info()
         for name, kind in KINDS.items():
             original = getattr(rpc, name)
-            self._replace_everywhere(original, self._wrapper(kind, original))
+            wrapper = self._wrapper(kind, original)
+            # Modules hold it under other names, too: `from torch.distributed.rpc import rpc_sync` makes a copy.
+            for module in list(sys.modules.values()):
+                if getattr(module, "__name__", "").startswith("torch.distributed.rpc."):
+                    continue  # torch's internal calls (e.g. shutdown's barriers) are not traced
+                for attribute, value in list(getattr(module, "__dict__", {}).items()):
+                    if value is original:
+                        self._replaced.append((module, attribute, original))
+                        setattr(module, attribute, wrapper)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for module, name, original in reversed(self._replaced):
             setattr(module, name, original)
         self._replaced.clear()
@@ -124,85 +129,52 @@ class TracedRpc:
             later = itertools.takewhile(lambda call: (call.window or 0) >= window, reversed(self.calls))
             return [call for call in later if call.window == window][::-1]
 
-    def _replace_everywhere(self, original: Any, wrapper: Any) -> None:
-        """Replace it in modules that hold it under another name, too: `from torch.distributed.rpc import rpc_sync`
-        makes a copy.
-        """
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith("torch.distributed.rpc."):
-                continue  # torch's internal calls (e.g. shutdown's barriers) are not traced
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if value is original:
-                    self._replaced.append((module, name, original))
-                    setattr(module, name, wrapper)
-
     def _wrapper(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        def traced(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
             try:
                 callee = rpc.api._to_worker_info(to)  # type: ignore[no-untyped-call]
             except (RuntimeError, ValueError, TypeError):
                 callee = None
             if not callable(func) or callee is None:
                 return original(to, func, args, kwargs, timeout)  # torch raises its own error
-            return self._call(kind, original, to, callee, func, args, kwargs, timeout)
-
-        return call
-
-    def _call(
-        self,
-        kind: str,
-        original: Callable[..., Any],
-        to: Any,
-        callee: Any,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        timeout: float,
-    ) -> Any:
-        parent: Ticket | None = getattr(_here, "ticket", None)
-        call = self._new(kind, func, callee, parent)
-        whole = (func, args, kwargs)
-        if call.traced:
-            whole = (run_traced, (Ticket(call.call_id, call.name), func, args or (), kwargs or {}), None)
-        try:
-            with paused():
-                result = original(to, *whole, timeout)
-        except BaseException as error:
-            self._answered(call, type(error).__name__)
-            raise
-        if kind == "rpc_sync":
-            self._answered(call, None)
-        else:
+            call = self._new(kind, func, callee)
+            whole = (func, args, kwargs)
+            if call.traced:
+                whole = (run_traced, (Ticket(call.call_id, call.name), func, args or (), kwargs or {}), None)
+            try:
+                with paused():
+                    result = original(to, *whole, timeout)
+            except BaseException as error:
+                self._answered(call, error)
+                raise
             future = result if kind == "rpc_async" else None
-            if kind != "rpc_async":  # it completes when the owner has created the value; torch may not expose it
+            if kind == "rpc_remote":  # it completes when the owner has created the value; torch may not expose it
                 with suppress(AttributeError, RuntimeError):
                     future = result._get_future()
             if future is None:
                 self._answered(call, None)
             else:
                 future.add_done_callback(lambda done: self._answered(call, _error_of(done)))
-        return result
+            return result
 
-    def _new(self, kind: str, func: Any, callee: Any, parent: Ticket | None) -> Call:
+        return traced
+
+    def _new(self, kind: str, func: Any, callee: Any) -> Call:
+        parent: Ticket | None = getattr(_here, "ticket", None)
         builtin = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]  # aten::add of torch.add
         function = str(builtin or getattr(func, "__qualname__", type(func).__name__))
         name = f"{kind}#{function}({self._me.name} -> {callee.name})"
-        if parent is not None:
-            name = f"{parent.name}#remote_op: {name}"
         scripted = isinstance(func, torch.jit.ScriptFunction)
         traced = not scripted and not hasattr(func, "_wrapped_async_rpc_function")
         if not traced and not self._warned:
             self._warned = True
-            _log.warning(
-                "rpc: %s is %s: such calls are listed, but not marked on the callee (said once)",
-                function,
-                "TorchScript" if scripted else "an async_execution function",
-            )
+            what = "TorchScript" if scripted else "an async_execution function"
+            _log.warning("rpc: %s is %s: such calls are listed, but not marked on the callee", function, what)
         with self._changed:
             call = Call(
                 call_id=f"{self._me.id}-{next(self._numbers)}",
-                name=name,
+                name=name if parent is None else f"{parent.name}#remote_op: {name}",
                 kind=kind,
                 function=function,
                 caller=self._me.id,
@@ -215,17 +187,17 @@ class TracedRpc:
             self.calls.append(call)
         return call
 
-    def _answered(self, call: Call, error: str | None) -> None:
+    def _answered(self, call: Call, error: BaseException | None) -> None:
         with self._changed:
-            call.reply_ns, call.error = time.time_ns(), error
+            call.reply_ns, call.error = time.time_ns(), None if error is None else type(error).__name__
             self._changed.notify_all()
 
 
-def _error_of(future: Any) -> str | None:
+def _error_of(future: Any) -> Exception | None:
     try:
         future.wait()
     except Exception as error:  # noqa: BLE001  any error of the remote function; its caller gets it too
-        return type(error).__name__
+        return error
     return None
 
 

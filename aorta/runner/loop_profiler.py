@@ -26,8 +26,16 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers, gather_when_idle, leave_value
 from aorta.distributed.topology import Topology, default_label
 from aorta.errors import ConfigError, FolderNotEmpty, PeerFailed, TraceExists, TracesIncomplete
-from aorta.profiling.profiler_plan import Action, ProfilerPlan, export_disabled, placed
-from aorta.profiling.trace_files import Counters, Moment, TracePlace, coordinate_of
+from aorta.profiling.profiler_plan import (
+    Action,
+    Counters,
+    ProfilerPlan,
+    TracePlace,
+    coordinate_of,
+    export_disabled,
+    placed,
+)
+from aorta.profiling.trace_saver import Moment
 from aorta.profiling.upload import Destination, destination
 from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 from aorta.runner import trace_accounts

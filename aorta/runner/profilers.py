@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from aorta.config.groups.profiling import PRESETS, ComposerProfiling, preset
 from aorta.config.schema import Training
 from aorta.errors import ConfigError
-from aorta.profiling.trace_files import Counters
+from aorta.profiling.profiler_plan import Counters
 from aorta.runner.loop_profiler import LoopProfiler
 
 Profiling: TypeAlias = str | Mapping[str, Any] | LoopProfiler

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 from aorta.distributed.output_folder import RunFolder, write_manifest
 from aorta.distributed.topology import Topology
 from aorta.errors import AortaError
-from aorta.profiling.trace_files import Moment
-from aorta.profiling.trace_saver import SavedWindow
+from aorta.profiling.trace_saver import Moment, SavedWindow
 from aorta.profiling.window_recording import NullProfiler, WindowRecording
 from aorta.records.run_files import MANIFEST_FILE, read_manifest
 

@@ -33,7 +33,7 @@ from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.instrument.open_step import StepFacts
 from aorta.instrument.step_recorder import TOGETHER
-from aorta.profiling.trace_files import Counters
+from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import Step

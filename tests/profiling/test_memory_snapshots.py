@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import aorta
+from aorta.config.schema import Profiling
 from aorta.distributed import cuda
 from aorta.errors import ConfigError
 from aorta.profiling import trace_saver, window_recording
-from aorta.profiling.memory_history import MemoryHistory
-from aorta.profiling.trace_files import TracePlace, coordinate_of, snapshot_name
+from aorta.profiling.profiler_plan import ProfilerPlan, TracePlace, coordinate_of
+from aorta.profiling.window_recording import MemoryHistory
 from tests.profiling.windows import FLAGS, files_below, listening, loop, preset
 
 ROOM = 100
@@ -227,4 +228,4 @@ def test_without_a_device_it_says_so_and_trains(tmp_path):
 def test_names_have_tag_rank_and_mesh(rank, shape, names, name):
     world = 4
     place = TracePlace("run", rank, world_size=world, coordinate=coordinate_of(rank, shape, world), dimensions=names)
-    assert snapshot_name(place, "oom") == name
+    assert ProfilerPlan(Profiling(), place, Path()).tagged_snapshot("oom").name == name

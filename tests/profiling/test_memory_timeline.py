@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 import aorta
-from aorta.profiling.memory_history import NAMES, by_category
-from aorta.profiling.memory_timeline import main, page, timelines
-from aorta.profiling.trace_files import TraceWindow
-from aorta.profiling.trace_saver import Job, SavedFile, Saver
+from aorta.profiling.memory_timeline import NAMES, by_category, main, page, timelines
+from aorta.profiling.trace_saver import Job, SavedFile, Saver, TraceWindow
 from tests.profiling.windows import FLAGS, listening
 
 

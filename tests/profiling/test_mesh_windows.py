@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
-from aorta.profiling import trace_files
-from aorta.profiling.profiler_plan import ProfilerPlan, placed
-from aorta.profiling.trace_files import TracePlace, coordinate_of
+from aorta.profiling import trace_saver
+from aorta.profiling.profiler_plan import ProfilerPlan, TracePlace, coordinate_of, placed
 from aorta.profiling.window_recording import open_profiler
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 
@@ -106,7 +105,7 @@ def test_a_trace_that_cannot_be_packed_stays_as_json(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace_files.tarfile, "open", fail)
+    monkeypatch.setattr(trace_saver.tarfile, "open", fail)
     loop(tmp_path, d9d(2, 0, 1), 2)
     assert files_below(tmp_path) == ["step_2/trace.json"]
     assert numbers(read(tmp_path / "step_2/trace.json")) == [1]
@@ -123,7 +122,7 @@ def test_a_half_written_archive_never_stands_under_the_name(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(target), "replace", fail)
     with pytest.raises(OSError, match="I/O error"):
-        trace_files.pack(source, target)
+        trace_saver.pack(source, target)
     assert files_below(tmp_path) == ["trace.json"]
 
 

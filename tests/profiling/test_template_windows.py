@@ -7,7 +7,7 @@ import re
 import pytest
 
 from aorta.config.templates import FILE_FIELDS, fill, problem_of
-from aorta.profiling.trace_files import Counters, TracePlace
+from aorta.profiling.profiler_plan import Counters, TracePlace
 from tests.profiling.windows import FLAGS, HERE, files_below, listening, loop, numbers, preset, read
 
 

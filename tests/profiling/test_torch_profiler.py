@@ -19,7 +19,8 @@ import torch
 from aorta.profiling import window_recording
 from aorta.profiling.kernel_recording import KernelRecording
 from aorta.profiling.profiler_plan import ProfilerPlan
-from aorta.profiling.trace_files import error_line, export
+from aorta.profiling.trace_saver import export
+from aorta.profiling.upload import error_line
 from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import HERE, files_below, loop, numbers, preset, read, steps_in
 from tests.runs import ROOT, environment, finished, succeeded
@@ -323,7 +324,7 @@ def test_an_export_that_stops_half_way_without_a_word_is_an_error(tmp_path, cont
         if content is not None:
             path.write_text(content)
 
-    with pytest.raises(OSError, match="left no whole trace, and the disk takes more") as caught:
+    with pytest.raises(OSError, match="left no whole trace, and the disk is not full") as caught:
         export(write, tmp_path / "x.json")
     assert caught.value.errno == errno.EIO
     assert files_below(tmp_path) == []

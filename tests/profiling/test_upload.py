@@ -12,8 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from aorta.errors import ConfigError
-from aorta.profiling.trace_files import Moment, TraceWindow
-from aorta.profiling.trace_saver import Job, SavedFile, Saver
+from aorta.profiling.trace_saver import Job, Moment, SavedFile, Saver, TraceWindow
 from aorta.profiling.upload import ATTEMPTS, CHECK, Destination, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset
 
@@ -176,7 +175,7 @@ def test_a_folder_of_this_machine(tmp_path, source, monkeypatch, links):
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("gs://b/x", "gs:// needs a package that is not here; run: pip install gcsfs"),
+        ("gs://b/x", "gs:// needs a package that is not installed; run: pip install gcsfs"),
         ("foo://b/x", "Protocol not known: foo; fsspec knows .*s3"),
         ("oci://b/x", "run: pip install ocifs"),
     ],

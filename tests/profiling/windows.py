@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from aorta.config.schema import GROUPS, Profiling
-from aorta.profiling.profiler_plan import ProfilerPlan, placed
-from aorta.profiling.trace_files import Counters, TracePlace
+from aorta.profiling.profiler_plan import Counters, ProfilerPlan, TracePlace, placed
 from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 
 HERE = TracePlace("run", host="node7", pid=42)

@@ -27,7 +27,7 @@ OTHERWISE = {
     "experiments/process.py": "the log of another process",
     "instrument/emulation/network.py": "a lock, and memory that is shared",
     "instrument/native/build.py": "a lock",
-    "profiling/trace_files.py": "asks the disk why a trace is not whole",
+    "profiling/trace_saver.py": "asks the disk why a trace is not whole",
 }
 MODES = frozenset("abrtwx+")
 

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
-from aorta.rpc import driver, rpc_run
-from aorta.rpc.driver import Coordination
-from aorta.rpc.rpc_run import RpcRun, StopAtOnce, Stopped, run_rpc
+from aorta.rpc import rpc_run
+from aorta.rpc.rpc_run import Coordination, RpcRun, StopAtOnce, Stopped, run_rpc
 from aorta.runner import rank_process
 from tests.distributed.conftest import place
 from tests.loop import resolved
@@ -25,7 +24,7 @@ from tests.loop import resolved
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(driver, "_POLL_S", 0.005)
+    monkeypatch.setattr(rpc_run, "_POLL_S", 0.005)
     return dist.HashStore()
 
 
@@ -42,7 +41,7 @@ def test_a_driver_that_lives_is_waited_for_beyond_the_timeout(store, monkeypatch
         if store.add("rpc/beat", 1) > signs:
             store.set("rpc/ended/0", '"done"')
 
-    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
+    monkeypatch.setattr(rpc_run, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=drive))
     assert one(store).together.listen("ended/0") == "done"
     assert now[0] == pytest.approx(0.61)
 
@@ -63,7 +62,7 @@ def test_the_drivers_word_of_failure_ends_the_wait_another_workers_does_not(stor
 
 
 def test_the_driver_gives_signs_of_life(store, monkeypatch):
-    monkeypatch.setattr(driver, "_BEAT_S", 0.005)
+    monkeypatch.setattr(rpc_run, "_BEAT_S", 0.005)
     with one(store, rank=0).together.beating():
         while store.add("rpc/beat", 0) < 3:
             pass

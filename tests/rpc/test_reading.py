@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.merge.trace_choice import describe
+from aorta.analysis.merge.sources import describe
 from aorta.records.run_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
-from aorta.rpc.rpc_records import nested_waits, read_operators
-from aorta.rpc.rpc_report import rpc_report
+from aorta.rpc.rpc_report import read_operators, rpc_report
 from tests.analysis.merge.traces import BASE_NS, text, write, x
 
 
@@ -59,7 +58,7 @@ def test_C4_waiting_for_a_call_of_its_own_is_no_self_time_of_what_a_worker_runs(
         return Call(f"1-{begin_us}", "inner", kind, "g", 1, 0, 0, "0-1", begin, True, end)
 
     calls = [nested("rpc_sync", 30, 80), nested("rpc_async", 82, 84), nested("rpc_sync", 95, 500)]
-    rows = {row.name: row for row in read_operators(describe(path), nested_waits(calls))}
+    rows = {row.name: row for row in read_operators(describe(path), calls)}
     assert {name: row.self_ns for name, row in rows.items()} == {
         "rpc_sync#f(w0 -> w1)": 30_000,
         "mine": 18_000,

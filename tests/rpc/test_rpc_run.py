@@ -18,8 +18,7 @@ import torch.distributed as dist
 from aorta.analysis.formatting import TEXT
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import read_topology
-from aorta.rpc.rpc_records import read_operators, read_run
-from aorta.rpc.rpc_report import rpc_report
+from aorta.rpc.rpc_report import read_operators, read_run, rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.analysis.merge.traces import load, problems
 from tests.loop import resolved

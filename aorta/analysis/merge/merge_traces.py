@@ -1,7 +1,9 @@
 """The command `aorta merge` (`analysis/merge_traces.py`): one file of the traces and records of all ranks, or of the
 records alone, on the clock of the reference rank and checked against causality.
 
-Text goes to stdout, notes and `error: ...` to stderr. Must not: drop an event, or hold a trace.
+The check takes collectives of every rank (of `aorta rpc`: calls and what they ran elsewhere) on one clock with error
+bounds, and reports every effect that precedes its cause by more than the error. Must not: drop an event, hold a trace,
+or call a pair checked whose bound is unknown without saying so.
 """
 
 from __future__ import annotations
@@ -9,37 +11,148 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
+from aorta.analysis.groups import Groups
 from aorta.analysis.load.engines import progress
-from aorta.analysis.merge.alignment import (
+from aorta.analysis.merge.sources import (
     Align,
     KnownClocks,
     RankAlignment,
+    TraceFile,
     align_ranks,
+    choose,
+    describe,
     describe_alignment,
     find_clocks,
+    find_files,
     record_of,
+    scanning,
 )
-from aorta.analysis.merge.trace_choice import TraceFile, choose, describe, find_files, scanning
-from aorta.analysis.merge.trace_writer import TraceWriter, TrackIdentity, trace_file
-from aorta.analysis.merge.tracks import Causality, RecordTracks, check_collectives
+from aorta.analysis.merge.tracks import MergedCollective, RecordTracks, TraceWriter, TrackIdentity, trace_file
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
+from aorta.timeline.classes import LOCKSTEP
 
-_NAMED_RANKS = 1024
+_NAMED_RANKS: Final = 1024
 """Most missing ranks listed in a note."""
+_SHOWN: Final = 5
+"""Worst violations that are printed."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """The effect came `lead_ns` early, of which the clocks can explain at most `allowed_ns`; `what` names both."""
+
+    what: str
+    lead_ns: int
+    allowed_ns: int
+
+
+@dataclass
+class Causality:
+    """Result of a check. `unknown_bounds` counts pairs whose bound was taken as 0 because it was never measured."""
+
+    pairs: int = 0
+    unknown_bounds: int = 0
+    worst_lead_ns: int | None = None
+    violations: list[Violation] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def check(self, what: str, lead_ns: int, bounds: Iterable[int | None]) -> None:
+        """Check one pair of cause and effect. The effect appears `lead_ns` before its cause (negative: after it)."""
+        self.pairs += 1
+        known = list(bounds)
+        self.unknown_bounds += None in known
+        allowed = sum(bound or 0 for bound in known)
+        self.worst_lead_ns = lead_ns if self.worst_lead_ns is None else max(self.worst_lead_ns, lead_ns)
+        if lead_ns > allowed:
+            self.violations.append(Violation(what, lead_ns, allowed))
+
+    def lines(self) -> list[str]:
+        """Return the result and the worst violations, as text."""
+        skipped = [f"{reason} ({count})" for reason, count in self.skipped.items()]
+        if not self.pairs:
+            return [f"causality: nothing to check{': ' + '; '.join(skipped) if skipped else ''}"]
+        found = f"{len(self.violations)} violation(s)" if self.violations else "no violation"
+        text = [f"causality: {self.pairs} pairs of cause and effect, {found}"]
+        if self.unknown_bounds:
+            text.append(f"causality: the bound of {self.unknown_bounds} pairs is unknown and was taken as 0")
+        worst = sorted(self.violations, key=lambda violation: violation.allowed_ns - violation.lead_ns)
+        text += [
+            f"  {v.what}: {v.lead_ns / 1e3:.1f} us too early, bound {v.allowed_ns / 1e3:.1f} us" for v in worst[:_SHOWN]
+        ]
+        return text + [f"causality: not checked: {reason}" for reason in skipped]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as it is stored in the merged file."""
+        return {
+            "pairs": self.pairs,
+            "violations": len(self.violations),
+            "unknown_bounds": self.unknown_bounds,
+            "worst_lead_ns": self.worst_lead_ns,
+            "not_checked": dict(self.skipped),
+        }
+
+
+def check_collectives(
+    result: Causality,
+    seen: Mapping[int, Sequence[MergedCollective]],
+    groups: Mapping[int, Mapping[str, Sequence[int]]],
+) -> None:
+    """Check that no rank ends a collective that waits for all ranks before the last of them has issued it.
+
+    Collectives are matched by group, its members (from the footers), kind and sequence number. Kinds that a rank may
+    end early are skipped: `timeline.classes.LOCKSTEP` names the others.
+    """
+    names: dict[tuple[str, tuple[int, ...], str], int] = {}
+    rows: list[tuple[int, int, int, MergedCollective]] = []  # rank, number of the name, sequence number
+    for rank in sorted(seen):
+        for row in seen[rank]:
+            members = groups.get(rank, {}).get(row.group)
+            if row.kind not in LOCKSTEP:
+                result.skipped["a rank may end this kind before the others begin"] += 1
+            elif members is None:
+                result.skipped["the group's ranks are not in the record (no footer)"] += 1
+            elif len(members) > 1:
+                name = names.setdefault((row.group, tuple(sorted(members)), row.kind), len(names))
+                rows.append((rank, name, row.seq, row))
+    named = list(names)
+    ranks, name_of, seq_of = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    by = Groups(name_of, seq_of)
+    size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[by.first]]
+    complete = (by.distinct(ranks) == size) & (by.sizes == size)
+    for number, mine in enumerate(by.parts(np.arange(len(rows)))):
+        if not complete[number]:
+            result.skipped["not seen on every rank of its group"] += 1
+            continue
+        group, _, kind = named[rows[mine[0]][1]]
+        of_rank = {rows[at][0]: rows[at][3] for at in mine.tolist()}
+        _, cause = max((row.issue_ns, rank) for rank, row in of_rank.items())
+        for rank, row in of_rank.items():
+            if rank == cause or row.end_ns is None:
+                continue
+            result.check(
+                f"{kind}#{row.seq} of group {group}: rank {rank} ends before rank {cause} begins",
+                of_rank[cause].issue_ns - row.end_ns,
+                (of_rank[cause].issue_bound_ns, row.end_bound_ns),
+            )
 
 
 @dataclass
 class MergedRank:
-    """What one rank gave. `events`: `ph` -> number of events copied from its traces. `residual_us`: median distance
-    between the label of a collective in the trace and its row in the record; None without both.
+    """What one rank gave.
+
+    Attributes:
+        events: `ph` -> number of events copied from its traces.
+        residual_us: median distance between the label of a collective in the trace and its row in the record; None
+            without both.
     """
 
     alignment: RankAlignment
@@ -96,7 +209,21 @@ def merge(
     clocks = find_clocks(clock_sync, traces, folders)
     alignments = align_ranks(traces, clocks, align, notes)
     merged = Merged(traces, clocks, {rank: MergedRank(alignment) for rank, alignment in alignments.items()}, notes)
-    _say_what_is_missing(merged)
+    sizes = {trace.world_size for trace in traces if trace.world_size}
+    if clocks.sync is not None and isinstance(clocks.source, Path):  # the traces list only themselves
+        sizes.add(len(clocks.sync.ranks))
+    if len(sizes) > 1:
+        notes.append(f"the traces name different world sizes: {', '.join(map(str, sorted(sizes)))}")
+    if missing := sorted(set(range(max(sizes, default=0))) - set(merged.ranks)):
+        merged.missing, more = missing, len(missing) - _NAMED_RANKS
+        rest = f" and {more} more" if more > 0 else ""
+        what = "record" if traces[0].is_record else "trace"
+        notes.append(f"no {what} of rank {', '.join(map(str, missing[:_NAMED_RANKS]))}{rest}")
+    notes += [
+        f"{trace.path}: no baseTimeNanoseconds: its times are taken as absolute microseconds"
+        for trace in traces
+        if trace.base_ns is None
+    ]
     base_ns = min(trace.base_ns or 0 for trace in traces)
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
         for number, rank in merged.ranks.items():
@@ -160,26 +287,6 @@ def _copy_events(
     for missing in identity.missing_names():
         writer.write(missing)
     return (None if first is None or last is None else (first, last)), labels
-
-
-def _say_what_is_missing(merged: Merged) -> None:
-    sizes = {trace.world_size for trace in merged.traces if trace.world_size}
-    if merged.clocks.sync is not None and isinstance(merged.clocks.source, Path):  # the traces list only themselves
-        sizes.add(len(merged.clocks.sync.ranks))
-    if len(sizes) > 1:
-        merged.notes.append(f"the traces name different world sizes: {', '.join(map(str, sorted(sizes)))}")
-    if sizes:
-        merged.missing = sorted(set(range(max(sizes))) - {trace.rank for trace in merged.traces})
-    if merged.missing:
-        more = len(merged.missing) - _NAMED_RANKS
-        rest = f" and {more} more" if more > 0 else ""
-        what = "record" if merged.traces[0].is_record else "trace"
-        merged.notes.append(f"no {what} of rank {', '.join(map(str, merged.missing[:_NAMED_RANKS]))}{rest}")
-    merged.notes += [
-        f"{trace.path}: no baseTimeNanoseconds: its times are taken as absolute microseconds"
-        for trace in merged.traces
-        if trace.base_ns is None
-    ]
 
 
 def _metadata(merged: Merged, output: Path, align: Align, base_ns: int) -> dict[str, Any]:
@@ -254,9 +361,8 @@ def _report(merged: Merged, output: Path, align: Align) -> list[str]:
         parts += [f"{rank.tracks.steps} steps of its record"] if rank.tracks is not None else []
         lines.append(f"rank {number}: {', '.join(parts)}; {offset}")
     if residuals := [rank.residual_us for rank in merged.ranks.values() if rank.residual_us is not None]:
-        worst = max(residuals)
         lines.append(
-            f"trace against record: collectives stand within {worst:.1f} us of each other (median, worst rank)"
+            f"trace against record: collectives are within {max(residuals):.1f} us of each other (median, worst rank)"
         )
     if bounds := [tracks.bound_ns for tracks in merged.tracks.values()]:
         known = [bound for bound in bounds if bound is not None]
@@ -267,14 +373,14 @@ def _report(merged: Merged, output: Path, align: Align) -> list[str]:
     return lines
 
 
-def _window(text: str) -> str:
-    if text != "all" and not re.fullmatch(r"\d{1,9}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: all, or a number from 0")
-    return text
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command."""
+
+    def window(text: str) -> str:
+        if text != "all" and not re.fullmatch(r"\d{1,9}", text):
+            raise argparse.ArgumentTypeError(f"{text!r}: all, or a number from 0")
+        return text
+
     words = argparse.ArgumentParser(
         description="Traces and records of several ranks -> one file for Perfetto, on the clock of rank 0. A folder "
         "without traces gives its records.",
@@ -289,7 +395,7 @@ def parser() -> argparse.ArgumentParser:
         default="clock",
         help="by measured offset and drift (default), not at all, or by the starts of the profilers",
     )
-    words.add_argument("--window", type=_window, metavar="N|all", help="which trace, where a rank has several")
+    words.add_argument("--window", type=window, metavar="N|all", help="which trace, where a rank has several")
     words.add_argument(
         "--clock-sync", metavar="FILE", help="default: clock_sync.json of the run, else as the traces say"
     )

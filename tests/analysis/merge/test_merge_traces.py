@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.merge.alignment import RankAlignment
 from aorta.analysis.merge.merge_traces import merge_traces
+from aorta.analysis.merge.sources import RankAlignment
 from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, encode, trace_metadata
 from tests.analysis.merge.traces import BASE_NS, flow, load, problems, text, write, x
 
@@ -182,7 +182,7 @@ spans = st.tuples(st.integers(0, 10**9), st.integers(0, 10**6))
 @pytest.mark.spec("C14")
 def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(events, offset, drift, injected):
     more = {"injected": Injected(10**8, -drift, T0)} if injected else {}
-    alignment = RankAlignment(1, clock(1, offset, drift, **more), "clock")
+    alignment = RankAlignment(clock(1, offset, drift, **more), "clock")
     moved = [(alignment.to_reference(T0 + a), alignment.to_reference(T0 + a + d)) for a, d in events]
     for (a, d), (begin, end) in zip(events, moved, strict=True):
         assert begin <= end

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.merge.merge_traces import merge_traces
-from aorta.analysis.merge.tracks import Causality, MergedCollective, check_collectives
+from aorta.analysis.merge.merge_traces import Causality, check_collectives, merge_traces
+from aorta.analysis.merge.tracks import MergedCollective
 from aorta.records.clocks import ClockSync, Injected, OffsetSample, RankClock, WallTime, encode
 from aorta.records.schema import (
     ActiveSegment,
